@@ -28,7 +28,9 @@ class BertError(Exception):
         # All three are `args`, so that an error survives pickling on its way from a child process.
         where, problem, remedy = map(redact, (where, problem, remedy))
         super().__init__(where, problem, remedy)
-        self.where, self.problem, self.remedy = where, problem, remedy
+        self.where = where
+        self.problem = problem
+        self.remedy = remedy
 
     def __str__(self) -> str:
         message = f"{self.where}: {self.problem}" if self.problem else self.where

@@ -25,7 +25,8 @@ from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
 BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16 MB
-STATE, OWN_CHECKSUM = "state.json", "own_crc32c"
+STATE = "state.json"
+OWN_CHECKSUM = "own_crc32c"
 """The file that completes a checkpoint, and its key for the checksum of its other entries."""
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
@@ -204,7 +205,8 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
         # Of a copy or a rename the second path is written, and the first one only read.
         written = str(error.filename2 or error.filename or path)
         if error.errno in DISK_IS_FULL:
-            free, needed = free_bytes(path), round(size or 0)
+            free = free_bytes(path)
+            needed = round(size or 0)
             missing = (
                 f"{format_bytes(needed - free)} of the {format_bytes(needed)} to write are missing"
             )
@@ -342,8 +344,10 @@ def free_bytes(folder: Path) -> int:
 def format_bytes(size: int) -> str:
     """Return a number of bytes as text: 950 bytes, 12 kB, 3.4 MB, 120 GB."""
     units = ("bytes", "kB", "MB", "GB", "TB")
-    value, step = float(size), 0
+    value = float(size)
+    step = 0
     while value >= 999.5 and step + 1 < len(units):
-        value, step = value / 1000, step + 1
+        value = value / 1000
+        step = step + 1
     is_whole = step == 0 or value >= 9.95
     return f"{value:,.0f} {units[step]}" if is_whole else f"{value:.1f} {units[step]}"

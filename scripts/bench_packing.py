@@ -72,9 +72,9 @@ def read_speed(reader: ExampleStream, steps: int) -> float:
 
 def build_run(folder: Path, args: argparse.Namespace, method: str) -> tuple[Any, ExampleStream]:
     """Return the step and the reader of a run on these records, with one micro-batch per step."""
-    from bert_cli.config.plan import make_plan
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import Processes
+    from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.build import open_mesh
 

@@ -78,10 +78,10 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     """Build a run and execute some steps; return its parts and the measurements."""
     import tensorflow as tf
 
-    from bert_cli.config.plan import make_plan
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.config.settings import Cluster
     from bert_cli.parallel.cluster import find_processes
+    from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.build import open_mesh

@@ -65,10 +65,10 @@ def build_ours(options: argparse.Namespace) -> Any:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    from bert_cli.config.plan import make_plan
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.config.settings import Cluster
     from bert_cli.parallel.cluster import find_processes
+    from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.build import open_mesh
 

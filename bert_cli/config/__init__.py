@@ -1,1 +1,1 @@
-"""Settings of commands, and the plan of a run."""
+"""Layer 1: the settings of commands: their fields, how they are read and how they are explained."""

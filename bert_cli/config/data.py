@@ -95,7 +95,8 @@ def packed_predictions(
 
 def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix: str = "") -> None:
     """Raise SettingError for more masked positions than an example has tokens besides [CLS] and two [SEP]."""
-    given, tokens = getattr(settings, predictions), getattr(settings, length) - 3
+    given = getattr(settings, predictions)
+    tokens = getattr(settings, length) - 3
     if given > tokens:
         problem = f"{given} is more than the tokens of an example ({length} - 3 = {tokens})"
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")

@@ -122,10 +122,12 @@ def _usage(option: Option) -> str:
 
 def wrap_command(example: str, width: int) -> str:
     """Return a command line that can be pasted, broken before flags where it is too long."""
-    lines, line = "", " "
+    lines = ""
+    line = " "
     for part in re.split(r" (?=--)", example):
         if len(f"{line} {part} \\") > width and line.strip():
-            lines, line = f"{lines}{line} \\\n", "     "
+            lines = f"{lines}{line} \\\n"
+            line = "     "
         line = f"{line} {part}"
     return lines + line
 

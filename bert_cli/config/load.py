@@ -407,7 +407,8 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
 
 
 def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
-    group, name = ".".join(step for step in steps[:-1] if not step.isdigit()), steps[-1]
+    group = ".".join(step for step in steps[:-1] if not step.isdigit())
+    name = steps[-1]
     siblings = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == group]
     anywhere = [path for path in known if path.rpartition(".")[2] == name]
     near = nearest(name, siblings) or next(iter(anywhere), None)

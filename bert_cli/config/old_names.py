@@ -80,7 +80,8 @@ DEFAULTS = {
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The original counts checkpoints in executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
-PREDICTIONS, NO_MASKS = "max_predictions_per_seq", "fine-tuning masks no tokens"
+PREDICTIONS = "max_predictions_per_seq"
+NO_MASKS = "fine-tuning masks no tokens"
 # Last parts of keys that a command accepts even if it has no such setting.
 IGNORED = (*NO_EFFECT, *MODEL_HAS, PREDICTIONS)
 ROUNDING = "stochastic_rounding"
@@ -132,7 +133,8 @@ def adapt(
 
     `renamed` maps our keys to the old ones that were given. Executions between checkpoints become steps.
     """
-    adapted, no_effect = dict(values), {}
+    adapted = dict(values)
+    no_effect = {}
     every = our_name(EXECUTIONS)
     counts = [str(one) for one in (adapted.get(every), adapted.get("log_every_steps") or 1)]
     # Flags are texts; validation rejects what is not a number.

@@ -78,7 +78,8 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
     for kind in settings.__mro__:
         if issubclass(kind, BaseModel):
             title = f"options of bert {command}" if kind is settings else _heading(kind)
-            by_class[kind], groups[kind] = Section(title), []
+            by_class[kind] = Section(title)
+            groups[kind] = []
     if "about" in settings.model_fields:
         by_class[settings].options.append(CONFIG)
     for name, about in settings.model_fields.items():
@@ -129,11 +130,13 @@ def _group(
     own = Section(path.replace("_", "-"), about)
     below: list[Section] = []
     for name, inner in kind.model_fields.items():
-        group, where = group_of(inner.annotation), f"{path}.{name}"
+        group = group_of(inner.annotation)
+        where = f"{path}.{name}"
         if group is None:
             own.options.append(_option(where, inner, default, required))
         else:
-            needed, value = required and inner.is_required(), getattr(default, name, None)
+            needed = required and inner.is_required()
+            value = getattr(default, name, None)
             below += _group(group, where, _one_line(inner.description), value, needed)
     yield own
     yield from below
@@ -143,7 +146,8 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     """Describe one setting; `group` holds the command's defaults of the group it belongs to."""
     name = path.rpartition(".")[2]
     path = path.removesuffix(name) + (about.alias or name)
-    kinds, positional = kinds_of(about.annotation), POSITIONAL in about.metadata
+    kinds = kinds_of(about.annotation)
+    positional = POSITIONAL in about.metadata
     required = required and group is None and about.is_required()
     takes = "" if kinds == [bool] else _takes(kinds, name)
     flags = (flag_of(path),) if takes else (flag_of(path), off_flag_of(path))
@@ -315,7 +319,8 @@ def _unknown_arguments(
     unknown = [word for word in words if word.startswith("-")]
     if not unknown or (program == "bert launch" and words[0] not in unknown):
         remedy = f"write a list as A,B and a config as --config FILE, see {program} --help"
-        where, remedy = f"{program} ({' '.join(words)})", SURPLUS.get(program, remedy)
+        where = f"{program} ({' '.join(words)})"
+        remedy = SURPLUS.get(program, remedy)
         return ConfigError(where, "too many arguments", remedy)
     errors = []
     for word in unknown:

@@ -130,20 +130,23 @@ class PretrainSettings(TrainSettings):
     @property
     def positions_read(self) -> int:
         """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
-        most, predictions = self.max_sequences_per_pack, self.max_predictions_per_seq
+        most = self.max_sequences_per_pack
+        predictions = self.max_predictions_per_seq
         probability = self.masking.highest_probability
         return most + packed_predictions(self.max_seq_length, most, predictions, probability)
 
     @property
     def mask_probabilities(self) -> tuple[float, float] | None:
         """Return the fractions of tokens that the first and the last step mask, if they differ."""
-        first, last = self.masking.start_probability, self.masking.probability
+        first = self.masking.start_probability
+        last = self.masking.probability
         return None if first in (None, last) else (first, last)
 
     @property
     def later_stages(self) -> Sequence["PretrainSettings"]:
         """Return the settings of the stages after the first."""
-        found, batch = [], self.global_batch
+        found = []
+        batch = self.global_batch
         for stage in self.stages:
             named = {name: value for name, value in stage if value is not None}
             size = named.pop("micro_batch_size", batch.micro_batch_size)
@@ -153,7 +156,8 @@ class PretrainSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _check_scaling(self) -> "PretrainSettings":
-        model, optimizer = self.bert_config, self.optimizer_opts
+        model = self.bert_config
+        optimizer = self.optimizer_opts
         needed = {
             "bert_config.architecture": (model.architecture, "bert"),
             "bert_config.initializer_range": (model.initializer_range, 0.02),
@@ -200,7 +204,8 @@ class PretrainSettings(TrainSettings):
                 raise SettingError(f"{prefix}max_seq_length", problem, remedy)
             check_mask_tokens(stage, "max_predictions_per_seq", "max_seq_length", prefix)
             needed = round(stage.max_seq_length * self.masking.highest_probability)
-            name, given = f"{prefix}max_predictions_per_seq", stage.max_predictions_per_seq
+            name = f"{prefix}max_predictions_per_seq"
+            given = stage.max_predictions_per_seq
             if self.mask_probabilities and given < needed:
                 problem = f"{given} are fewer than masking.start_probability takes, {needed}"
                 raise SettingError(name, problem, "raise it")

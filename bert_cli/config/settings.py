@@ -71,7 +71,9 @@ class SettingError(ValueError):
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
         super().__init__(name, problem, remedy)
-        self.name, self.problem, self.remedy = name, problem, remedy
+        self.name = name
+        self.problem = problem
+        self.remedy = remedy
 
     def __str__(self) -> str:
         return f"{self.name} {self.problem}; {self.remedy}".strip()
@@ -243,7 +245,9 @@ class BertConfig(Settings):
     @property
     def layer_matrices(self) -> int:
         """Return the number of weights of a layer that every position is multiplied by."""
-        width, inner, groups = self.hidden_size, self.intermediate_size, self.ffn_groups
+        width = self.hidden_size
+        inner = self.intermediate_size
+        groups = self.ffn_groups
         if self.architecture == "bert":
             return (4 * width + 2 * inner) * width
         convolution = 3 * width + self.conv_kernel_size * self.conv_group_size
@@ -257,7 +261,8 @@ class BertConfig(Settings):
             divisors += [("conv_group_size", "hidden_size"), ("ffn_groups", "hidden_size")]
             divisors += [("ffn_groups", "intermediate_size")]
         for name, of in divisors:
-            number, size = getattr(self, name), getattr(self, of)
+            number = getattr(self, name)
+            size = getattr(self, of)
             if size % number:
                 problem = f"{number} does not divide {of} ({size})"
                 raise SettingError(name, problem, "choose a number that does")
@@ -362,10 +367,12 @@ class Parallel(Settings):
 
     @model_validator(mode="after")
     def _each_stage_has_a_device(self) -> "Parallel":
-        stages, devices = self.pipeline_stages, self.pipeline_device_mapping
+        stages = self.pipeline_stages
+        devices = self.pipeline_device_mapping
         if self.layout == "auto" or (stages is None and devices is None):
             return self  # `auto` replaces both
-        name, other = "pipeline_device_mapping", "pipeline_stages"
+        name = "pipeline_device_mapping"
+        other = "pipeline_stages"
         if stages is None or devices is None:
             name, other = (name, other) if stages is None else (other, name)
             raise SettingError(name, f"needs {other}", "give both or neither")

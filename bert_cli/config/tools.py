@@ -399,7 +399,8 @@ def expand_benchmark(words: Sequence[str]) -> list[str]:
     """
     if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
         return list(words)
-    name, rest = words[1], list(words[2:])
+    name = words[1]
+    rest = list(words[2:])
     known = benchmarks()
     if name not in known:
         near = nearest(name, [*KINDS, *known])
@@ -407,7 +408,8 @@ def expand_benchmark(words: Sequence[str]) -> list[str]:
         problem = f"is neither a benchmark nor one of {', '.join(KINDS)}"
         raise ConfigError(f"bert bench ({name})", problem, remedy)
     overridden = {word.partition("=")[0] for word in rest if word.startswith("--")}
-    own, flag = [], ""
+    own = []
+    flag = ""
     for word in known[name].words:
         flag = word if word.startswith("--") else flag
         own += [] if flag in overridden else [word]

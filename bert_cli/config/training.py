@@ -276,7 +276,8 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _check_model_and_optimizer(self) -> "TrainSettings":
-        options, model = self.optimizer_opts, self.bert_config
+        options = self.optimizer_opts
+        model = self.bert_config
         self.parallel.check_engine(self.engine, model if self.knows_its_model else None)
         if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
             problem = "and num_epochs both give the length of the run"

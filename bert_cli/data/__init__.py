@@ -1,1 +1,1 @@
-"""Floor 2: from a dump to the batches of a step."""
+"""Layer 3: from a dump to the batches of a step."""

@@ -1,1 +1,1 @@
-"""Layer 2: BERT as an ordered list of blocks."""
+"""Layer 3: encoders as ordered lists of blocks."""

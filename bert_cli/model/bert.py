@@ -69,7 +69,8 @@ def build_block(
     change. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss,
     `factors` the table of Unit Scaling.
     """
-    is_layer, ids = name.startswith("hid_"), BLOCKS[config.architecture][0].DROPOUT_IDS
+    is_layer = name.startswith("hid_")
+    ids = BLOCKS[config.architecture][0].DROPOUT_IDS
     layers = int(name.removeprefix("hid_")) if is_layer else config.num_hidden_layers
     attributes = {
         "encoder": [block for n, block in (before or {}).items() if n == "emb" or "hid_" in n],

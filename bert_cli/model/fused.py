@@ -181,7 +181,8 @@ def _indices_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """
     if not all(isinstance(size, int) for size in shape):
         raise ValueError(f"dropout of shape {shape}: must be known when the graph is made")
-    indices, stride = ops.reshape(first, [1] * len(shape)), 1
+    indices = ops.reshape(first, [1] * len(shape))
+    stride = 1
     for axis in reversed(range(len(shape))):
         steps = ops.arange(shape[axis], dtype="int32") * _signed(stride)
         # Not `+=`: PyTorch would add in place, into a tensor that is too small.
@@ -246,7 +247,8 @@ def add_and_normalize(
     Product and residual [..., D] have one dtype, which the result has too.
     """
     if _is_compiled(product):
-        inputs, fixed = (product, residual, bias, *scale), {"rate": rate, "epsilon": epsilon}
+        inputs = (product, residual, bias, *scale)
+        fixed = {"rate": rate, "epsilon": epsilon}
         return _fused(_norm_forward, _norm_backward, (seed,), inputs, **fixed)
     joined = _add_residual(product, bias, residual, seed, rate)
     return ops.cast(normalize(joined, *scale, epsilon), product.dtype)
@@ -334,7 +336,8 @@ def _norm_backward(seed: Tensor | None, *inputs: Tensor, rate: float, epsilon: f
     joined = _add_residual(product, bias, residual, seed, rate)
     centred = joined - ops.mean(joined, axis=-1, keepdims=True)
     inverse = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
-    normal, gradient = centred * inverse, float32(gradient)
+    normal = centred * inverse
+    gradient = float32(gradient)
     inner = gradient * float32(gamma)
     mean = ops.mean(inner, axis=-1, keepdims=True)
     projection = ops.mean(inner * normal, axis=-1, keepdims=True)
@@ -359,7 +362,8 @@ def _softmax_forward(
 def _softmax_backward(
     seed: Tensor | None, probabilities: Tensor, gradient: Tensor, *, rate: float
 ) -> Tensor:
-    saved, gradient32 = float32(probabilities), dropout(float32(gradient), rate, seed)
+    saved = float32(probabilities)
+    gradient32 = dropout(float32(gradient), rate, seed)
     result = saved * (gradient32 - ops.sum(saved * gradient32, axis=-1, keepdims=True))
     return ops.cast(result, probabilities.dtype)
 

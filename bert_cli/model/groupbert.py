@@ -49,13 +49,16 @@ class Convolution(ConfiguredLayer):
     """Gated linear unit, grouped convolution, LayerNorm, swish, dense."""
 
     def _create_weights(self) -> None:
-        config, size = self.config, self.config.hidden_size
-        self.layer_norm, self.inner_norm = self.norm(), self.norm("inner_norm")
+        config = self.config
+        size = self.config.hidden_size
+        self.layer_norm = self.norm()
+        self.inner_norm = self.norm("inner_norm")
         self.value, self.gate, self.project = (
             self.dense(name, size, size) for name in ("value", "gate", "output")
         )
         shape = config.conv_kernel_size, config.conv_group_size, size
-        groups, policy = size // config.conv_group_size, self.dtype_policy
+        groups = size // config.conv_group_size
+        policy = self.dtype_policy
         self.grouped = Grouped(name="grouped", policy=policy, shape=shape, groups=groups)
 
     def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -86,10 +89,12 @@ class GroupedFeedForward(ConfiguredLayer):
     """Dense, GELU, grouped dense and, where there are several groups, a dense that mixes them."""
 
     def _create_weights(self) -> None:
-        config, size = self.config, self.config.hidden_size
+        config = self.config
+        size = self.config.hidden_size
         self.layer_norm = self.norm()
         self.inner = self.dense("inner", size, config.intermediate_size)
-        groups, policy = config.ffn_groups, self.dtype_policy
+        groups = config.ffn_groups
+        policy = self.dtype_policy
         shape = config.intermediate_size // groups, size
         self.grouped = Grouped(name="grouped", policy=policy, shape=shape, groups=groups)
         self.mixer = self.dense("mixer", size, size) if groups > 1 else None
@@ -120,7 +125,8 @@ class GroupLayer(ConfiguredLayer):
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
-        x_BSD, rate = float32(hidden), self.config.hidden_dropout_prob
+        x_BSD = float32(hidden)
+        rate = self.config.hidden_dropout_prob
         modules = self.convolution, self.feed_forward_1, self.attention, self.feed_forward_2
         inputs = (batch,), (), (attention_bias(batch), key), ()
         for number, (module, read) in enumerate(zip(modules, inputs, strict=True)):

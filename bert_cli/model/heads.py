@@ -257,7 +257,8 @@ def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[T
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
     correct = ops.cast(ops.equal(argmax(logits), labels), "float32")
     if weights is not None:
-        losses, correct = losses * weights, correct * weights
+        losses = losses * weights
+        correct = correct * weights
     return ops.sum(losses), ops.sum(correct)
 
 
@@ -352,7 +353,8 @@ def _backward(
         # The dependency also keeps the graph optimizer from merging this with the forward pass, which
         # would save all scores.
         done = (x_gradient_MD, scale_M, *table_gradients[-1:], *bias_gradients[-1:])
-        x_again_MD, table_WD = run_after(x_MD, done), table_VD[start:end]
+        x_again_MD = run_after(x_MD, done)
+        table_WD = table_VD[start:end]
         product_MW = matmul_transposed(x_again_MD, table_WD, transpose_b=True)
         gradient_MW = compiled(_chunk_gradient)(
             product_MW, bias_V[start:end], labels_M - start, log_sum_M, scale_M

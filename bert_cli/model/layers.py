@@ -142,7 +142,8 @@ class ConfiguredLayer(Layer):
 
     def norm(self, name: str = "layer_norm") -> LayerNorm:
         """Return a new LayerNorm of this layer's policy."""
-        size, epsilon = self.config.hidden_size, self.config.layer_norm_eps
+        size = self.config.hidden_size
+        epsilon = self.config.layer_norm_eps
         return LayerNorm(name=name, policy=self.dtype_policy, size=size, epsilon=epsilon)
 
 
@@ -184,7 +185,8 @@ class Output(ConfiguredLayer):
 
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
         """Project to [B, S, D], add the residual and normalise."""
-        norm, projection = self.layer_norm, self.projection
+        norm = self.layer_norm
+        projection = self.projection
         x = self.scaled("input", x)
         return add_and_normalize(
             matmul(x, projection.scaled("kernel", projection.kernel)),
@@ -212,7 +214,8 @@ class SelfAttention(ConfiguredLayer):
             self.dense(name, size, size) for name in ("query", "key", "value")
         )
         if self.is_pre_norm:
-            self.layer_norm, self.project = self.norm(), self.dense("output", size, size)
+            self.layer_norm = self.norm()
+            self.project = self.dense("output", size, size)
             return
         shared = {"policy": self.dtype_policy, "config": self.config}
         self.project = Output(name="output", **shared, inputs=size, dropout_id=self.dropout_id + 1)
@@ -227,7 +230,8 @@ class SelfAttention(ConfiguredLayer):
         key_BNHS = self._heads(self.scaled("keys", self.key(scored_BSD)), (0, 2, 3, 1))
         value_BSD = self.scaled("values", self.value(self.scaled("split", x_BSD)))
         value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
-        rate, seed = self.config.attention_probs_dropout_prob, dropout_seed(key, self.dropout_id)
+        rate = self.config.attention_probs_dropout_prob
+        seed = dropout_seed(key, self.dropout_id)
         scores_BNSS = ops.matmul(query_BNSH, key_BNHS)
         probabilities_BNSS = attention_probabilities(scores_BNSS, bias, rate, seed)
         context_BNSH = ops.matmul(probabilities_BNSS, value_BNSH)
@@ -247,7 +251,8 @@ class FeedForward(ConfiguredLayer):
     dropout_id: int
 
     def _create_weights(self) -> None:
-        size, inner = self.config.hidden_size, self.config.intermediate_size
+        size = self.config.hidden_size
+        inner = self.config.intermediate_size
         self.inner = self.dense("inner", size, inner)
         shared = {"policy": self.dtype_policy, "config": self.config}
         self.project = Output(name="output", **shared, inputs=inner, dropout_id=self.dropout_id)

@@ -45,7 +45,8 @@ class GroupBertConvolution(nn.Module):
 
     def __init__(self, config: GroupBertConfig) -> None:
         super().__init__()
-        size, kernel = config.hidden_size, config.conv_kernel_size
+        size = config.hidden_size
+        kernel = config.conv_kernel_size
         groups = size // config.conv_group_size
         self.layer_norm = nn.LayerNorm(size, config.layer_norm_eps)
         self.value, self.gate, self.output = (nn.Linear(size, size) for _ in range(3))
@@ -67,7 +68,9 @@ class GroupBertFeedForward(nn.Module):
 
     def __init__(self, config: GroupBertConfig) -> None:
         super().__init__()
-        size, inner, groups = config.hidden_size, config.intermediate_size, config.ffn_groups
+        size = config.hidden_size
+        inner = config.intermediate_size
+        groups = config.ffn_groups
         self.layer_norm = nn.LayerNorm(size, config.layer_norm_eps)
         self.inner = nn.Linear(size, inner)
         self.grouped = GroupedLinear(inner, size, groups)

@@ -19,7 +19,8 @@ from bert_cli.errors import ConfigError
 
 # Factors for unit variance after a standard normal input. GELU's is the library's: by integration 1.70 gives its output
 # a standard deviation of 1, and 1.48 the gradient. That of tanh is by integration.
-GELU, TANH = 1.767, 1.593
+GELU = 1.767
+TANH = 1.593
 # Factor of attention's output. The library's sqrt(S) is for independent values. BERT's positions share their segment,
 # and with sqrt(S) all become nearly equal: in layer 12 the gradient of the scores was 1e-6 of layer 1's.
 MEAN = 2.0
@@ -48,23 +49,30 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
 
     `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
     """
-    width, examples, is_mup = config.hidden_size, batch.examples, scaling == "u-mup"
+    width = config.hidden_size
+    examples = batch.examples
+    is_mup = scaling == "u-mup"
     readout = 1.0 / width if is_mup else width**-0.5
     fan_in = width**-0.5 if is_mup else 1.0
     rows, masked, pairs = (examples * n for n in (batch.positions, batch.masked, batch.sequences))
-    sums, masked_sums, pair_sums = rows**-0.5, masked**-0.5, pairs**-0.5
+    sums = rows**-0.5
+    masked_sums = masked**-0.5
+    pair_sums = pairs**-0.5
     # Both losses have the weights of plain BERT: the gradient of a next-sentence label is as large as those of all
     # masked tokens of its sequence.
     encoder = masked / readout  # its gradients relative to those of plain BERT
     mlm = masked * config.vocab_size / math.sqrt(config.vocab_size - 1.0)
-    nsp, pooler = 2.0 * pairs, 2**-0.5 / readout
+    nsp = 2.0 * pairs
+    pooler = 2**-0.5 / readout
     table = _weight(readout, masked_sums, rate=fan_in)
     # The word embeddings are read twice; both gradients have the same factor.
     word = mlm * table.backward / (encoder * table.forward)
     keep = math.sqrt(1.0 - config.hidden_dropout_prob)
-    of_masked, of_pairs = Factor(backward=masked_sums), Factor(backward=pair_sums)
+    of_masked = Factor(backward=masked_sums)
+    of_pairs = Factor(backward=pair_sums)
     row = table._replace(forward=1.0)
-    position, segment = config.max_position_embeddings**0.5, config.type_vocab_size**0.5
+    position = config.max_position_embeddings**0.5
+    segment = config.type_vocab_size**0.5
     result = {
         "emb/word/embeddings": row._replace(backward=word),
         "emb/position/embeddings": row._replace(backward=sums * position),
@@ -97,7 +105,9 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
 
 
 def _layer(config: BertConfig, positions: int, sums: float, layer: int, is_mup: bool) -> Table:
-    width, inner, depth = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    width = config.hidden_size
+    inner = config.intermediate_size
+    depth = config.num_hidden_layers
     head = width // config.num_attention_heads
     slow = depth**-0.5 if is_mup else 1.0
     by_width, by_inner = (n**-0.5 if is_mup else 1.0 for n in (width, inner))
@@ -110,7 +120,8 @@ def _layer(config: BertConfig, positions: int, sums: float, layer: int, is_mup: 
     mean = MEAN * math.sqrt(1.0 - config.attention_probs_dropout_prob)
     # A score is one of S, so gradients of queries and keys are this small; 2.5 puts both sides of a factor in range.
     small = 2.5 * score * mean / math.sqrt(positions)
-    kernel, bias = _weight(width**-0.5, sums, rate=by_width * slow), Factor(1.0, sums, rate=slow)
+    kernel = _weight(width**-0.5, sums, rate=by_width * slow)
+    bias = Factor(1.0, sums, rate=slow)
     key_kernel = _weight(width**-0.5 * score, sums, keys, rate=by_width * slow)
     out = _weight(first * width**-0.5 * mean, sums, _power(mean), rate=by_width * slow)
     down = _weight(second * inner**-0.5 * GELU, sums, rate=by_inner * slow)

@@ -1,1 +1,1 @@
-"""Layer 2: the optimizer, the loss scale and the learning rate."""
+"""Layer 3: the optimizer, the loss scale and the learning rate."""

@@ -170,7 +170,8 @@ def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
 
     You et al. 2020, "Large Batch Optimization for Deep Learning", Algorithm 2, with phi the identity.
     """
-    weight_norm, direction_norm = ops.sqrt(weight_squared), ops.sqrt(direction_squared)
+    weight_norm = ops.sqrt(weight_squared)
+    direction_norm = ops.sqrt(direction_squared)
     both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
     one = ops.ones_like(weight_norm)
     return ops.where(both, weight_norm / ops.where(both, direction_norm, one), one)

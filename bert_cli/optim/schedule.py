@@ -54,7 +54,8 @@ def learning_rate(
         if step < warmup_steps:
             curve = (max(1, step) / warmup_steps) ** (power - 1)  # exactly 1 without a power
             return max(MINIMUM, max_learning_rate * step / warmup_steps * curve)
-        fallen, steps = step - warmup_steps, max(1, total_steps - warmup_steps)
+        fallen = step - warmup_steps
+        steps = max(1, total_steps - warmup_steps)
         return max(MINIMUM, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
 
     return value
@@ -64,7 +65,8 @@ def with_decay(
     rate: Callable[[int], float], shape: str, first_step: int, total_steps: int
 ) -> Callable[[int], float]:
     """Return a learning rate that falls from `first_step` on, along a key of DECAYS, to the last step's minimum."""
-    decay, steps = DECAYS[shape], total_steps - first_step
+    decay = DECAYS[shape]
+    steps = total_steps - first_step
 
     def value(step: int) -> float:
         done = min(1.0, max(0, step + 1 - first_step) / steps)
@@ -89,11 +91,13 @@ class LossScale:
 
     def after(self, finite: bool) -> "LossScale":
         """Return the scale of the next step; `finite` says whether this step's gradients were."""
-        value, good_steps = self.value, self.good_steps + 1
+        value = self.value
+        good_steps = self.good_steps + 1
         if self.dynamic and not finite:
             value = max(SMALLEST, value / 2)
         elif self.dynamic and good_steps >= GROWTH_STEPS:
-            value, good_steps = min(LARGEST, value * 2), 0
+            value = min(LARGEST, value * 2)
+            good_steps = 0
         return replace(
             self,
             value=value,

@@ -1,1 +1,1 @@
-"""Floor 3: one step, spread over devices."""
+"""Layer 4: one step, spread over devices."""

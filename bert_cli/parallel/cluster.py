@@ -28,7 +28,8 @@ from bert_cli.parallel.launcher import divide_gpus
 # Below those that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
 # A step has ports of its own, for so many tasks of a step on a host, and so many steps of a job.
-PORTS_OF_STEP, STEPS_OF_JOB = 64, 8
+PORTS_OF_STEP = 64
+STEPS_OF_JOB = 8
 REGISTER_SECONDS = 300  # until all processes must have started
 RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
@@ -111,7 +112,8 @@ def _from_tf_config(text: str) -> Processes:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or text[:60]
         raise ConfigError(f"TF_CONFIG ({where})", first["msg"], remedy) from error
-    jobs, task = config.cluster, config.task
+    jobs = config.cluster
+    task = config.task
     workers = [*jobs.chief, *jobs.worker]
     if not workers:
         return Processes(())
@@ -131,7 +133,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         rank = int(environment["SLURM_PROCID"])
         per_node = environment.get("SLURM_STEP_TASKS_PER_NODE")
         counts = _expand_counts(per_node or environment["SLURM_TASKS_PER_NODE"])
-        job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", "0"))
+        job = int(environment["SLURM_JOB_ID"])
+        step = int(environment.get("SLURM_STEP_ID", "0"))
         hosts = _expand_hosts(environment["SLURM_STEP_NODELIST"])
         if len(hosts) != len(counts) or sum(counts) != tasks:
             raise ValueError(f"{len(hosts)} hosts and {counts} on each for {tasks} tasks")
@@ -203,7 +206,8 @@ def device_memory(kind: str, processes: Processes) -> int:
 
 def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
     """Return the GPUs that a process may use: all visible ones, or a part where its host's processes see all."""
-    count, variables = len(processes.local_ranks), os.environ
+    count = len(processes.local_ranks)
+    variables = os.environ
     # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
     has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
     if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
@@ -286,7 +290,8 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
         for name, entries in interfaces.items():
             if bind_address in (name, *(entry.address for entry in entries)):
                 return processes, name
-        where, remedy = f"cluster.bind_address ({bind_address})", ", ".join(interfaces)
+        where = f"cluster.bind_address ({bind_address})"
+        remedy = ", ".join(interfaces)
         raise ConfigError(where, "is not an interface of this host", f"give one of {remedy}")
     if len(processes.local_ranks) < processes.count:
         return processes, None

@@ -91,7 +91,8 @@ class ProcessGroup(ABC):
     """The processes of a run. Methods that communicate must be called by every process, in the same order."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.activity = "starting"
         """What this process is doing. The watchdog publishes it."""
         self.collectives = 0  # entered by this process
@@ -168,14 +169,18 @@ def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]
 
 
 def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Event) -> None:
-    published, since, reported = "", time.monotonic(), 0.0
+    published = ""
+    since = time.monotonic()
+    reported = 0.0
     # The store ends with the rank that holds it; the error of the run says so.
     with suppress(Exception):
         while not ended.wait(POLL_SECONDS):
             progress = f"{group.collectives} {group.activity}"
             if progress != published:
                 group.publish(progress)
-                published, since, reported = progress, time.monotonic(), 0.0
+                published = progress
+                since = time.monotonic()
+                reported = 0.0
             waited = time.monotonic() - since
             if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
                 reported = waited

@@ -74,7 +74,8 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     if failed is not None:
-        kind, how = KINDS.get(failed.code or 0, DeviceError), _how_it_ended(failed.code)
+        kind = KINDS.get(failed.code or 0, DeviceError)
+        how = _how_it_ended(failed.code)
         raise kind(str(failed.process), how, "when that is fixed the same command continues")
 
 
@@ -84,7 +85,8 @@ class _Child:
     printing = threading.Lock()
 
     def __init__(self, process: Process, events: "Events") -> None:
-        self.process, self.events = process, events
+        self.process = process
+        self.events = events
         self.code: int | None = None  # 128 + N for signal N; None while it runs
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         try:
@@ -93,7 +95,8 @@ class _Child:
                 process.words, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
             )
         except OSError as error:
-            where, problem = f"{process.words[0]} (for {process})", "cannot be started"
+            where = f"{process.words[0]} (for {process})"
+            problem = "cannot be started"
             raise ConfigError(where, f"{problem} ({error.strerror})", "check its name") from error
         self.send(signal.SIGCONT)  # no request, but the process knows that a launcher is there
         self.printers = [

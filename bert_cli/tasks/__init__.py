@@ -1,1 +1,1 @@
-"""Floor 5: wiring, and one file per kind of run."""
+"""Layer 6: wiring, and one file per kind of run."""

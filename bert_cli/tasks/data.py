@@ -18,7 +18,8 @@ from bert_cli.data.text import extract, preprocess
 
 def run(settings: DataChainSettings) -> None:
     """Run extract, preprocess, tokenize and index."""
-    extracted, sentences = settings.out / "extracted", settings.out / "sentences"
+    extracted = settings.out / "extracted"
+    sentences = settings.out / "sentences"
     records = settings.out / str(settings.sequence_length)
     if settings.masking == "dynamic":
         records = records.with_name(f"{records.name}_dynamic")

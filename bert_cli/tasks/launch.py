@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config.layout import check_processes
 from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 from bert_cli.config.settings import Cluster
@@ -23,6 +22,7 @@ from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, supervise
+from bert_cli.planning.layout import check_processes
 
 # Commands that can run as several processes.
 SEVERAL = ("pretrain", "squad", "glue", "ner", "classify", "embed", "bench pretrain", "bench squad")
@@ -67,7 +67,8 @@ def _check_command(settings: LaunchSettings) -> None:
         raise ConfigError("exit_code_when_stopped", problem, "have a scheduler start the processes")
     group = find_processes(Cluster(), os.environ)
     if group.count > 1:
-        where, problem = f"{group.source} (rank {group.rank} of {group.count})", "this process is"
+        where = f"{group.source} (rank {group.rank} of {group.count})"
+        problem = "this process is"
         raise ConfigError(where, f"{problem} one of several already", f"run `bert {name}` itself")
 
 
@@ -86,14 +87,16 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         passed = (*PASSED, *settings.pass_variables)
         variables |= {name: environment[name] for name in passed if name in environment}
     else:
-        names, ports = ["127.0.0.1"], _free_ports(count, settings.port)
+        names = ["127.0.0.1"]
+        ports = _free_ports(count, settings.port)
         gpus_of(0, count, environment)
     workers = [f"{name}:{port}" for name in names for port in ports]
     bind = ["--cluster.bind-address", settings.bind_address] if settings.bind_address else []
     program = [*PROGRAM, *settings.command, *bind]
     processes = []
     for rank in range(len(workers)):
-        host, local_rank = hosts[rank // count], rank % count
+        host = hosts[rank // count]
+        local_rank = rank % count
         if len(workers) > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})

@@ -1,1 +1,1 @@
-"""Layer 4: the loop of a run, a step, checkpoints and metrics."""
+"""Layer 5: the loop of a run, a step, checkpoints and metrics."""

@@ -11,7 +11,8 @@ from typing import Any
 from bert_cli import __version__
 from bert_cli.model import hf
 
-CARD, TRAINING = "README.md", "## Training\n"
+CARD = "README.md"
+TRAINING = "## Training\n"
 # A setting that only one kind of run has -> the command; the first that is present.
 COMMAND_BY_SETTING = {
     "max_predictions_per_seq": "pretrain",
@@ -79,7 +80,8 @@ def model_card(
     license_id: str | None = None,
 ) -> str:
     """Return the card of a model with this config.json; the code in it opens `model` by the runtime of an export."""
-    shape, name = hf.config_of(config), str(config["architectures"][0])
+    shape = hf.config_of(config)
+    name = str(config["architectures"][0])
     task = hf.TASKS[name.removeprefix(hf.PREFIXES[shape.architecture])]
     if task == "embed":
         task = "sentence-similarity" if is_embedding else "feature-extraction"
@@ -111,7 +113,8 @@ def model_card(
 
 def training_section(state: Mapping[str, Any]) -> str:
     """Return the section of a card on the training that led to a checkpoint, from its state.json."""
-    settings, fixed = state.get("settings", {}), state["fixed"]
+    settings = state.get("settings", {})
+    fixed = state["fixed"]
     start = PurePath(settings.get("pretrained_ckpt_path") or "")
     start = start.parent if start.name.startswith("step_") else start
     command = f"`bert {command_of(settings)}` of bert-cli {__version__}, settings in state.json"

@@ -42,9 +42,13 @@ from bert_cli.optim.schedule import LossScale
 from bert_cli.train import card
 from bert_cli.train.loop import Array, State, StateCopy, named_moments
 
-SETTINGS, METRICS, SCORES = "settings.json", "metrics.jsonl", "scores.json"
-BEST, LOCK = "best.json", "lock"
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+SETTINGS = "settings.json"
+METRICS = "metrics.jsonl"
+SCORES = "scores.json"
+BEST = "best.json"
+LOCK = "lock"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
 # Those that decide the numbers of a run.
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
@@ -139,7 +143,8 @@ def lock_run(folder: Path) -> Iterator[None]:
 
     Raises CheckpointError when another process holds the lock, DataError when the folder cannot be written.
     """
-    where, remedy = f"save_ckpt_path ({folder})", "choose another folder"
+    where = f"save_ckpt_path ({folder})"
+    remedy = "choose another folder"
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -187,13 +192,15 @@ def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
 
 def read_best(folder: Path) -> Best | None:
     """Return best.json of a run, None if there is none. Raises CheckpointError for a file that is not valid."""
-    path, remedy = folder / BEST, "remove it to choose the best checkpoint again"
+    path = folder / BEST
+    remedy = "remove it to choose the best checkpoint again"
     return read_json(path, Best, CheckpointError, remedy) if path.exists() else None
 
 
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
     """Write the score of a step, its metric `name`, to best.json if no older checkpoint is as good."""
-    best, old = Best(step=step, value=value), read_best(folder)
+    best = Best(step=step, value=value)
+    old = read_best(folder)
     if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
         best = old
     record: JSON = {"step": best.step, "figure": name, "value": best.value, "scored": step}
@@ -202,7 +209,8 @@ def write_best(folder: Path, step: int, name: str, value: float) -> None:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint with the best score, None if none was scored."""
-    best, complete = read_best(folder), complete_checkpoints(folder)
+    best = read_best(folder)
+    complete = complete_checkpoints(folder)
     return next((path for path in complete if best and step_of(path) == best.step), None)
 
 
@@ -309,7 +317,8 @@ def find_fault(name: str, value: Array, dtype: str = "") -> str:
     if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
     # NaN is both the minimum and the maximum of the values that it is among.
-    low, high = value.min(), value.max()
+    low = value.min()
+    high = value.max()
     if not (low > -np.inf and high < np.inf):
         return "has values that are not finite"
     is_negative = name.endswith("/moment2") and low < 0
@@ -350,9 +359,11 @@ def resume(
     file has changed since it was saved, or when it holds values that no run can have.
     """
     saved = read_state(path)
-    before, now = dict(saved.fixed), json.loads(json.dumps(fixed))
+    before = dict(saved.fixed)
+    now = json.loads(json.dumps(fixed))
     if is_branch:
-        before, now = _without_end(before), _without_end(now)
+        before = _without_end(before)
+        now = _without_end(now)
     if before.get("corpus") != now.get("corpus"):
         before["dataset_dir"] = saved.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
@@ -366,7 +377,8 @@ def resume(
     _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
     moments = read_tensors(path / OPTIMIZER)
     _assign(named_moments(state), moments, path / OPTIMIZER, "float32")
-    state.loss_scale, state.step = saved.loss_scale, saved.step
+    state.loss_scale = saved.loss_scale
+    state.step = saved.step
 
 
 def _without_end(fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,7 +393,8 @@ def _without_end(fixed: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     found: list[str] = []
     for name in sorted({*old, *new}):
-        before, now = old.get(name), new.get(name)
+        before = old.get(name)
+        now = new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             found += _differences(before, now, f"{prefix}{name}.")
         # A switch that did not exist was off.
@@ -414,7 +427,8 @@ def read_tensor(path: Path, file: Any, name: str) -> Array:
 def _assign(
     targets: Mapping[str, Any], values: Mapping[str, Array], path: Path, dtype: str
 ) -> None:
-    missing, extra = sorted({*targets} - {*values}), sorted({*values} - {*targets})
+    missing = sorted({*targets} - {*values})
+    extra = sorted({*values} - {*targets})
     if missing or extra:
         problem = f"lacks {missing[:3]} and has {extra[:3]} too many"
         raise CheckpointError(str(path), problem, "use a checkpoint of this model")

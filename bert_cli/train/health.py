@@ -17,15 +17,18 @@ from bert_cli.train.history import Run
 
 ENTROPY = "unigram_entropy"
 USED = ("mlm_loss", "tokens", ENTROPY)
-LABELS, MAX_BLOCKS = 250_000, 64
+LABELS = 250_000
+MAX_BLOCKS = 64
 """Masked tokens that are counted, in so many blocks of examples at most: the standard error is below 0.01 nats."""
-TOKENS, TOKENS_OF_A_STEP = 2e6, 2048
+TOKENS = 2e6
+TOKENS_OF_A_STEP = 2048
 """Tokens until the loss must be below it: four times what healthy runs needed. More tokens of a step do not count."""
 MARGIN = 0.05
 """Nats that it must be below: a model of the frequencies alone comes as near, by the errors of both means."""
 STEPS = 50
 """Steps of the mean loss: with 300 masked tokens each, its standard error is about 0.02."""
-FLAT_STEPS, FLAT_FRACTION = 1000, 0.1
+FLAT_STEPS = 1000
+FLAT_FRACTION = 0.1
 """Least steps, and fraction of the run, in which the loss must fall: with 300 masked tokens by 0.01 to be seen."""
 TAIL_STEPS = 10_000
 """Steps in the end of metrics.jsonl that `Run.tail` reads, about."""
@@ -74,7 +77,8 @@ def find_warning(
     if settings.get("generated_dataset") or len(losses) < STEPS:
         return None
     step, last = rows[-1]
-    loss, entropy = losses[-STEPS:].mean(), last.get(ENTROPY)
+    loss = losses[-STEPS:].mean()
+    entropy = last.get(ENTROPY)
     tokens = np.mean([row["tokens"] for _, row in rows[-STEPS:]])
     counted = (step - start) * min(tokens, TOKENS_OF_A_STEP)
     if entropy is not None and counted >= TOKENS and loss > entropy - MARGIN:
@@ -85,7 +89,8 @@ def find_warning(
     # With other masks or records the loss is another one.
     is_uniform = not (settings.get("stages") or settings["masking"].get("start_probability"))
     compared = compared_steps(total_steps)
-    before, after = losses[-2 * compared : -compared], losses[-compared:]
+    before = losses[-2 * compared : -compared]
+    after = losses[-compared:]
     if is_uniform and len(before) == compared and after.mean() >= before.mean():
         return (
             f"masked-LM loss {after.mean():.2f} has not fallen for {compared:,} steps, from {before.mean():.2f} in as "

@@ -38,7 +38,8 @@ from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, format_duration, rea
 
 Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]
-LOSS, ACCURACY = "loss", "accuracy"
+LOSS = "loss"
+ACCURACY = "accuracy"
 # Settings that name or describe a run: they differ always and mean nothing.
 NAMES_ONLY = ("save_ckpt_path", "about")
 ABSENT = "not set"
@@ -113,7 +114,8 @@ class Run:
                 return int(fixed["total_steps"])
         for step, metrics in _lines(self.folder / METRICS):
             # The first line takes the duration of its step for that of all others.
-            left, seconds = metrics.get("seconds_left"), metrics.get("seconds_per_step")
+            left = metrics.get("seconds_left")
+            seconds = metrics.get("seconds_per_step")
             grows = (self.settings.get("global_batch") or {}).get("start_fraction")
             if left is not None and seconds and not grows and not self.settings.get("stages"):
                 return step + round(left / seconds)
@@ -237,7 +239,8 @@ def series(run: Run, name: str) -> tuple[Array, Array]:
 def smoothed(values: Array, window: int) -> Array:
     """Return the mean of each value and the `window - 1` before it, of those that are finite."""
     is_finite = np.isfinite(values)
-    sums, counts = np.cumsum(np.where(is_finite, values, 0.0)), np.cumsum(is_finite)
+    sums = np.cumsum(np.where(is_finite, values, 0.0))
+    counts = np.cumsum(is_finite)
     for totals in (sums, counts):
         totals[window:] -= totals[:-window].copy()
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -103,7 +103,8 @@ class Step:
         Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, and whatever `Engine.update`
         raises; the state is then that of the step before.
         """
-        state, scale = self.state, self.state.loss_scale
+        state = self.state
+        scale = self.state.loss_scale
         micro_batches = self.micro_batches(state.step)
         request = UpdateRequest(
             step=state.step,

@@ -29,7 +29,9 @@ from bert_cli.files import write_atomically
 from bert_cli.processes import console
 from bert_cli.train.loop import STOPPING
 
-HELD_OUT, BITS_PER_BYTE, PROBE = "validation_", "bits_per_byte", "probe_accuracy"
+HELD_OUT = "validation_"
+BITS_PER_BYTE = "bits_per_byte"
+PROBE = "probe_accuracy"
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
@@ -43,7 +45,8 @@ FINISH_SECONDS = 12.0
 # Until the run ends without a tracker: less than its other processes wait for rank 0.
 LEAVE_SECONDS = 15.0
 # Of so many micro-batches, or of two that took as many seconds, a run forecasts its duration.
-FORECAST_TIMES, FORECAST_SECONDS = 10, 2.0
+FORECAST_TIMES = 10
+FORECAST_SECONDS = 2.0
 # Settings that cannot influence how good a run is.
 NO_HPARAMS = (
     "about",
@@ -91,7 +94,8 @@ def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
         metrics = from_json(line)
         return int(metrics.pop("step")), metrics
     except UnicodeDecodeError as error:
-        where, problem = f"{path} ({line[:20]!r}...)", f"is not UTF-8 ({error.reason})"
+        where = f"{path} ({line[:20]!r}...)"
+        problem = f"is not UTF-8 ({error.reason})"
         raise DataError(where, problem, "remove that line, or the file") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
@@ -133,7 +137,8 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
 
 
 def _format_speed(metrics: Metrics) -> str:
-    examples, tokens = metrics["examples_per_second"], metrics["tokens_per_second"]
+    examples = metrics["examples_per_second"]
+    tokens = metrics["tokens_per_second"]
     return f"{examples:.1f} examples/s  {tokens:,.0f} tokens/s"
 
 
@@ -183,7 +188,10 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         work: Callable[[int], int] = lambda step: step,
     ) -> None:
-        self.total_steps, self.clock, self.started, self.work = total_steps, clock, clock(), work
+        self.total_steps = total_steps
+        self.clock = clock
+        self.started = clock()
+        self.work = work
         self.recent: deque[float] | None = None
 
     def restart(self) -> None:
@@ -193,7 +201,8 @@ class Pace:
     def after_step(self, step: int, examples: float, tokens: float) -> dict[str, float]:
         """Return the metrics of speed of the step that has just ended; `tokens` exclude padding."""
         now = self.clock()
-        seconds, self.started = max(now - self.started, 1e-9), now
+        seconds = max(now - self.started, 1e-9)
+        self.started = now
         each = seconds / (self.work(step) - self.work(step - 1))
         if self.recent is None:
             self.recent = deque(maxlen=20)
@@ -218,7 +227,9 @@ class Forecast:
     def __init__(
         self, report: Callable[[float, float], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.report, self.clock, self.is_reported = report, clock, False
+        self.report = report
+        self.clock = clock
+        self.is_reported = False
         self.starts: list[float] = []
         self.times: list[float] = []
 
@@ -255,7 +266,9 @@ class ProgressBar:
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
-        self.done, self.total_steps, self.stop_requested = done, total_steps, stop_requested
+        self.done = done
+        self.total_steps = total_steps
+        self.stop_requested = stop_requested
         is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self.shown = is_terminal and not silent
         self.live: Any = None
@@ -287,7 +300,8 @@ class ProgressBar:
         from rich.progress import BarColumn, Progress, TimeElapsedColumn
         from rich.text import Text
 
-        percentage, left = "{task.percentage:.1f} %", "{task.fields[left]}"
+        percentage = "{task.percentage:.1f} %"
+        left = "{task.fields[left]}"
         columns = ("{task.description}", BarColumn(None), percentage, TimeElapsedColumn(), left)
         terminal = console()
         self.bar = Progress(*columns, console=terminal, expand=True)
@@ -308,7 +322,8 @@ class ProgressBar:
     def _show(self, step: int, metrics: Metrics) -> None:
         seconds = metrics.get("seconds_left")
         left = "" if seconds is None else f"{format_duration(seconds)} left"
-        task, text = self.bar.task_ids[0], f"step {step:,}/{self.total_steps:,}"
+        task = self.bar.task_ids[0]
+        text = f"step {step:,}/{self.total_steps:,}"
         self.bar.update(task, completed=step, description=text, left=left)
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
         self.text.plain = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
@@ -404,7 +419,8 @@ def in_background(
     `start` returns the tracker's reporter and registers its end. When `closing` ends, it has LEAVE_SECONDS for that.
     """
     waiting: queue.SimpleQueue[tuple[int, Metrics] | None] = queue.SimpleQueue()
-    last, failed = 0, threading.Event()
+    last = 0
+    failed = threading.Event()
 
     def work() -> None:
         nonlocal last

@@ -9,12 +9,12 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.data import ExtractSettings, IndexSettings, TokenizeSettings, VocabSettings
 from bert_cli.config.finetune import AverageSettings, ExportSettings, PredictSettings, SquadSettings
 from bert_cli.config.init import InitSettings
-from bert_cli.config.layout import propose, stages_of
 from bert_cli.config.load import describe, load, named_configs, read_config
-from bert_cli.config.plan import plan_of
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import ConfigError
+from bert_cli.planning.layout import propose, stages_of
+from bert_cli.planning.plan import plan_of
 
 SMALL = {
     "max_seq_length": 32,

@@ -10,9 +10,9 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettings
 from bert_cli.config.load import leaves, load
 from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
-from bert_cli.config.plan import plan_of
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
+from bert_cli.planning.plan import plan_of
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
 BERT = {

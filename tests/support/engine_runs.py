@@ -67,10 +67,10 @@ class Result(NamedTuple):
 def run(described: str) -> Result:
     """Run a case, JSON of the arguments of `case`, on the engine that it names."""
     from bert_cli.config import finetune as kinds
-    from bert_cli.config.plan import make_plan
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.optim.schedule import LossScale
     from bert_cli.parallel.cluster import Processes
+    from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora, finetune, start
     from bert_cli.train import checkpoint
     from bert_cli.train.loop import copy_state

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
+from bert_cli.planning.plan import make_plan
 from bert_cli.tasks.run import build, corpora
 from bert_cli.tasks.run.build import open_mesh
 from bert_cli.train.loop import State, Step

@@ -65,7 +65,8 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     tags: list[list[tuple[str, str]]] = [[]]
     columns = 0
     for number, line in enumerate(lines, 1):
-        cells, where = _cells(line, separator), f"{path} (line {number})"
+        cells = _cells(line, separator)
+        where = f"{path} (line {number})"
         is_label = bool(cells) and _LABEL.fullmatch(cells[-1]) is not None
         if not cells or cells[0] == DOCUMENT:
             remarks[DOCUMENTS] += bool(cells)
@@ -108,7 +109,8 @@ def _cells(line: str, separator: str) -> list[str]:
 
 def _start_with_b(sentence: list[tuple[str, str]]) -> int:
     """Make every entity of a sentence start with B-, in place; return how many did not."""
-    before, converted = "O", 0
+    before = "O"
+    converted = 0
     for index, (where, tag) in enumerate(sentence):
         if tag[0] == "I" and (before == "O" or before[1:] != tag[1:]):
             sentence[index] = (where, f"B{tag[1:]}")
@@ -125,7 +127,8 @@ def word_features(
     Their position labels are `labels` and `label_weights` [T], 1 at a word's first piece. A sentence that is too
     long becomes several examples of complete words. ConfigError for a max_seq_length without room for a word.
     """
-    room, special = max_seq_length - 2, tokenizer.special
+    room = max_seq_length - 2
+    special = tokenizer.special
     if room < 1:
         where = f"max_seq_length ({max_seq_length})"
         raise ConfigError(where, "has no room for a word", "give 3 or more")
@@ -138,7 +141,8 @@ def word_features(
     positions: list[int] = []
     remarks: Counter[str] = Counter()
     for words in sentences.words:
-        parts, left = 0, 0
+        parts = 0
+        left = 0
         for word in words:
             ids = pieces[word]
             remarks[NO_PIECES] += not ids
@@ -149,14 +153,16 @@ def word_features(
                     tokens.append(special.sep)
                     ends.append(len(tokens))
                 tokens.append(special.cls)
-                parts, left = parts + 1, room
+                parts = parts + 1
+                left = room
             positions.append(len(tokens))
             tokens += ids
             left -= len(ids)
         tokens.append(special.sep)
         ends.append(len(tokens))
         remarks[CUT_SENTENCES] += parts > 1
-    labels, weights = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.float32)
+    labels = np.zeros(len(tokens), np.int32)
+    weights = np.zeros(len(tokens), np.float32)
     labels[positions] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
     weights[positions] = 1.0
     features = Features(
@@ -228,7 +234,8 @@ def chunks(labels: Sequence[str]) -> list[tuple[str, int, int]]:
     A bare B or I has the type "_", as in seqeval.
     """
     entities: list[tuple[str, int, int]] = []
-    begin, before = 0, "O"
+    begin = 0
+    before = "O"
     for position, label in enumerate([*labels, "O"]):
         continues = label[0] == "I" and before != "O" and label[1:] == before[1:]
         if not continues:

@@ -21,7 +21,9 @@ from bert_cli.files import JSON, Value, read_json
 
 Floats = npt.NDArray[np.float32]
 
-MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+MODULES = "modules.json"
+POOLING = "1_Pooling/config.json"
+LIMITS = "sentence_bert_config.json"
 FILES = (MODULES, POOLING, LIMITS)
 PACKAGE = "sentence_transformers.models"
 MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
@@ -50,7 +52,8 @@ def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
 
 def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], Floats]:
     """Return pairs of texts and the score of each. DataError for a score that is no number."""
-    pairs, scores = [], []
+    pairs = []
+    scores = []
     for where, row in tables.table_rows(path, columns, Counter()):
         pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
         scores.append(_number(tables.label_of(row, columns[2], where), where))
@@ -138,8 +141,10 @@ def retrieval_scores(
     Documents are ranked by their cosine with the query; of equal ones the earlier is first. The scores of a query
     without relevant documents are 0.
     """
-    queries, documents = unit_vectors(queries), unit_vectors(documents)
-    depth, block = min(DEPTHS[-1], len(documents)), max(1, BLOCK_SCORES // len(documents))
+    queries = unit_vectors(queries)
+    documents = unit_vectors(documents)
+    depth = min(DEPTHS[-1], len(documents))
+    block = max(1, BLOCK_SCORES // len(documents))
     discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
     sums = dict.fromkeys(("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS)), 0.0)
     for first in range(0, len(queries), block):
@@ -186,7 +191,8 @@ def read_embedding(folder: Path) -> dict[str, Any]:
     """
 
     def read(name: str, kind: type[Value]) -> Value:
-        path, remedy = folder / name, "copy it from the model again"
+        path = folder / name
+        remedy = "copy it from the model again"
         return read_json(path, kind, DataError, remedy) if path.is_file() else kind()
 
     values: dict[str, Any] = {}

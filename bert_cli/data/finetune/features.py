@@ -125,8 +125,11 @@ class FeatureReader(Stream):
         group: int = 1,
     ) -> None:
         """Read examples of at most `sequence_length` tokens in a random order, `group` consecutive ones as one."""
-        self.features, self.batching = features, batching
-        self.seed, self.sequence_length, self.group = seed, sequence_length, group
+        self.features = features
+        self.batching = batching
+        self.seed = seed
+        self.sequence_length = sequence_length
+        self.group = group
         self.fingerprint = features.fingerprint
         self.epoch_size: int = len(features) // group
 
@@ -162,7 +165,8 @@ def encode_texts(
     A second text without tokens adds no [SEP], as in Google's `run_classifier.py`. Of a pair that is too long,
     the longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
     """
-    special, cut = tokenizer.special, 0
+    special = tokenizer.special
+    cut = 0
     tokens: list[int] = []
     segments: list[int] = []
     ends: list[int] = []

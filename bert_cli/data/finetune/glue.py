@@ -68,12 +68,14 @@ def _keywords(row: tables.Row, where: str) -> tuple[str, str]:
 
 def _marked(row: tables.Row, where: str) -> tuple[str]:
     """Return CLUEWSC's text with _the noun_ and [the pronoun] marked, as in CLUE's own baselines."""
-    text, target = tables.text_of(row, "text", where), row.get("target")
+    text = tables.text_of(row, "text", where)
+    target = row.get("target")
     if not isinstance(target, dict):
         raise DataError(where, "'target' is not an object", "get the file again")
     spans = []
     for name, marks in (("span1", "__"), ("span2", "[]")):
-        span, begin = tables.text_of(target, f"{name}_text", where), target.get(f"{name}_index")
+        span = tables.text_of(target, f"{name}_text", where)
+        begin = target.get(f"{name}_index")
         if not isinstance(begin, int) or not span or text[begin : begin + len(span)] != span:
             problem = f"{name} '{span}' is not at character {begin} of the text"
             raise DataError(where, problem, "get the file again")
@@ -161,7 +163,8 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
         raise ConfigError(
             f"split ({split})", "is unknown", f"choose one of {', '.join(task.files)}"
         )
-    path, is_labelled = _find_file(folder, task, split), not split.startswith("test")
+    path = _find_file(folder, task, split)
+    is_labelled = not split.startswith("test")
     remarks: Counter[str] = Counter()
     texts: list[tuple[str, ...]] = []
     words: list[tuple[str, str]] = []
@@ -209,7 +212,8 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
     tables.check_columns(f"{path} (line 1)", wanted, columns)
     first = 0 if headless else 1
     for number, line in enumerate(lines[first:], first + 1):
-        cells, where = line.split("\t"), f"{path} (line {number})"
+        cells = line.split("\t")
+        where = f"{path} (line {number})"
         if len(cells) >= len(columns):
             remarks[LONG_ROW] += len(cells) > len(columns)
             yield where, dict(zip(columns, cells, strict=False))

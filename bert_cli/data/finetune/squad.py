@@ -230,5 +230,6 @@ def _f1(gold: Sequence[str], answer: Sequence[str], *, both_empty: float) -> flo
     same = (Counter(gold) & Counter(answer)).total()
     if not same:
         return 0.0
-    precision, recall = same / len(answer), same / len(gold)
+    precision = same / len(answer)
+    recall = same / len(gold)
     return 2 * precision * recall / (precision + recall)

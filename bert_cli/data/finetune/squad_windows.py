@@ -139,7 +139,9 @@ def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: boo
     """Encode texts on all cores, some thousands at once, as the library's results are large."""
     library = tokenizer.library
     encode = library.encode_batch if with_offsets else library.encode_batch_fast
-    ids, lengths, offsets = [np.zeros(0, np.int32)], [], [np.zeros((0, 2), np.int32)]
+    ids = [np.zeros(0, np.int32)]
+    lengths = []
+    offsets = [np.zeros((0, 2), np.int32)]
     for begin in range(0, len(texts), ENCODED_AT_ONCE):
         for encoding in encode(texts[begin : begin + ENCODED_AT_ONCE], add_special_tokens=False):
             ids.append(np.array(encoding.ids, np.int32))
@@ -219,7 +221,8 @@ def _best_context(
     # The best of each piece of each question comes first, and of equals the earlier window's.
     owner = np.repeat(question, length)
     order = np.lexsort((-value, piece, owner))
-    owner, piece = owner[order], piece[order]
+    owner = owner[order]
+    piece = piece[order]
     changes = (np.diff(owner, prepend=-1) != 0) | (np.diff(piece, prepend=-1) != 0)
     wins = np.zeros(len(order), np.bool_)
     wins[order[changes]] = True
@@ -258,8 +261,10 @@ def answers(
         windows, start, end, n_best * SPANS_PER_ANSWER, max_answer_length
     )
     bounds = np.searchsorted(owner, np.arange(len(questions) + 1))
-    begin, finish = windows.offsets[first, 0].tolist(), windows.offsets[last, 1].tolist()
-    starts, ends = start[first].tolist(), end[last].tolist()
+    begin = windows.offsets[first, 0].tolist()
+    finish = windows.offsets[last, 1].tolist()
+    starts = start[first].tolist()
+    ends = end[last].tolist()
     # The [CLS] [q] of each question's window where no answer scores lowest, of equals the first.
     cls = windows.features.starts
     order = np.lexsort((cls, (start + end)[cls], windows.question))
@@ -274,7 +279,8 @@ def answers(
             if len(entries) == n_best:
                 break
         ranked = list(entries.values()) or [_entry("", 0.0, 0.0)]
-        best, name = ranked[0], question.id
+        best = ranked[0]
+        name = question.id
         if version_2:
             null = _entry("", float(start[nulls[number]]), float(end[nulls[number]]))
             result.null_odds[name] = _sum(null) - _sum(best)
@@ -309,7 +315,8 @@ def _best_spans(
     # A span that is not allowed has the sum -inf.
     start = np.where(inside & windows.best_context, start, -np.inf)
     end = np.where(inside, end, -np.inf)
-    firsts, lasts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    firsts = [np.zeros(0, np.int64)]
+    lasts = [np.zeros(0, np.int64)]
     for group in by_length(features, WINDOWS_AT_ONCE):
         longest = int(features.lengths[group].max())
         reach = min(longest, max_answer_length)
@@ -324,7 +331,8 @@ def _best_spans(
             row, first, last = _top_spans(starts, ends, reach, wanted)
             firsts.append(positions[row, first])
             lasts.append(positions[row, last])
-    first, last = np.concatenate(firsts), np.concatenate(lasts)
+    first = np.concatenate(firsts)
+    last = np.concatenate(lasts)
     window = np.searchsorted(features.ends, first, side="right")
     question = windows.question[window].astype(np.int64)
     order = np.lexsort((last, first, -(start[first] + end[last]), question))

@@ -135,7 +135,8 @@ class RecordFiles:
 
     def __init__(self, folder: Path, corpus: dict[str, Any]) -> None:
         """Map the offsets; DataError where they or the files are not those of corpus.json."""
-        self.folder, self.corpus = folder, corpus
+        self.folder = folder
+        self.corpus = corpus
         self.records: int = corpus["records"]
         self._paths = [folder / file["name"] for file in corpus["files"]]
         self._sizes = np.array([file["bytes"] for file in corpus["files"]], np.int64)
@@ -168,7 +169,8 @@ class RecordFiles:
 
     def static(self, records: Ints) -> Batch:
         """Return all columns of static records [n], packed or not; DataError for a value that no model can read."""
-        corpus, length = self.corpus, self.corpus["sequence_length"]
+        corpus = self.corpus
+        length = self.corpus["sequence_length"]
         most = corpus.get("max_sequences_per_pack", 1)
         masked = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
         sizes = (length, masked, most if most > 1 else None)
@@ -268,7 +270,8 @@ class RecordFiles:
     def _read(self, files: Ints, starts: Numbers, sizes: Numbers) -> list[bytes]:
         """Read frames and return their payloads."""
         frames: list[bytes] = []
-        offsets, lengths = starts.tolist(), sizes.tolist()
+        offsets = starts.tolist()
+        lengths = sizes.tolist()
         first_of_file = np.flatnonzero(np.diff(files, prepend=-1)).tolist()
         for begin, end in zip(first_of_file, [*first_of_file[1:], len(files)], strict=True):
             # pread, because a memory map of a file that shrinks kills the process.

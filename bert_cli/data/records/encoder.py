@@ -46,7 +46,8 @@ class Encoder:
 
     def _clear(self) -> None:
         dtype = np.uint16 if max(self._vocabulary.values()) < 65536 else np.uint32
-        self._words, self._parts = _Table(dtype), _Table(dtype)
+        self._words = _Table(dtype)
+        self._parts = _Table(dtype)
 
     def encode(self, text: str) -> Sentences:
         """Encode the lines of a text, which only line feeds separate."""

@@ -115,7 +115,8 @@ def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[
 
 def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
     """Serialize unmasked packs, the inverse of `parse_packs`."""
-    sequences, counts = packs.sequences, packs.counts
+    sequences = packs.sequences
+    counts = packs.counts
     is_sequence_BC = np.arange(int(counts.max(initial=1))) < counts[:, None]
     lists: dict[str, Ints] = {
         "first_lengths": sequences.first_lengths,
@@ -200,7 +201,8 @@ def parse_static(
         for name, length in lengths.items()
     }
     for start in range(0, len(payloads), BLOCK):
-        block, wrong = slice(start, start + BLOCK), []
+        block = slice(start, start + BLOCK)
+        wrong = []
         for name, lists in find_features(payloads[block], lengths).items():
             try:
                 columns[name][block] = _column(lists, lengths[name], name)
@@ -222,7 +224,8 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     is_token_BS = columns["input_mask"] > 0
     is_hole_BS = is_token_BS[:, 1:] > is_token_BS[:, :-1]
     yield "input_mask has padding before a token", is_hole_BS.any(axis=1) | ~is_token_BS[:, 0]
-    positions_BP, is_masked_BP = columns["masked_lm_positions"], columns["masked_lm_weights"] > 0
+    positions_BP = columns["masked_lm_positions"]
+    is_masked_BP = columns["masked_lm_weights"] > 0
     is_padding_BP = positions_BP >= np.count_nonzero(is_token_BS, axis=1)[:, None]
     yield "masked_lm_positions names padding", (is_padding_BP & is_masked_BP).any(axis=1)
     # Positions that increase are different; sorting all would take longer than the other checks.
@@ -240,10 +243,12 @@ def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
     """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
     values: npt.NDArray[Any]
     if _kind(name) == "float":
-        values, lengths = np.frombuffer(b"".join(lists), "<f4"), {len(one) / 4 for one in lists}
+        values = np.frombuffer(b"".join(lists), "<f4")
+        lengths = {len(one) / 4 for one in lists}
     else:
         values, counts = parse_varints(lists)
-        values, lengths = values.clip(-LARGEST, LARGEST), set(counts.tolist())
+        values = values.clip(-LARGEST, LARGEST)
+        lengths = set(counts.tolist())
     if lengths != {length}:
         raise ValueError(f"{name} has another length")
     return values.reshape(-1, length)

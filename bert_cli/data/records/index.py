@@ -67,7 +67,8 @@ Offsets = npt.NDArray[np.int64]
 def run(settings: IndexSettings) -> None:
     """Index every record file of a folder and write corpus.offsets and corpus.json."""
     started = time.monotonic()
-    folder, processes = settings.folder, settings.processes
+    folder = settings.folder
+    processes = settings.processes
     paths = record_files(folder)
     description = _description(folder, settings.vocab)
     stale = [path for path in paths if read_index(path) is None]
@@ -121,7 +122,8 @@ def record_files(folder: Path) -> list[Path]:
 
 def read_index(path: Path) -> Offsets | None:
     """Return the offsets in the index of a record file; None where it is absent, older or does not fit the file."""
-    index, records = path.with_suffix(".index"), path.stat()
+    index = path.with_suffix(".index")
+    records = path.stat()
     try:
         if index.stat().st_mtime_ns < records.st_mtime_ns:
             return None
@@ -138,7 +140,8 @@ def write_index(path: Path) -> int:
 
     DataError, with file and byte, where a frame is corrupt or cut.
     """
-    size, offset = path.stat().st_size, 0
+    size = path.stat().st_size
+    offset = 0
     with (
         atomic_file(path.with_suffix(".index"), INDEX_FRACTION * size) as partial,
         partial.open("wb", buffering=1 << 18) as out,
@@ -166,7 +169,8 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
     description and of each file's name, size and index; the checksums verify copies of the folder.
     """
-    paths, before = record_files(folder), known_checksums(folder / CORPUS)
+    paths = record_files(folder)
+    before = known_checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
     files: list[dict[str, Any]] = []
     hashes: list[str] = []
@@ -251,7 +255,8 @@ def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
     lists = [features["input_ids"], features["masked_lm_positions"]]
     length, predictions = parse_varints(lists)[1].tolist()
     ids = parse_static([payload], length, predictions)["input_ids"][0]
-    cls, count = vocabulary.special.cls, len(vocabulary.pieces)
+    cls = vocabulary.special.cls
+    count = len(vocabulary.pieces)
     if ids[0] != cls or ids.max() >= count:
         raise DataError(
             f"vocab ({vocab})",

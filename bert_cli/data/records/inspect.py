@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-BARS, BAR_WIDTH = 16, 50
+BARS = 16
+BAR_WIDTH = 50
 MASK_STYLE = "yellow"
 
 
@@ -177,7 +178,8 @@ class SampleStatistics:
 
     def add(self, batch: Batch) -> None:
         """Count a block of examples."""
-        special, tokens_BS = self._special, unmasked(batch)
+        special = self._special
+        tokens_BS = unmasked(batch)
         is_token_BS = batch["input_mask"] > 0
         is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
         is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
@@ -281,13 +283,15 @@ def _folder_report(name: str, source: Records) -> dict[str, Any]:
 def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what is bad for training, with its number and a remedy."""
     for name, ((least, most, counted, enough), problem, remedy) in CHECKS.items():
-        value, count = report[name], report[counted]
+        value = report[name]
+        count = report[counted]
         if value is None or count < enough:
             continue
         if name == "random_next_share":
             # Few pairs deviate by chance: three standard deviations of a half.
             chance = 1.5 / math.sqrt(count)
-            least, most = min(least, 0.5 - chance), max(most, 0.5 + chance)
+            least = min(least, 0.5 - chance)
+            most = max(most, 0.5 + chance)
         if name == "equals_per_example" and not report["next_sentence_labels"]:
             # Without pairs every copy of the text has the same sequences, with other masks.
             most += (report["copies"] or 1) - 1
@@ -342,7 +346,9 @@ def histogram(lengths: Counter[int], longest: int) -> list[str]:
     step = -(-longest // BARS)
     ranges = [(first, min(longest, first + step - 1)) for first in range(1, longest + 1, step)]
     counts = [sum(lengths[n] for n in range(first, last + 1)) for first, last in ranges]
-    most, width, digits = max(1, *counts), len(f"{max(counts):,}"), len(str(longest))
+    most = max(1, *counts)
+    width = len(f"{max(counts):,}")
+    digits = len(str(longest))
     lines = []
     for (first, last), records in zip(ranges, counts, strict=True):
         bar = "#" * -(-BAR_WIDTH * records // most)
@@ -374,9 +380,11 @@ def describe_example(
     """Yield an example as labelled lines of text: A and B of a pair, sequence after sequence."""
     from rich.text import Text
 
-    sequence_S, segments_S = batch["input_mask"][row], batch["segment_ids"][row]
+    sequence_S = batch["input_mask"][row]
+    segments_S = batch["segment_ids"][row]
     labels_BC, counts_BC = labels_of(batch)
-    tokens_S, shown_S = unmasked(batch)[row], batch["input_ids"][row]
+    tokens_S = unmasked(batch)[row]
+    shown_S = batch["input_ids"][row]
     masked = batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0].tolist()
     sequences = int(sequence_S.max(initial=0))
     for number in range(1, sequences + 1):
@@ -398,12 +406,15 @@ def mark_masks(
     """Return the tokens at some positions as text, with the pieces of a word joined and predictions in braces."""
     from rich.text import Text
 
-    special, text = vocabulary.special, Text()
+    special = vocabulary.special
+    text = Text()
     for position in positions:
-        token, shown = int(tokens_S[position]), int(shown_S[position])
+        token = int(tokens_S[position])
+        shown = int(shown_S[position])
         if token in (special.cls, special.sep):
             continue
-        piece, is_first = _printable(vocabulary.pieces[token]), not text.plain
+        piece = _printable(vocabulary.pieces[token])
+        is_first = not text.plain
         continues = piece.startswith("##") and not is_first
         text.append("" if continues or is_first else " ")
         if position not in predicted:

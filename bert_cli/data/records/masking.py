@@ -86,7 +86,9 @@ def mask_examples(
     """
     positions = np.arange(tokens_BS.shape[1])
     is_token_BS = positions < lengths_B[:, None]
-    special, masking, predictions = recipe.special, recipe.masking, recipe.predictions
+    special = recipe.special
+    masking = recipe.masking
+    predictions = recipe.predictions
     maskable_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
     wanted_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
     order_BS = (bits(keys_B, POSITIONS, positions) & ~_POSITION_BITS) | positions.astype(np.uint64)

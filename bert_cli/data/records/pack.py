@@ -39,7 +39,9 @@ Lengths = npt.NDArray[np.uint16]
 def run(settings: PackSettings) -> None:
     """Write the packed files, with the names of the input's, their indexes, the tokenizer and corpus.json."""
     # Workers of a cluster find the records by the absolute names in the shards.
-    folder, out, most = settings.input.absolute(), settings.out, settings.max_sequences_per_pack
+    folder = settings.input.absolute()
+    out = settings.out
+    most = settings.max_sequences_per_pack
     corpus = read_corpus(folder)
     length = _pack_length(settings, corpus)
     files = [file for file in corpus["files"] if file["records"]]
@@ -86,7 +88,8 @@ def run(settings: PackSettings) -> None:
 
 def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
     """Return the positions of a pack; DataError for records that cannot be packed."""
-    folder, stored = settings.input, int(corpus["sequence_length"])
+    folder = settings.input
+    stored = int(corpus["sequence_length"])
     length = settings.sequence_length or stored
     if (most := corpus.get("max_sequences_per_pack", 1)) > 1:
         problem = f"is packed already, with up to {most} sequences in a pack"
@@ -107,8 +110,10 @@ def convert(
     corpus = read_corpus(folder)
     if corpus["fingerprint"] != recipe["fingerprint"]:
         raise DataError(f"input ({folder})", "changed while it was packed", "start again")
-    files, seed = RecordFiles(folder, corpus), recipe["random_seed"]
-    length, most = recipe["sequence_length"], recipe["max_sequences_per_pack"]
+    files = RecordFiles(folder, corpus)
+    seed = recipe["random_seed"]
+    length = recipe["sequence_length"]
+    most = recipe["max_sequences_per_pack"]
     first, end = files.numbers_of(inputs[0])
     is_dynamic = corpus["format"] == "dynamic"
     masked = corpus["mask_tokens"], corpus["masked_lm_prob"]
@@ -120,7 +125,8 @@ def convert(
         for start in range(0, len(order), step):
             chosen = order[start : start + step]
             rows = packs.records(chosen, np.zeros(len(chosen), np.int64))
-            counts, within = (rows >= 0).sum(axis=1), rows[rows >= 0]
+            counts = (rows >= 0).sum(axis=1)
+            within = rows[rows >= 0]
             numbers = within + first
             if is_dynamic:
                 sequences = parse_dynamic(files.payloads(numbers), corpus["token_bytes"])

@@ -12,7 +12,8 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.stream.permutation import GOLDEN, mix
 
 N = 8
-LEAST_RUNS, LEAST_RATE = 1000, 0.005
+LEAST_RUNS = 1000
+LEAST_RATE = 0.005
 """Fewer runs, or a lower fraction that occurs again, is chance: 0.0001 in 2,000 of 500,000 records of Wikipedia."""
 
 

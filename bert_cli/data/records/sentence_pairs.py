@@ -63,21 +63,24 @@ def pair_sentences(
     longest = sequence_length - 3
     rows: list[tuple[int, int, int, int, bool]] = []
     for document in range(count):
-        start, stop = documents[document], documents[document + 1]
+        start = documents[document]
+        stop = documents[document + 1]
         while start < stop:
             target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
             # The sentence that reaches the target is the last one collected.
             end = bisect_left(sentences, sentences[start] + target, start + 1, stop)
             collected = end - start
             middle = start + 1 + int(draw() * (collected - 1)) if collected > 1 else end
-            first, second = sentences[start], sentences[middle]
+            first = sentences[start]
+            second = sentences[middle]
             if collected > 1 and draw() >= 0.5:
                 rows.append((first, second - first, second, sentences[end] - second, False))
                 start = end
                 continue
             other = int(draw() * (count - 1))
             other += other >= document
-            begin, limit = documents[other], documents[other + 1]
+            begin = documents[other]
+            limit = documents[other + 1]
             begin += int(draw() * (limit - begin))
             wanted = max(1, target - (second - first))
             until = bisect_left(sentences, sentences[begin] + wanted, begin + 1, limit)
@@ -105,7 +108,8 @@ def fill_sentences(
     longest = sequence_length - 2
     rows: list[tuple[int, int, int, int, bool]] = []
     for document, limit in pairwise(documents):
-        start, stop = sentences[document], sentences[limit]
+        start = sentences[document]
+        stop = sentences[limit]
         below = document
         while start < stop:
             target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
@@ -122,7 +126,8 @@ def fill_sentences(
 
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     """Truncate every pair to `longest` tokens, one by one from the longer segment (B if equal), at a random end."""
-    first, second = pairs.first_length, pairs.second_length
+    first = pairs.first_length
+    second = pairs.second_length
     # A segment shrinks to the length of the other one, then both in turn, B first.
     shrunk = np.clip(longest - second, (longest + 1) // 2, first)
     new_first = np.minimum(first, np.where(first + second <= longest, first, shrunk))
@@ -146,7 +151,8 @@ def _count_heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.ND
         drawn = bits(keys[rows], CUTS, np.array([2 * draw + side]))[:, 0]
         unused = np.maximum(64 - left, 0).astype(np.uint64)
         heads[rows] += np.bitwise_count(drawn >> unused)
-        rows, left = rows[left > 64], left[left > 64] - 64
+        rows = rows[left > 64]
+        left = left[left > 64] - 64
         draw += 1
     return heads
 

@@ -197,11 +197,14 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
     is_features = _bytes_at(data, last - sizes) == 0x0A
     size, at = _varints_at(data, last - sizes + 1)
     rows = np.flatnonzero(is_features & (at + size == last))
-    at, last = at[rows], last[rows]
+    at = at[rows]
+    last = last[rows]
     while len(rows):
         is_list = _bytes_at(data, at) == 0x0A
         size, at = _varints_at(data, at + 1)  # map entry
-        end, key, length = at + size, at + 2, _bytes_at(data, at + 1)
+        end = at + size
+        key = at + 2
+        length = _bytes_at(data, at + 1)
         is_list &= _bytes_at(data, at) == 0x0A
         is_key = np.arange(longest) < length[:, None]
         keys = windows[np.minimum(key, len(windows) - 1)] * is_key
@@ -217,7 +220,9 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
         spans[which, :, rows] = np.where(is_list, (at, end), 0).T
         rest = (end > key) & (end < last)
         spans[:, :, rows[~rest & (end != last)]] = 0  # of a damaged Example
-        rows, at, last = rows[rest], end[rest], last[rest]
+        rows = rows[rest]
+        at = end[rest]
+        last = last[rest]
     return {
         name: [joined[start:end] for start, end in span.T.tolist()]
         for name, span in zip(kinds, spans, strict=False)
@@ -253,7 +258,8 @@ def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
 def _varints_at(data: npt.NDArray[np.uint8], at: Ints) -> tuple[Ints, Ints]:
     """Return the varints at indices [B] and the indices after them."""
     byte = _bytes_at(data, at)
-    numbers, shift = (byte & 127).astype(np.int64), 7
+    numbers = (byte & 127).astype(np.int64)
+    shift = 7
     while shift < 35 and (more := byte > 127).any():
         at = at + more
         byte = _bytes_at(data, at) * more

@@ -68,7 +68,8 @@ BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialize
 TEXT_BYTES_PER_TOKEN = 4.4
 RECORDS_PER_FULL = {True: 1.25, False: 1.1}
 """Records, by next_sentence, for the tokens that would fill one."""
-STATIC_BYTES, DYNAMIC_BYTES = 200, 100
+STATIC_BYTES = 200
+DYNAMIC_BYTES = 100
 """Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
 FILLED = 0.9
 """Fraction of the positions that hold a token."""
@@ -113,14 +114,16 @@ class Recipe:
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
     vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
-    path, normalization = vocabulary.path.absolute(), vocabulary.normalization
+    path = vocabulary.path.absolute()
+    normalization = vocabulary.normalization
     recipe = Recipe(settings, path, vocabulary.sha256, normalization)
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
     groups, notes = plan_groups(settings.input, group_files, recipe.reading, pairs=settings.nsp)
     parts = [part for _, group in groups for part in group]
     refuse_without_effect(parts, settings.model_fields_set)
     documents = sum(_counted_documents(settings.input, parts, recipe.reading).values())
-    text, vocab_size = sum(map(text_bytes, parts)), len(vocabulary.pieces)
+    text = sum(map(text_bytes, parts))
+    vocab_size = len(vocabulary.pieces)
     recorded = {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256}
     manifest = run_shards(
         Step(
@@ -210,7 +213,8 @@ def plan_groups(
     else:
         step = group_files or 1
         groups = [parts[first : first + step] for first in range(0, len(parts), step)]
-    last, joins = groups[-1], False
+    last = groups[-1]
+    joins = False
     if pairs:
         counted = _counted_documents(folder, parts, reading)
         joins = len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
@@ -253,7 +257,8 @@ def _check_documents(count: int, parts: Sequence[Part]) -> None:
 
 
 def _span(parts: Sequence[Part]) -> str:
-    first, last = parts[0].path, parts[-1].path
+    first = parts[0].path
+    last = parts[-1].path
     return str(first) if first == last else f"{first} to {last.name}"
 
 
@@ -333,7 +338,8 @@ def convert(
     gc.disable()
     try:
         encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.normalization)
-        limit, least = HELD_BYTES * len(parts), 2 if pairs_needed else 1
+        limit = HELD_BYTES * len(parts)
+        least = 2 if pairs_needed else 1
         groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
         with RecordWriter(output) as writer:
             for number, group in enumerate(groups):
@@ -364,10 +370,13 @@ def _encoder(vocab: Path, sha256: str, normalization: Normalization) -> tuple[En
 
 def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:
     """Return the truncated pairs of all copies in shuffled order, their keys, and their tokens before truncation."""
-    settings, seed = recipe.settings, recipe.settings.random_seed
-    sentences, documents = group.sentences.tolist(), group.documents.tolist()
+    settings = recipe.settings
+    seed = recipe.settings.random_seed
+    sentences = group.sentences.tolist()
+    documents = group.documents.tolist()
     make_pairs = pair_sentences if settings.nsp else fill_sentences
-    copies, keys = [], []
+    copies = []
+    keys = []
     tokens = 0
     for copy in range(recipe.copies):
         pairs = make_pairs(
@@ -390,10 +399,13 @@ def _blocks(
     group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
-    length, special = recipe.settings.sequence_length, vocabulary.special
-    size, masks = len(vocabulary.pieces), None
+    length = recipe.settings.sequence_length
+    special = vocabulary.special
+    size = len(vocabulary.pieces)
+    masks = None
     if masking := recipe.masks:
-        predictions, continuations = recipe.settings.mask_tokens, vocabulary.is_continuation
+        predictions = recipe.settings.mask_tokens
+        continuations = vocabulary.is_continuation
         masks = MaskRecipe(special, size, masking, predictions, continuations)
     step = max(1, BLOCK_POSITIONS // length)
     for first in range(0, len(keys), step):

@@ -31,7 +31,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILE = "tokenizer.json"
-MAP_FILE, ADDED_FILE = "special_tokens_map.json", "added_tokens.json"
+MAP_FILE = "special_tokens_map.json"
+ADDED_FILE = "added_tokens.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
@@ -70,7 +71,8 @@ class Normalization:
     @classmethod
     def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
         """Return that of a tokenizer_config.json, with `cased` where it does not say the case."""
-        lower, chinese = config.get("do_lower_case"), config.get("tokenize_chinese_chars")
+        lower = config.get("do_lower_case")
+        chinese = config.get("tokenize_chinese_chars")
         cased = cased if lower is None else not lower
         return cls(cased, config.get("strip_accents"), chinese is not False)
 
@@ -155,7 +157,8 @@ def vocabulary_bytes(path: Path) -> bytes:
             # BERT strips accents by default where it lower-cases; both are the same vocabulary.
             is_default = name == "strip_accents" and actual == (not normalization.cased)
             if name != "vocab" and actual != value and not is_default:
-                where, problem = f"{path} ({part}.{name})", f"is {actual!r}, and BERT's {value!r}"
+                where = f"{path} ({part}.{name})"
+                problem = f"is {actual!r}, and BERT's {value!r}"
                 raise DataError(where, problem, "give a BERT model's vocabulary")
     if sorted(pieces.values()) != [*range(len(pieces))]:
         raise DataError(f"{path} (model.vocab)", "has ids without a piece", TAKE_AGAIN)

@@ -72,9 +72,11 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
         path = _file_of(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
-    config_path, config = path.with_name(CONFIG_FILE), {}
+    config_path = path.with_name(CONFIG_FILE)
+    config = {}
     if path.suffix == ".json":
-        config_path, config = path, normalizer_entries(path)
+        config_path = path
+        config = normalizer_entries(path)
     elif config_path.is_file():
         config = read_json(config_path, dict[str, Any], DataError, "fix or remove it")
     if config.get("do_lower_case", not cased) == cased:
@@ -171,12 +173,14 @@ def run(settings: VocabSettings) -> None:
     DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
-    own, normalization = base.pieces if base else (), _normalization(settings, base)
+    own = base.pieces if base else ()
+    normalization = _normalization(settings, base)
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
     recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
     recorded |= normalization.changes() | ({"extends": base.sha256} if base else {})
     with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
-        started, wanted = monotonic(), len(own) + int(settings.size)
+        started = monotonic()
+        wanted = len(own) + int(settings.size)
         reading = Reading(settings.input_format, settings.text_field)
         parts, notes = recognise_all(settings.input, reading)
         refuse_without_effect(parts, settings.model_fields_set)
@@ -243,7 +247,8 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     """Print a line if the normalization changes many words of a text other than by their case."""
     from tokenizers.normalizers import BertNormalizer
 
-    words, is_lower = Counter(text.split()), not normalization.cased
+    words = Counter(text.split())
+    is_lower = not normalization.cased
     strip = BertNormalizer(False, False, normalization.strip_accents, is_lower).normalize_str
     changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
     if changed > MANY_STRIPPED * words.total():
@@ -260,7 +265,8 @@ def _new_pieces(
     settings: VocabSettings,
 ) -> list[str]:
     """Return the trained pieces that `base` lacks and that the text has most often when all are in the vocabulary."""
-    ids, first = base.ids, len(base.pieces)
+    ids = base.ids
+    first = len(base.pieces)
     candidates = [piece for piece in trained if piece not in ids]
     ids |= {piece: first + number for number, piece in enumerate(candidates)}
     encoder = Encoder(ids, base.normalization)
@@ -288,7 +294,8 @@ def _train(
     tokenizer = library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), tokenizer, size // 4)
     if not letters:
-        where, remedy = f"input ({settings.input})", "give a folder that `bert preprocess` wrote"
+        where = f"input ({settings.input})"
+        remedy = "give a folder that `bert preprocess` wrote"
         raise DataError(where, "no text", remedy)
     fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
@@ -336,7 +343,8 @@ def _alphabet(
     They are LETTERS, or `most` at most where COVERAGE of the text needs more. Both lists are ordered by code point; of
     equally frequent characters the lower are included.
     """
-    counts, continuing = np.zeros(CODE_POINTS, np.int64), np.zeros(CODE_POINTS, np.bool_)
+    counts = np.zeros(CODE_POINTS, np.int64)
+    continuing = np.zeros(CODE_POINTS, np.bool_)
     kinds = np.full(CODE_POINTS, -1, np.int8)  # -1 unknown, 0 space, 1 punctuation, 2 in words
     for text in texts:
         normalized = tokenizer.normalizer.normalize_str(text)

@@ -48,7 +48,8 @@ def run_on_cluster(
 
     # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
-    cluster, function = _Cluster(client, output), dumps(convert)
+    cluster = _Cluster(client, output)
+    function = dumps(convert)
     finished = as_completed(loop=client.loop)
     try:
         for shard in shards:
@@ -77,13 +78,15 @@ class _Cluster:
     """A client of the scheduler, and the shards that are in progress."""
 
     def __init__(self, client: "Client", output: manifest.OutputFolder) -> None:
-        self.client, self.output = client, output
+        self.client = client
+        self.output = output
         self.running: dict[Any, manifest.Shard] = {}
         self.is_waiting = False
 
     def submit(self, shard: manifest.Shard, function: bytes) -> "Future":
         """Start a shard on a worker."""
-        prepared, folder = self.output.prepare(shard), self.output.work_folder(shard).absolute()
+        prepared = self.output.prepare(shard)
+        folder = self.output.work_folder(shard).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         prepared = replace(prepared, inputs=tuple(path.absolute() for path in prepared.inputs))
         arguments = (prepared, folder, function, Path.cwd(), self.output.versions)
@@ -143,7 +146,9 @@ def _connect(scheduler: str) -> "Client":
     import_extra("distributed", "dask", "executor (dask)")
     from distributed import Client
 
-    where, path, address = f"scheduler ({scheduler})", Path(scheduler), scheduler
+    where = f"scheduler ({scheduler})"
+    path = Path(scheduler)
+    address = scheduler
     remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
     if path.is_file():
         address = str(read_json(path, dict[str, Any], ConfigError, remedy).get("address"))

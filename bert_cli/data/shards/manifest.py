@@ -135,8 +135,10 @@ class OutputFolder:
     """The output folder of a step, locked for this process. Open it with `open_output`."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.out = step, step.out
-        self.done, self.partial = self.out / DONE, self.out / ".partial"
+        self.step = step
+        self.out = step.out
+        self.done = self.out / DONE
+        self.partial = self.out / ".partial"
         self.settings: dict[str, Any] = _without_secrets(step.settings)
         self.versions = package_versions(step.packages)
         self.markers: dict[str, Marker | None] = {}  # shards of this run in order; None: incomplete
@@ -183,7 +185,8 @@ class OutputFolder:
 
     def is_complete(self, shard: Shard) -> bool:
         """Return whether a shard is complete. Raises DataError if it was made from other inputs."""
-        name, target = shard.output.as_posix(), self.out / shard.output
+        name = shard.output.as_posix()
+        target = self.out / shard.output
         path = self.done / f"{name}.shard"
         self.markers[name] = None
         if not path.exists():
@@ -209,7 +212,8 @@ class OutputFolder:
 
     def commit(self, shard: Shard, stats: Stats) -> None:
         """Rename the files of a shard to their final paths, its output last, and write its marker."""
-        name, target = shard.output.as_posix(), self.out / shard.output
+        name = shard.output.as_posix()
+        target = self.out / shard.output
         path = self.done / f"{name}.shard"
         for old in (self.out / MANIFEST, path):
             old.unlink(missing_ok=True)
@@ -306,7 +310,8 @@ def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT, or a folder that it lies in, is a file."""
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
-        where, problem = f"out ({existing})", "is a file and must be a folder"
+        where = f"out ({existing})"
+        problem = "is a file and must be a folder"
         raise DataError(where, problem, "choose another path")
 
 

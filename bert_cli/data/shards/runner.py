@@ -59,7 +59,9 @@ def run_shards(
     if isinstance(shards, Sequence) and total is None:
         total = sum(shard.size() for shard in shards)
     started = time.monotonic()
-    fresh, skipped, finished = Stats(), 0, 0
+    fresh = Stats()
+    skipped = 0
+    finished = 0
     with manifest.open_output(step) as output:
         bytes_left = _print_plan(output, shards)
         try:
@@ -230,7 +232,8 @@ class Progress:
     """
 
     def __init__(self, step: str, total: int | None, done: int = 0) -> None:
-        self.step, self.total = step, total
+        self.step = step
+        self.total = total
         self.bytes = self.before = done
         self.bar: Any = None
 

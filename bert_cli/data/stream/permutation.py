@@ -67,8 +67,10 @@ def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:
     """Permute the numbers below 2**bits: the halves are changed alternately by a hash of the other."""
     one = np.uint64(1)
     low = bits >> one
-    low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
-    left, right = numbers >> low, numbers & low_mask
+    low_mask = (one << low) - one
+    high_mask = (one << (bits - low)) - one
+    left = numbers >> low
+    right = numbers & low_mask
     steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
     for first, second in steps.reshape(-1, 2):
         left ^= mix(keys + first + right) & high_mask

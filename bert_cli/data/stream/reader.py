@@ -21,12 +21,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.plan import Plan
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import Ints, row_keys
 from bert_cli.data.stream.permutation import permute, record_at
 from bert_cli.data.stream.source import ByLength, Numbers, Records
 from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.planning.plan import Plan
 
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
 MULTIPLE = 8  # length buckets end at multiples of so many positions, as matrix units want them
@@ -48,7 +48,8 @@ class Batching:
     """That of a run whose steps differ in size or in their masks."""
 
     def __post_init__(self) -> None:
-        step, size = self.examples_per_step, self.micro_batch_size
+        step = self.examples_per_step
+        size = self.micro_batch_size
         if step < 1 or step % (size * self.world_size):
             processes = count(self.world_size, "process")
             raise ConfigError(
@@ -160,8 +161,11 @@ class Reader(ExampleStream):
     """
 
     def __init__(self, source: Records, batching: Batching, buckets: int | None = None) -> None:
-        self.source, self.sources, self.batching = source, [source], batching
-        self.folder, self.fingerprint = source.folder, source.fingerprint
+        self.source = source
+        self.sources = [source]
+        self.batching = batching
+        self.folder = source.folder
+        self.fingerprint = source.fingerprint
         self.has_next_sentences = source.has_next_sentences
         self.epoch_size: int = len(source)
         self.sequences_per_example = source.sequences / max(1, len(source))
@@ -222,7 +226,8 @@ class Buckets:
         self, lengths: Ints, sequence_length: int, buckets: int, examples_per_step: int, seed: int
     ) -> None:
         """Divide records of these lengths [records] into at most `buckets`; the longest ends at S at most."""
-        self.seed, self.examples_per_step = seed, examples_per_step
+        self.seed = seed
+        self.examples_per_step = examples_per_step
         # The name decides the random order of old and new runs alike.
         self._records = ByLength(lengths, sequence_length, "bin", seed)
         self.ends = bucket_ends(self._records.histogram, buckets)
@@ -251,7 +256,8 @@ class Buckets:
 
 
 def _check_buckets(source: Records, buckets: int, step: int) -> None:
-    where, records = f"length_buckets ({buckets})", f"the {len(source)} records in {source.folder}"
+    where = f"length_buckets ({buckets})"
+    records = f"the {len(source)} records in {source.folder}"
     if source.max_sequences_per_pack > 1:
         problem = f"are for examples of one sequence, and {records} are packs"
         raise ConfigError(where, problem, "leave out one of the two")
@@ -311,7 +317,8 @@ class Mixture(ExampleStream):
                 problem = f"is less than half of 1/{LONGEST_BLOCK} of all weights"
                 where = f"dataset_dir (weight {weight:g} of {source.folder})"
                 raise ConfigError(where, problem, "raise it or leave the corpus out")
-        self.batching, self.folder = batching, self.sources[0].folder
+        self.batching = batching
+        self.folder = self.sources[0].folder
         self.has_next_sentences = any(source.has_next_sentences for source in self.sources)
         self.epoch_size: int = sum(map(len, self.sources))
         self._block = sum(self.quotas)
@@ -338,7 +345,8 @@ class Mixture(ExampleStream):
     def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
         """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora."""
         blocks, offsets = np.divmod(np.array(sample_indices, np.int64, ndmin=1), self._block)
-        corpora, ranks = np.empty_like(blocks), np.empty_like(blocks)
+        corpora = np.empty_like(blocks)
+        ranks = np.empty_like(blocks)
         for block in np.unique(blocks):
             chosen = blocks == block
             assigned = _assignment(tuple(self.quotas), self._order_seed, int(block))
@@ -365,7 +373,8 @@ class Stages(ExampleStream):
 
     def __init__(self, streams: Sequence[ExampleStream]) -> None:
         """Join the streams of the stages in their order; DataError for packs and for different vocabularies."""
-        self.streams, first = streams, streams[0]
+        self.streams = streams
+        first = streams[0]
         by_folder = {source.folder: source for stream in streams for source in stream.sources}
         self.sources = list(by_folder.values())
         vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
@@ -374,7 +383,9 @@ class Stages(ExampleStream):
             listed = ", ".join(str(source.folder) for source in self.sources)
             remedy = "give records of one vocabulary that are not packed"
             raise DataError(f"stages ({listed})", problem, remedy)
-        self.batching, self.folder, self.epoch_size = first.batching, first.folder, first.epoch_size
+        self.batching = first.batching
+        self.folder = first.folder
+        self.epoch_size = first.epoch_size
         self.has_next_sentences = any(one.has_next_sentences for one in streams)
         self.sequences_per_example = first.sequences_per_example
         columns = [{name: one.shape for name, one in own.rows(0).items()} for own in streams]

@@ -49,7 +49,9 @@ class Records:
         to `max_sequences_per_pack` in an example. DataError for lengths, packs or files that do not fit.
         """
         corpus = read_corpus(folder)
-        self.folder, self.corpus, self.seed = folder, corpus, seed
+        self.folder = folder
+        self.corpus = corpus
+        self.seed = seed
         stored_pack: int = corpus.get("max_sequences_per_pack", 1)
         self.is_dynamic: bool = corpus["format"] == "dynamic"
         self.sequence_length: int = sequence_length or corpus["sequence_length"]
@@ -67,7 +69,8 @@ class Records:
         """Of dynamic records that are packed when they are read."""
         if not self.is_dynamic:
             return
-        masking, special = masking or Masking(), SpecialIds(**corpus["special_ids"])
+        masking = masking or Masking()
+        special = SpecialIds(**corpus["special_ids"])
         continuations = None
         if masking.unit != "token":
             vocabulary = read_vocabulary(folder / "vocab.txt", corpus["vocab_sha256"])
@@ -108,7 +111,8 @@ class Records:
         counts: Ints = np.ones(len(numbers), np.int64)
         if self.packs is not None:
             records_nC = self.packs.records(numbers, epochs)
-            counts, numbers = (records_nC >= 0).sum(axis=1), records_nC[records_nC >= 0]
+            counts = (records_nC >= 0).sum(axis=1)
+            numbers = records_nC[records_nC >= 0]
         payloads = self.files.payloads(numbers)
         is_packed = self.max_sequences_per_pack > 1
         if is_packed and self.packs is None:
@@ -121,7 +125,8 @@ class Records:
         columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
         if not is_packed:
             return columns
-        most, probability = self.max_sequences_per_pack, self._masks.masking.highest_probability
+        most = self.max_sequences_per_pack
+        probability = self._masks.masking.highest_probability
         return pack_columns(
             columns,
             counts,
@@ -152,7 +157,8 @@ class Records:
 
     def _check_sizes(self, stored_pack: int) -> None:
         """Raise DataError for sizes that these records cannot be read with."""
-        corpus, length = self.corpus, self.sequence_length
+        corpus = self.corpus
+        length = self.sequence_length
         positions: int = corpus["sequence_length"]
         # Setting, its value, the stored one, what makes others, and whether dynamic records allow it.
         sizes = (
@@ -252,7 +258,8 @@ class Packs:
         self._ends = np.cumsum(self._counts)
         # For each combination and slot, the first of the records of its length that the slot takes:
         # the k-th pack of the combination takes the k-th from there.
-        flat, taken = self._lengths.ravel(), np.repeat(self._counts, sequences)
+        flat = self._lengths.ravel()
+        taken = np.repeat(self._counts, sequences)
         first = np.zeros(len(flat), np.int64)
         order = np.argsort(flat, kind="stable")
         before = np.cumsum(taken[order]) - taken[order]

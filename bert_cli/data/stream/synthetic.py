@@ -41,13 +41,17 @@ class SyntheticStream(ExampleStream):
     ) -> None:
         """Raise ConfigError for too small a vocabulary or too few positions."""
         _check_sizes(vocab_size, sequence_length)
-        self.most, longest = max_sequences_per_pack, sequence_length // SHORTEST
+        self.most = max_sequences_per_pack
+        longest = sequence_length // SHORTEST
         if not 1 <= self.most <= longest:
             problem = f"{sequence_length} positions hold 1 to {longest} synthetic sequences"
             where = f"max_sequences_per_pack ({self.most})"
             raise ConfigError(where, problem, "give such a number")
-        self.batching, self.seed, self.sequence_length = batching, seed, sequence_length
-        special, continues = SpecialIds(0, 1, 2, 3, 4), np.arange(vocab_size) % 4 == 3
+        self.batching = batching
+        self.seed = seed
+        self.sequence_length = sequence_length
+        special = SpecialIds(0, 1, 2, 3, 4)
+        continues = np.arange(vocab_size) % 4 == 3
         self._masks = MaskRecipe(special, vocab_size, masking or Masking(), predictions, continues)
         packs = "" if self.most == 1 else f" N {self.most}"
         self.fingerprint = f"generated V {vocab_size} S {sequence_length} P {predictions}{packs}"
@@ -107,7 +111,8 @@ class SyntheticStream(ExampleStream):
     ) -> Batch:
         """Return sequences [CLS] a [SEP] b [SEP] of these lengths, with at least one token in a and b."""
         first_word = np.uint64(FIRST_WORD)
-        length, special = self.sequence_length, masks.special
+        length = self.sequence_length
+        special = masks.special
         positions = np.arange(length)
         steps = positions.astype(np.uint64) * GOLDEN
         bits_BS = mix(keys_B[:, None] + steps) >> np.uint64(1)

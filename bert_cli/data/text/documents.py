@@ -112,7 +112,8 @@ def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
         size += len(text)
         if size >= BLOCK_BYTES:
             yield "\n\n".join(texts) + "\n"
-            texts, size = [], 0
+            texts = []
+            size = 0
     if texts:
         yield "\n\n".join(texts) + "\n"
 

@@ -31,7 +31,8 @@ KIND = "pages-articles-multistream.xml.bz2"
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between attempts
 PROGRESS_BYTES = 10_000_000
 LIST_BYTES = 1 << 24  # of a list of checksums; that of the English Wikipedia has some 0.3 MB
-READ_SECONDS, CONNECT_SECONDS = 60.0, 30.0
+READ_SECONDS = 60.0
+CONNECT_SECONDS = 30.0
 HASH_BLOCK = 1 << 22
 
 Result = TypeVar("Result")
@@ -70,7 +71,8 @@ def _copy_sample(settings: DownloadSettings, output: OutputFolder) -> None:
     if useless := settings.model_fields_set & {"language", "date", "mirror"}:
         problem = "has no effect with --sample, which copies a file"
         raise ConfigError(min(useless), problem, "leave one out")
-    source, started = sample_dump(), time.monotonic()
+    source = sample_dump()
+    started = time.monotonic()
     target = settings.out / source.name
     if not target.exists() or not filecmp.cmp(source, target, shallow=False):
         write_atomically(target, source.read_bytes())
@@ -200,7 +202,8 @@ def _get(client: "httpx.Client", url: str, headers: dict[str, str]) -> Iterator[
                 raise DataError(where, f"the server refuses with {code}", remedy)
             yield response
     except httpx.UnsupportedProtocol:
-        problem, remedy = "is not an http(s) address", "begin with https://"
+        problem = "is not an http(s) address"
+        remedy = "begin with https://"
         raise ConfigError(f"mirror ({url})", problem, remedy) from None
     except (httpx.TransportError, httpx.StreamError) as error:
         raise ConnectionLostError(str(error) or type(error).__name__) from None
@@ -216,13 +219,15 @@ def _exists(client: "httpx.Client", url: str) -> bool:
 
 def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int]) -> Result:
     """Call `attempt` until it works. After as many failures as PAUSES without progress raise DataError."""
-    failures, reached = 0, received()
+    failures = 0
+    reached = received()
     while True:
         try:
             return attempt()
         except ConnectionLostError as error:
             if received() >= reached + PROGRESS_BYTES:
-                failures, reached = 0, received()
+                failures = 0
+                reached = received()
             if failures == len(PAUSES):
                 raise DataError(
                     f"download ({url})",
@@ -253,7 +258,8 @@ def _sha1(path: Path) -> str:
 def _write_manifest(
     output: OutputFolder, target: Path, sha1: str, url: str, received: int, started: float
 ) -> None:
-    seconds, size = time.monotonic() - started, _size(target)
+    seconds = time.monotonic() - started
+    size = _size(target)
     stats = Stats(bytes_in=size, bytes_out=size)
     output.write_manifest(
         stats, seconds, received, {target.name: stats}, url=redact(url), sha1=sha1

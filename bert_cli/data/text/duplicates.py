@@ -159,7 +159,8 @@ def _read_signatures(hashes: Path) -> npt.NDArray[np.uint32]:
 
 def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
     """Return for each document whether an earlier one has the same hash, given as two integers each."""
-    first, second = hashes[0::2], hashes[1::2]
+    first = hashes[0::2]
+    second = hashes[1::2]
     order = np.lexsort((second, first))  # stable: of equal ones the earliest comes first
     same = np.zeros(len(order), np.bool_)
     same[1:] = first[order[1:]] == first[order[:-1]]

@@ -38,7 +38,8 @@ from bert_cli.processes import kill_program, start_program
 SECONDS_BETWEEN_CHECKS = 1.0
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
-SECONDS_PER_CHUNK, SECONDS_PER_MEGABYTE = 300.0, 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
+SECONDS_PER_CHUNK = 300.0
+SECONDS_PER_MEGABYTE = 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
 PAGES_NAMED = 3  # in a note about lost pages
 PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of the pages
 
@@ -188,11 +189,13 @@ def extract_chunk(
     notes: list[str] = []
     if chunk.streams:
         dump = Dump(path, chunk.streams)
-        (chunk,), notes = dump.chunks(sys.maxsize), dump.notes
+        (chunk,) = dump.chunks(sys.maxsize)
+        notes = dump.notes
     else:
         chunk.pages = [page + b"</page>" for page in path.read_bytes().split(b"</page>")[:-1]]
     pages = chunk.pages
-    titles, site = list(map(_id_and_title, pages)), site_of(header, rules)
+    titles = list(map(_id_and_title, pages))
+    site = site_of(header, rules)
     with open(output, "wb") as file:
         if command:
             with TemporaryDirectory(dir=output.parents[1]) as folder:
@@ -240,7 +243,8 @@ def _halves(
 
 
 def _id_and_title(page: bytes) -> tuple[int, str]:
-    number, title = PAGE_ID.search(page), TITLE.search(page)
+    number = PAGE_ID.search(page)
+    title = TITLE.search(page)
     return int(number[1]) if number else -1, title[1].decode(errors="replace") if title else ""
 
 
@@ -268,7 +272,8 @@ def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, p
     """
     path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * path.stat().st_size / 1e6
-    text, messages = path.with_name("text"), path.with_name("messages")
+    text = path.with_name("text")
+    messages = path.with_name("messages")
     with text.open("wb") as out, messages.open("wb") as err:
         program = start_program([*command, str(path)], stdout=out, stderr=err)
         try:
@@ -305,7 +310,8 @@ def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
 
 def _watch(program: "subprocess.Popen[bytes]", messages: Path, limit: float) -> str:
     """Wait for the end of a program, or for a problem, and return the problem."""
-    end, has_crashed = time.monotonic() + limit, False
+    end = time.monotonic() + limit
+    has_crashed = False
     while not has_crashed and time.monotonic() < end:
         try:
             status = program.wait(SECONDS_BETWEEN_CHECKS)

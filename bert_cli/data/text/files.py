@@ -173,7 +173,8 @@ def compression_of(path: Path) -> str:
 
 def recognise(path: Path, reading: Reading) -> Part | None:
     """Return the format of a file, None for an empty one. Raises DataError for one that is no text."""
-    size, compression = path.stat().st_size, compression_of(path)
+    size = path.stat().st_size
+    compression = compression_of(path)
     if not size:
         return None
     where = f"{path} (line 1)"
@@ -280,7 +281,9 @@ class _BlockReader(io.RawIOBase):
     """A file whose content comes from an iterator of blocks."""
 
     def __init__(self, file: IO[bytes], blocks: Iterator[bytes]) -> None:
-        self._file, self._blocks, self._block = file, blocks, memoryview(b"")
+        self._file = file
+        self._blocks = blocks
+        self._block = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -294,7 +297,8 @@ class _BlockReader(io.RawIOBase):
         if not self._block:
             self._block = memoryview(next(self._blocks, b""))
         size = min(len(buffer), len(self._block))
-        buffer[:size], self._block = self._block[:size], self._block[size:]
+        buffer[:size] = self._block[:size]
+        self._block = self._block[size:]
         return size
 
 
@@ -334,7 +338,8 @@ def line_number(part: Part, offset: int) -> int:
     lines = 1
     with open_part(part) as file:
         while offset > 0 and (data := file.read(min(1 << 20, offset))):
-            lines, offset = lines + data.count(b"\n"), offset - len(data)
+            lines = lines + data.count(b"\n")
+            offset = offset - len(data)
     return lines
 
 
@@ -391,12 +396,15 @@ def _split_row_groups(part: Part, size: int) -> list[Part]:
         count = file.metadata.num_row_groups
         sizes = [file.metadata.row_group(n).total_byte_size for n in range(count)]
     compression = part.size / max(1, sum(sizes))
-    parts, start, total = [], 0, 0.0
+    parts = []
+    start = 0
+    total = 0.0
     for number, unpacked in enumerate(sizes):
         total += unpacked * compression
         if total >= size or number == count - 1:
             parts.append(replace(part, start=start, stop=number + 1, size=round(total)))
-            start, total = number + 1, 0.0
+            start = number + 1
+            total = 0.0
     return parts or [part]
 
 

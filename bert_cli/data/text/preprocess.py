@@ -31,7 +31,8 @@ Split = Callable[[str], list[str]]
 
 SHARD_BYTES = 16_000_000  # of a large file, or of small files together: some seconds of work
 BYTES_WRITTEN = 1.0  # per byte of text: 0.995 for 10 MB of English articles
-SAMPLED_FILES, SAMPLED_BYTES = 16, 1 << 18
+SAMPLED_FILES = 16
+SAMPLED_BYTES = 1 << 18
 """Read before the work to estimate the documents per file."""
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
@@ -208,7 +209,8 @@ def split_shard(
     with open(output, "w", encoding="utf-8", newline="\n") as file:
         for path, kind, line in _all_lines(parts, reading):
             if kind == "document":
-                is_first, is_kept = True, read not in dropped
+                is_first = True
+                is_kept = read not in dropped
                 read += 1
             if kind != "body":
                 outside[path] += kind == "outside"

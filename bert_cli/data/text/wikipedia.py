@@ -77,7 +77,8 @@ class Dump:
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         """Yield chunks of at least `size` bytes of articles (namespace 0, no redirect)."""
-        chunk, raw = Chunk(), 0
+        chunk = Chunk()
+        raw = 0
         for page in self.pages():
             head = page[: page.find(b"<revision")]
             match = NAMESPACE.search(head)
@@ -88,7 +89,8 @@ class Dump:
             is_article = in_namespace and not is_redirect
             # Only an article starts a new chunk, so other pages at the end count with the last one.
             if is_article and chunk.article_bytes >= size:
-                chunk.raw_bytes, raw = self._raw_bytes - raw, self._raw_bytes
+                chunk.raw_bytes = self._raw_bytes - raw
+                raw = self._raw_bytes
                 yield chunk
                 chunk = Chunk()
             chunk.xml_bytes += len(page)
@@ -125,7 +127,8 @@ class Dump:
 
     def pages(self) -> Iterator[bytes]:
         """Yield every `<page>...</page>` of the file."""
-        rest, count = bytearray(), 0
+        rest = bytearray()
+        count = 0
         for block in itertools.chain([self._rest], self._blocks):
             if not block:  # the page has lost its end
                 rest.clear()
@@ -169,7 +172,8 @@ class Dump:
                 f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})",
                 "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
             )
-        header, rest = text[:begin], text[begin:]
+        header = text[:begin]
+        rest = text[begin:]
         if b"</siteinfo>" not in header:
             match = LANGUAGE.search(header)
             language = match[1].decode() if match else "en"

@@ -116,7 +116,9 @@ def site_of(header: bytes, templates: Mapping[str, str] | None = None) -> Site:
 
 def document(page: bytes, site: Site) -> bytes:
     """Return a page of a dump as a <doc> block: its title, an empty line, and its lines."""
-    number, title, begin = PAGE_ID.search(page), TITLE.search(page), page.find(b"<text")
+    number = PAGE_ID.search(page)
+    title = TITLE.search(page)
+    begin = page.find(b"<text")
     text = page[page.find(b">", begin) + 1 : max(0, page.rfind(b"</text>"))] if begin >= 0 else b""
     for entity, char in ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&amp;", b"&")):
         text = text.replace(entity, char)
@@ -238,7 +240,8 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
     last = 0
     for match in marks.finditer(text):
         pieces.append(text[last : match.start()])
-        mark, last = match[0], match.end()
+        mark = match[0]
+        last = match.end()
         count = 2 if "|" in mark else len(mark)
         if "{" in mark or "[" in mark:
             opened.append([len(pieces), min(count, 2 * DEPTH)])
@@ -249,7 +252,8 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
             if len(opened) <= DEPTH:
                 inner = "".join(pieces[run[0] :])
                 pieces[run[0] :] = [convert(inner)]
-            count, run[1] = count - used, run[1] - used
+            count = count - used
+            run[1] = run[1] - used
             if run[1] < 2:
                 opened.pop()
     return "".join([*pieces, text[last:]])

@@ -14,9 +14,12 @@ from itertools import pairwise
 
 MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
-FILLED, UNFINISHED = 0.9, 0.8
+FILLED = 0.9
+UNFINISHED = 0.8
 """Of the width: with proportional fonts lines differ. A line without the end of a sentence may be shorter."""
-MIN_FILLED, MAX_FINAL, MAX_BEGUN = 0.72, 0.4, 0.6
+MIN_FILLED = 0.72
+MAX_FINAL = 0.4
+MAX_BEGUN = 0.6
 """Fractions of the breaks: after a filled line, after the end of a sentence, before a capital, a digit or a mark. For
 60 articles, wrapped in 8 ways, and 56 PDF files they are at least 0.75, at most 0.29 and at most 0.44; for the same
 articles with one sentence per line at most 0.40, at least 0.96 and 0.98; for verse of Shakespeare and Milton 0.89, 0.25
@@ -25,7 +28,8 @@ MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs n
 
 FINAL = re.compile(r"[.!?:;…。！？：；][\"'”’»」』)\]*_]*$")
 WORDS = re.compile(r"\w+(?:-\w+)*")
-FIRST_PART, SECOND_PART = re.compile(r"(\w+)-$"), re.compile(r"\w+")
+FIRST_PART = re.compile(r"(\w+)-$")
+SECOND_PART = re.compile(r"\w+")
 WITHOUT_SPACES = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]{2}")  # Chinese and Japanese
 
 
@@ -103,7 +107,8 @@ class Joiner:
         return line[0].islower() or _fill(last, line, self.width) > least
 
     def _join(self, paragraph: str, line: str) -> str:
-        first, second = FIRST_PART.search(paragraph[-100:]), SECOND_PART.match(line)
+        first = FIRST_PART.search(paragraph[-100:])
+        second = SECOND_PART.match(line)
         if paragraph.endswith("\u00ad"):  # a soft hyphen
             return paragraph[:-1] + line
         if first and second:
@@ -115,7 +120,8 @@ class Joiner:
 
     def _excess(self, first: str, second: str) -> int:
         """Return how much more often the joined word occurs than the one with a hyphen."""
-        first, second = first.lower(), second.lower()
+        first = first.lower()
+        second = second.lower()
         return self.words[first + second] - self.words[f"{first}-{second}"]
 
     def _without_page_breaks(self, lines: Iterable[str]) -> Iterator[str]:

@@ -42,7 +42,8 @@ from bert_cli.parallel.jax.mesh import JaxProcessGroup
 Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
 """A weight and its two moments, by the weight's name."""
-ANY, COMPLETE = PartitionSpec.UNCONSTRAINED, PartitionSpec()
+ANY = PartitionSpec.UNCONSTRAINED
+COMPLETE = PartitionSpec()
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,11 @@ class JaxEngine(Engine):
         self.body = [block for _, block in blocks[:-1]]
         self.head: Any = blocks[-1][1]
         self.reads = {column for _, block in blocks for column in block.READS}
-        self.seed, self.optimizer, self.parallel = seed, optimizer, parallel
-        self.accumulation, self.group = accumulation, JaxProcessGroup(mesh)
+        self.seed = seed
+        self.optimizer = optimizer
+        self.parallel = parallel
+        self.accumulation = accumulation
+        self.group = JaxProcessGroup(mesh)
         self.grid = device_grid(mesh, parallel.tensor_shape)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
@@ -158,7 +162,8 @@ class JaxEngine(Engine):
         """Run the compiled step; a request to stop waits for its end."""
         counts = self._all_reduced(count(batch, self.head.COUNTS))
         arguments = self._arguments(batch, request, counts)
-        program, self._local = self._program(*arguments), None
+        program = self._program(*arguments)
+        self._local = None
         # Not `collective()`: the step is computing, and does not wait for another rank.
         naming = self.group._naming_lost_process()
         with self.record("forward_backward"), naming, reporting_out_of_memory():
@@ -180,7 +185,8 @@ class JaxEngine(Engine):
         self, batch: Batch, request: UpdateRequest, counts: Mapping[str, float]
     ) -> tuple[State, Arrays, Any, Any]:
         """Return the arguments of the compiled step."""
-        here, replicas = len(batch["input_ids"]), len(self.local_grid.devices)
+        here = len(batch["input_ids"])
+        replicas = len(self.local_grid.devices)
         first = request.first_micro_batch + self.group.rank * here
         columns: dict[str, Any] = {n: column for n, column in batch.items() if n in self.reads}
         columns["index"] = (first + np.arange(here)) % 2**31
@@ -217,14 +223,18 @@ class JaxEngine(Engine):
     ) -> tuple[State, Arrays, jax.Array, jax.Array]:
         """Return the new state, sums [accumulation, replicas], and the squared norms of gradient and weights."""
         assert self.optimizer is not None
-        optimizer, new = self.optimizer, {}
+        optimizer = self.optimizer
+        new = {}
         weights = {name: parts[0] for name, parts in state.items()}
         gradients, sums = self._accumulate(weights, columns, counts, numbers["scale"])
         squared = _squared_norm(gradients.values()) / numbers["scale"] ** 2
-        norm, most = jnp.sqrt(squared), numbers["max_norm"]
+        norm = jnp.sqrt(squared)
+        most = numbers["max_norm"]
         factor = jnp.where(norm <= most, 1.0, most / norm) / numbers["scale"]
         for name, (weight, first, second) in state.items():
-            rule, gradient, updates = optimizer.rules[name], gradients[name], numbers["updates"]
+            rule = optimizer.rules[name]
+            gradient = gradients[name]
+            updates = numbers["updates"]
             direction, *moments = optimizer.update_direction(
                 rule, weight, gradient, first, second, factor, updates
             )
@@ -242,7 +252,8 @@ class JaxEngine(Engine):
     ) -> tuple[Arrays, Arrays]:
         """Return the gradients of the loss times `scale` over all micro-batches, and the head's sums of each."""
         in_replicas = partial(jax.vmap, spmd_axis_name="replica")
-        is_sharded, replicas = self.parallel.shard_weights, self.grid.shape["replica"]
+        is_sharded = self.parallel.shard_weights
+        replicas = self.grid.shape["replica"]
 
         def loss_of(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
@@ -264,9 +275,11 @@ class JaxEngine(Engine):
         # Where weights are complete, each replica adds up its own gradients: one all-reduce a step.
         totals = {}
         for name, weight in weights.items():
-            spec, shape = self.shardings[name][0].spec, weight.shape
+            spec = self.shardings[name][0].spec
+            shape = weight.shape
             if not is_sharded:
-                spec, shape = PartitionSpec("replica", *spec), (replicas, *shape)
+                spec = PartitionSpec("replica", *spec)
+                shape = (replicas, *shape)
             totals[name] = lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), spec)
         totals, sums = lax.scan(add, totals, columns)
         # From here on divided as the moments are.
@@ -381,7 +394,8 @@ class JaxEngine(Engine):
 
     def _infer(self, batch: Batch, counts: Any) -> Any:
         weights = self._local or {name: parts[0] for name, parts in self.state.items()}
-        grid, examples = self.local_grid, len(batch["input_ids"])
+        grid = self.local_grid
+        examples = len(batch["input_ids"])
         axis = "replica" if examples % grid.shape["replica"] == 0 else None
         columns = {n: np.asarray(column) for n, column in batch.items() if n in self.reads}
         placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))

@@ -167,7 +167,8 @@ def used_memory(mesh: Mesh) -> tuple[int, int]:
     """Return the most bytes that an accelerator of this process uses now, and has used."""
     devices = jax.local_devices()[: sum(map(len, mesh.devices))]
     used = [device.memory_stats() or {} for device in devices]
-    now, peak = "bytes_in_use", "peak_bytes_in_use"
+    now = "bytes_in_use"
+    peak = "peak_bytes_in_use"
     return max(one.get(now, 0) for one in used), max(one.get(peak, 0) for one in used)
 
 
@@ -204,8 +205,10 @@ def open_mesh(
     Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
     layout that does not fit the processes or devices.
     """
-    local, each = replicas // processes.count, math.prod(parallel.tensor_shape)
-    kind, needed = _kind(), local * each
+    local = replicas // processes.count
+    each = math.prod(parallel.tensor_shape)
+    kind = _kind()
+    needed = local * each
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     if platforms and "cpu" not in platforms:
         jax.config.update("jax_platforms", f"{platforms},cpu")  # where weights are made
@@ -256,7 +259,8 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
     global _links
     _links = Links(cluster.lost_after_seconds)
     processes, interface = find_interface(processes, cluster.bind_address)
-    rank, report_after = processes.rank, cluster.report_waiting_after_seconds
+    rank = processes.rank
+    report_after = cluster.report_waiting_after_seconds
     host, _, port = processes.workers[0].rpartition(":")
     try:
         with wait_for_processes(processes, report_after, stop_requested, interface) as listener:
@@ -279,7 +283,9 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
             where, problem, "check that all processes are started and their ports are free"
         ) from error
     state = distributed.global_state
-    state.client, state.process_id, state.num_processes = client, rank, processes.count
+    state.client = client
+    state.process_id = rank
+    state.num_processes = processes.count
     # By itself gloo listens on the address that this host's name has here, which may be loopback.
     address = link.getsockname()[0].removeprefix("::ffff:")
     gloo = _jax.make_gloo_tcp_collectives(client, address, interface)

@@ -91,8 +91,11 @@ class ShardedVariable:
         mesh: Mesh,
         group: ProcessGroup,
     ) -> None:
-        self.variables, self.shape, self.group = list(variables), shape, group
-        self.first, self.shards = mesh.first_replica, mesh.replicas
+        self.variables = list(variables)
+        self.shape = shape
+        self.group = group
+        self.first = mesh.first_replica
+        self.shards = mesh.replicas
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return the complete value. All processes must call this in the same order."""
@@ -126,9 +129,12 @@ class TensorFlowEngine(Engine):
     ) -> None:
         """Without an optimizer weights are not updated; XLA compiles the updates of large weights if `compiled`."""
         super().__init__()
-        self.replicas, self.mesh, self.group = replicas, mesh, TensorFlowProcessGroup(mesh)
+        self.replicas = replicas
+        self.mesh = mesh
+        self.group = TensorFlowProcessGroup(mesh)
         parallel = parallel or Parallel()
-        self.seed, self.schedule = seed, parallel.schedule
+        self.seed = seed
+        self.schedule = parallel.schedule
         # The first of three steps still warms up.
         self.trace = Trace(3 if parallel.trace is not None else 0)
         self.head: Any = replicas[0][-1].head
@@ -278,8 +284,10 @@ class TensorFlowEngine(Engine):
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
         """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
         here = len(batch["input_ids"])
-        first, each = request.first_micro_batch + self.group.rank * here, here // len(self.replicas)
-        rows, scale = range(here), tf.constant(1.0)
+        first = request.first_micro_batch + self.group.rank * here
+        each = here // len(self.replicas)
+        rows = range(here)
+        scale = tf.constant(1.0)
         micro_batches = MicroBatches(batch, rows, first, self.seed, {}, scale)
         with reporting_out_of_memory():
             logits = [

@@ -36,7 +36,9 @@ from bert_cli.parallel.engine import Mesh, ProcessGroup, lost_process
 
 LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
 FUSES_RESULTS = "xla_cpu_use_multi_output_fusion"  # an option of XLA that has no flag
 # TensorFlow identifies a collective, and the shape of its tensors, by a key; the keys of its own collectives
 # count up from 1. Each mesh has a million keys, each device 10,000 of those.
@@ -130,7 +132,8 @@ class TensorFlowProcessGroup(ProcessGroup):
 
     def publish(self, text: str) -> None:
         """Store a text in the cluster's coordination service."""
-        service, key = context.context(), f"bert_rank_{self.rank}"
+        service = context.context()
+        key = f"bert_rank_{self.rank}"
         service.delete_config_key_value(key)  # a value cannot be overwritten
         service.set_config_key_value(key, text)
 
@@ -226,7 +229,8 @@ def open_mesh(
     layout that does not fit the processes or devices.
     """
     device_mapping = parallel.pipeline_device_mapping or [0]
-    local, stages = replicas // processes.count, max(device_mapping) + 1
+    local = replicas // processes.count
+    stages = max(device_mapping) + 1
     needed = local * stages
     gpus = gpus_of(processes)
     if gpus and parallel.reduce_precision == "bfloat16":

@@ -138,8 +138,11 @@ class StageWorker:
         span: Callable[[str, int], AbstractContextManager[None]],
     ) -> None:
         """`before` and `after` lead to the neighbouring stages; `span` is entered around each pass."""
-        self.stage, self.micro_batches, self.span = stage, micro_batches, span
-        self.before, self.after = before, after
+        self.stage = stage
+        self.micro_batches = micro_batches
+        self.span = span
+        self.before = before
+        self.after = after
         self.saved: dict[int, tuple[Tensors, Any]] = {}
         self.max_in_flight = 0  # the most micro-batches whose activations were saved at once
         self.sums: list[tf.Tensor] = []  # the head's for each micro-batch, in the last stage

@@ -68,7 +68,9 @@ class Stage:
         saved: Literal["all", "layer", "stage"] = "all",
         compiled: bool = False,
     ) -> None:
-        self.body, self.head, self.device = list(body), head, device
+        self.body = list(body)
+        self.head = head
+        self.device = device
         self.weights = {
             # Keras' variable is around TensorFlow's.
             name: weight.value if hasattr(weight, "path") else weight
@@ -83,7 +85,8 @@ class Stage:
             }
         # Whether the accumulators hold gradients of this step; if not, the next gradients overwrite them.
         self.has_gradients = False
-        self.saved, self.compiled = saved, compiled
+        self.saved = saved
+        self.compiled = compiled
         # Blocks that are computed again under one gradient tape.
         self.segments = [[block] for block in body] if saved == "layer" else [list(body)]
         self.sum_names: list[str] = []  # of the head, known once it has been traced
@@ -136,7 +139,8 @@ class Stage:
     ) -> tuple[Any, tf.Tensor]:
         """Run the last stage: return the gradient of its input, and the head's sums."""
         with tf.device(self.device):
-            hidden, is_first = _on_this_device(hidden), self._is_first()
+            hidden = _on_this_device(hidden)
+            is_first = self._is_first()
             return self._forward_backward(hidden, columns, key, counts, loss_scale, is_first)
 
     def infer(self, hidden: Any, columns: Tensors, key: Any = None) -> Any:
@@ -157,7 +161,8 @@ class Stage:
         """Return whether the next gradients are the first of the step, and note that there are some."""
         # On the CPU, where tf.cond reads it: for a value on a GPU the host would wait.
         with tf.device("CPU:0"):
-            is_first, self.has_gradients = tf.constant(not self.has_gradients), True
+            is_first = tf.constant(not self.has_gradients)
+            self.has_gradients = True
         return is_first
 
     def _run_body(self, hidden: Any, columns: Tensors, key: Any) -> Any:

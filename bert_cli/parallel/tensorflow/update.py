@@ -19,7 +19,8 @@ from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, tr
 from bert_cli.parallel.tensorflow.stage import Stage
 
 # Elements of a device's weights, and of a weight, from which on compiling saves more time than it takes.
-UPDATES_WORTH_COMPILING, LARGE = 2**23, 2**18
+UPDATES_WORTH_COMPILING = 2**23
+LARGE = 2**18
 
 
 class DeviceUpdate:
@@ -38,7 +39,9 @@ class DeviceUpdate:
         compiled: bool = True,
         host: str = "CPU:0",
     ) -> None:
-        self.group, self.optimizer, self.parallel = group, optimizer, parallel
+        self.group = group
+        self.optimizer = optimizer
+        self.parallel = parallel
         self.device = group.device
         # The device that has the moments and computes the update.
         self.moment_device = host if parallel.optimizer_state_offload else self.device
@@ -86,7 +89,8 @@ class DeviceUpdate:
 
     def compile(self) -> None:
         """Trace all functions; nothing is computed or exchanged."""
-        number, integer = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
+        number = tf.TensorSpec([], tf.float32)
+        integer = tf.TensorSpec([], tf.int32)
         with tf.device(self.device):
             for function in (self._add_duplicates, self._gradient_squared, self._weight_squared):
                 function.get_concrete_function()
@@ -240,7 +244,8 @@ class DeviceUpdate:
         self, compiled: bool, rule: Rule, start: int, weight: Any, direction: Any, *more: Any
     ) -> Any:
         """Update a weight, or its shard from element `start` on; return the result if that is a tensor."""
-        value, direction = tf.convert_to_tensor(weight), tf.convert_to_tensor(direction)
+        value = tf.convert_to_tensor(weight)
+        direction = tf.convert_to_tensor(direction)
         new = self.optimizer.apply_update(rule, start, value, direction, *more)
         return _assign((weight,), (new,))
 
@@ -288,7 +293,8 @@ class DeviceUpdate:
         order = list(self.weights)
         shards = []
         for name in names:
-            weight, rule = self.weights[name], self.optimizer.rules[name]
+            weight = self.weights[name]
+            rule = self.optimizer.rules[name]
             with tf.device(self.moments[name][0].device):
                 value = self._block_shard(weight.read_value())
                 squared = squared_norm([weight]), squares[order.index(name)]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config.data import IndexSettings, PreprocessSettings, TokenizeSettings, VocabSettings
-from bert_cli.config.layout import size
 from bert_cli.config.tools import BenchDataSettings
 from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
@@ -26,6 +25,7 @@ from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
 from bert_cli.errors import count
 from bert_cli.files import is_stdout, output_json
+from bert_cli.planning.layout import size
 from bert_cli.processes import print_table
 from bert_cli.tasks.bench.run import format_seconds
 from bert_cli.tasks.look import machine
@@ -71,7 +71,8 @@ def run(settings: BenchDataSettings) -> None:
 
 
 def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
-    text, sentences = settings.input or folder / "text", folder / "sentences"
+    text = settings.input or folder / "text"
+    sentences = folder / "sentences"
     if settings.input is None:
         text.mkdir()
         write_synthetic_text(text / "made_up.txt", settings.megabytes, settings.seed)
@@ -79,13 +80,15 @@ def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
     split = {"input": text, "out": sentences, "sentence_splitter": settings.sentence_splitter}
     values = PreprocessSettings.model_validate(split | processes)
     yield _row("preprocess", _seconds(preprocess.run, values), _bytes_of(text))
-    text_bytes, vocabulary = _bytes_of(sentences), settings.vocab
+    text_bytes = _bytes_of(sentences)
+    vocabulary = settings.vocab
     if vocabulary is None:
         vocabulary = str(folder / "vocab")
         learn = {"input": sentences, "out": vocabulary, "size": 8_000}
         yield _row("vocab", _seconds(vocab.run, VocabSettings.model_validate(learn)), text_bytes)
     shape = {"sequence_length": settings.sequence_length, "mask_tokens": settings.mask_tokens}
-    static, dynamic = folder / "static", folder / "dynamic"
+    static = folder / "static"
+    dynamic = folder / "dynamic"
     for masking, out in (("static", static), ("dynamic", dynamic)):
         recipe = {"input": sentences, "out": out, "vocab": vocabulary, "masking": masking}
         tokenized = TokenizeSettings.model_validate(recipe | shape | processes)
@@ -94,7 +97,8 @@ def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
     # Records of other tools have no indexes.
     for path in static.rglob("*.index"):
         path.unlink()
-    records, record_bytes = read_corpus(static)["records"], _bytes_of(static)
+    records = read_corpus(static)["records"]
+    record_bytes = _bytes_of(static)
     seconds = _seconds(index.run, IndexSettings(folder=static, processes=settings.processes))
     yield _row("index", seconds, record_bytes, records)
     yield _reading("read, static", static, None, settings)
@@ -129,7 +133,11 @@ def _reading(name: str, folder: Path, packed: int | None, settings: BenchDataSet
     )
     reader = Reader(source, Batching(batch, batch))
     reader[0]  # opens the files
-    examples, read, step, seconds, began = 0, 0, 0, 0.0, time.perf_counter()
+    examples = 0
+    read = 0
+    step = 0
+    seconds = 0.0
+    began = time.perf_counter()
     while seconds < settings.reading_seconds:
         step += 1
         columns = reader[step]

@@ -18,8 +18,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from bert_cli.config import layout
-from bert_cli.config.plan import describe
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.data.finetune.features import Features
@@ -28,7 +26,9 @@ from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import ConfigError, DataError, DeviceError
 from bert_cli.files import is_stdout
 from bert_cli.parallel.engine import Mesh
-from bert_cli.tasks.bench.flops import Product, model_flops, products, shape_of
+from bert_cli.planning import layout
+from bert_cli.planning.flops import Product, model_flops, products, shape_of
+from bert_cli.planning.plan import describe
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import build, corpora, finetune, start
@@ -48,7 +48,8 @@ CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
 """Seconds that a run waits while its state is copied, and seconds of writing it in the background."""
 FAILED = [-1.0, -1.0]
 
-ROUNDS, ROUND_SECONDS = 7, 0.05
+ROUNDS = 7
+ROUND_SECONDS = 0.05
 """A round repeats a product for at least so long: a shorter one measures the clock."""
 PRODUCT_FLOPS = {"CPU": (2e9, 2e10), "GPU": (2e11, 2e12)}
 """Operations of one product, at least and at most: much more time than a call takes."""
@@ -99,7 +100,8 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str,
     with ExitStack() as locks, redirect_stdout(sys.stderr) if json_only else nullcontext():
         run = _build(settings, start_watch, locks)
         group = run.parts.engine.group
-        warmup, steps = settings.warmup_steps, settings.steps
+        warmup = settings.warmup_steps
+        steps = settings.steps
         print_line(f"bench: {warmup} warm-up steps, then {steps} measured steps")
         times = _take_steps(run, warmup + steps)
         seconds = {**start_seconds, **start_watch.seconds, "first_step": times[0]["seconds"]}
@@ -116,7 +118,8 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str,
 def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
     with start_watch.part("devices"):
         # The settings of the run: `about` describes the complete run, not the measured steps.
-        settings, name = settings.model_copy(update={"about": None}), settings.pretrained_ckpt_path
+        settings = settings.model_copy(update={"about": None})
+        name = settings.pretrained_ckpt_path
         # The shape of the model alone: the values of weights do not change how long anything takes.
         source = None
         if name and not (settings.generated_dataset and "bert_config" in settings.model_fields_set):
@@ -184,7 +187,8 @@ def _real_windows(settings: BenchSquadSettings) -> Features:
 def _take_steps(run: Run, last: int) -> list[Step]:
     times: list[Step] = []
     began = time.perf_counter()
-    config, blocks = run.settings.bert_config, run.settings.last_blocks
+    config = run.settings.bert_config
+    blocks = run.settings.last_blocks
 
     def record(info: Info) -> None:
         nonlocal began
@@ -200,9 +204,11 @@ def _take_steps(run: Run, last: int) -> list[Step]:
                 **run.watch.seconds,
             }
         )
-        began, run.watch.seconds = now, {}
+        began = now
+        run.watch.seconds = {}
 
-    group, step = run.parts.engine.group, run.parts.step
+    group = run.parts.engine.group
+    step = run.parts.step
     batches = read_ahead(run.spec.stream, 0, last)
 
     def stop() -> bool:
@@ -248,7 +254,8 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
 
 def _memory(run: Run) -> dict[str, Any]:
     """Return the peak memory and its growth since the model was built, of the process with the most."""
-    peak, group = _device_memory(run.settings, run.mesh)[1], run.parts.engine.group
+    peak = _device_memory(run.settings, run.mesh)[1]
+    group = run.parts.engine.group
     return {
         "peak_memory_bytes": int(max(group.all_gather(peak))),
         # Clamped at zero: Linux updates the current and the peak size at different times.
@@ -276,7 +283,8 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
 
 def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
-    folder, plan = run.settings.checkpoint_dir, run.spec.plan
+    folder = run.settings.checkpoint_dir
+    plan = run.spec.plan
     values = run.settings.model_dump(mode="json")
     form = start.disk_format(run.settings, run.parts.state.weights, run.spec.tokenizer)
     sizes = plan.examples_per_step, plan.total_steps
@@ -303,7 +311,9 @@ def save(run: Run) -> list[float]:
 
 
 def _description(run: Run) -> dict[str, Any]:
-    settings, plan, mesh = run.settings, run.spec.plan, run.mesh
+    settings = run.settings
+    plan = run.spec.plan
+    mesh = run.mesh
     values = settings.model_dump(mode="json")
     real = {name: values[name] for name in settings.REAL_EXAMPLES}
     return {
@@ -331,7 +341,9 @@ def _description(run: Run) -> dict[str, Any]:
 
 def _product_rate(run: Run) -> float:
     """Return the operations per second of products on all devices of the run; a host's cores count once."""
-    mesh, group, settings = run.mesh, run.parts.engine.group, run.settings
+    mesh = run.mesh
+    group = run.parts.engine.group
+    settings = run.settings
     batch = {name: column[0] for name, column in run.spec.sample.items()}
     known = products(settings.bert_config, settings.last_blocks, shape_of(batch))
     dtype = str(keras.DTypePolicy(settings.precision).compute_dtype)

@@ -21,7 +21,6 @@ from typing import Any
 
 import psutil
 
-from bert_cli.config.layout import size
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import (
     BenchPretrainSettings,
@@ -32,6 +31,7 @@ from bert_cli.config.tools import (
 from bert_cli.errors import ConfigError, DeviceError, count
 from bert_cli.files import is_stdout, output_json, read_json
 from bert_cli.parallel.cluster import find_processes
+from bert_cli.planning.layout import size
 from bert_cli.processes import print_table, quiet_imports
 from bert_cli.tasks.look import machine
 
@@ -86,7 +86,8 @@ def format_flops(value: float) -> str:
 
 
 def _print_metrics(metrics: Mapping[str, Any]) -> None:
-    described, step = metrics["machine"], metrics["step_seconds"]["median"]
+    described = metrics["machine"]
+    step = metrics["step_seconds"]["median"]
     examples = "synthetic" if metrics["input"] == "made up" else "real"
     print(f"\n{described['processor']}; {size(described['memory_bytes'])} of memory")
     print(
@@ -116,12 +117,14 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    step, checkpoint = metrics["step_seconds"], metrics["checkpoint_wait_seconds"]
+    step = metrics["step_seconds"]
+    checkpoint = metrics["checkpoint_wait_seconds"]
     low, median, high = (format_seconds(step[name]) for name in ("low", "median", "high"))
     flops, products = (metrics[f"{name}_per_second"] for name in ("flops", "matmul_flops"))
     utilisation = f"{metrics['flops_utilisation']:.1%} of the matrix products'"
     device = "GPU" if metrics["machine"]["devices"] == "GPU" else "process"
-    peak, growth = size(metrics["peak_memory_bytes"]), size(metrics["memory_growth_bytes"])
+    peak = size(metrics["peak_memory_bytes"])
+    growth = size(metrics["memory_growth_bytes"])
     rows = [
         ("step", median, f"median of {metrics['steps']} steps; quartiles {low} and {high}"),
         ("examples/s", f"{metrics['examples_per_second']:,.1f}", "sequences, also inside packs"),
@@ -158,7 +161,8 @@ def sweep(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
     config["generated_dataset"] = settings.generated_dataset
     limit = None if settings.memory is None else parse_bytes(settings.memory)
     rows: list[Row] = []
-    number, most = settings.sweep_from, settings.most
+    number = settings.sweep_from
+    most = settings.most
     while (most is None or number <= most) and (not rows or rows[-1]["fits"]):
         rows.append(_measure_size(settings.WHAT, config, number, rows, limit))
         output = sys.stderr if json_only else sys.stdout
@@ -232,7 +236,8 @@ def _run_process(
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
-        config_file, output = Path(folder, "config.json"), Path(folder, "metrics.json")
+        config_file = Path(folder, "config.json")
+        output = Path(folder, "metrics.json")
         config_file.write_text(json.dumps(config), encoding="utf-8")
         words = [sys.executable, "-m", "bert_cli", "bench", command, "--config", str(config_file)]
         done = subprocess.run(

@@ -43,7 +43,8 @@ def run(settings: EmbedSettings) -> None:
 
 def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
     """Return the task: the texts to train on, and those to score on with their judgements."""
-    file, is_scored = settings.train_file, settings.do_validation
+    file = settings.train_file
+    is_scored = settings.do_validation
     rows = embeddings.read_texts(file, settings.columns) if file else []
     texts: dict[str, Sequence[str]] = {}
     judged = retrieval = None
@@ -98,7 +99,9 @@ def add_gradients(
     settings: EmbedSettings, engine: Engine, batch: Batch, request: UpdateRequest
 ) -> Batch:
     """Return the batch with the loss of each row and the gradient with respect to each vector."""
-    vectors, group, ids = engine.forward(batch, request), engine.group, batch["input_ids"]
+    vectors = engine.forward(batch, request)
+    group = engine.group
+    ids = batch["input_ids"]
     numbers = np.array([[_text_number(row) for row in rows] for rows in ids])
     # Every process computes the loss of all texts.
     everywhere = np.zeros((group.world_size, *ids.shape[:2], vectors.shape[2] + 1))
@@ -130,10 +133,13 @@ def contrastive_loss(
     n, _, size = vectors.shape
     lengths = np.maximum(np.linalg.norm(vectors, axis=2, keepdims=True), 1e-12)
     units = vectors / lengths
-    anchors, candidates = units[:, 0], units[:, 1:].reshape(-1, size)
+    anchors = units[:, 0]
+    candidates = units[:, 1:].reshape(-1, size)
     candidate_texts = texts[:, 1:].reshape(-1)
-    losses, is_correct = np.empty(n, np.float32), np.empty(n, np.float32)
-    gradients, of_candidates = np.empty_like(units), np.zeros_like(candidates)
+    losses = np.empty(n, np.float32)
+    is_correct = np.empty(n, np.float32)
+    gradients = np.empty_like(units)
+    of_candidates = np.zeros_like(candidates)
     for first in range(0, n, ROWS):
         rows = np.arange(first, min(first + ROWS, n))
         own = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
@@ -164,7 +170,8 @@ def delete_words(
     tokenizer: TextTokenizer, engine: Engine, batch: Batch, request: UpdateRequest
 ) -> Batch:
     """Return the batch with words deleted from its texts, and the complete texts as targets."""
-    ids, mask = batch["input_ids"], batch["input_mask"]
+    ids = batch["input_ids"]
+    mask = batch["input_mask"]
     special = tokenizer.special
     continues = np.array([piece.startswith("##") for piece in tokenizer.pieces])
     is_fixed = (ids == special.cls) | (ids == special.sep) | (mask == 0)

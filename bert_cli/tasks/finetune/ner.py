@@ -62,7 +62,8 @@ def _features(
     sentences: Sentences, name: str, settings: NerSettings, tokenizer: TextTokenizer
 ) -> Features:
     features, cut = word_features(sentences, tokenizer, settings.max_seq_length)
-    remarks, words = {**sentences.remarks, **cut}, sum(map(len, sentences.words))
+    remarks = {**sentences.remarks, **cut}
+    words = sum(map(len, sentences.words))
     more = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
     print_line(f"{name}: {count(len(sentences), 'sentence')}, {count(words, 'word')}{more}")
     return features
@@ -70,7 +71,8 @@ def _features(
 
 def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Result:
     best = of_words(sentences, features, np.argmax(logits["validation"], axis=1))
-    labels, predicted = sentences.names(sentences.labels), sentences.names(best)
+    labels = sentences.names(sentences.labels)
+    predicted = sentences.names(best)
     total, by_type = entity_scores(labels, predicted)
     scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall}
     # Only types in the labels: which others are predicted depends on the seed.

@@ -98,7 +98,8 @@ def _evaluate(
         max_answer_length=settings.max_answer_length,
         version_2=settings.version_2,
     )
-    predictions, threshold = result.predictions, settings.null_score_diff_threshold
+    predictions = result.predictions
+    threshold = settings.null_score_diff_threshold
     run_files: dict[str, JSON] = {}
     if settings.version_2:
         if threshold is None:

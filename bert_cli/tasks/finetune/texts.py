@@ -65,13 +65,15 @@ def build(
     features = {
         name: features_of_texts(rows, name, settings, tokenizer) for name, rows in sets.items()
     }
-    train, evaluate = features.pop("train", None), partial(_evaluate, sets, names)
+    train = features.pop("train", None)
+    evaluate = partial(_evaluate, sets, names)
     return Task(len(names), names, train, features, evaluate, best="accuracy")
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
     """Return the rows to train on and to score on, as "train" and "validation"."""
-    train_file, validation_file = settings.train_file, settings.validation_file
+    train_file = settings.train_file
+    validation_file = settings.validation_file
     read = partial(
         read_table, text_columns=settings.text_column, label_column=settings.label_column
     )
@@ -90,7 +92,8 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
 
 
 def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Logits) -> Result:
-    held_out, values = sets["validation"], logits["validation"]
+    held_out = sets["validation"]
+    values = logits["validation"]
     assert held_out.labels is not None
     predictions = np.argmax(values, axis=1)
     scores = score(("accuracy", "macro_f1"), held_out.labels, predictions)
@@ -121,7 +124,8 @@ def build_glue(
     settings: GlueSettings, tokenizer: TextTokenizer, source: start.Source | None
 ) -> Task:
     """Return the task: its sets and their official metrics."""
-    name, folder = str(settings.glue_task), settings.dataset_dir
+    name = str(settings.glue_task)
+    folder = settings.dataset_dir
     assert folder is not None
     about = TASKS[name]
 
@@ -149,7 +153,8 @@ def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) 
     """Return the metrics of each development set; those of the mismatched one have a suffix."""
     scores: Scores = {}
     for split, values in logits.items():
-        labels, suffix = sets[split].labels, split.removeprefix("validation")
+        labels = sets[split].labels
+        suffix = split.removeprefix("validation")
         assert labels is not None
         predictions = _predictions(values, sets[split].label_names)
         metrics = score(TASKS[name].metrics, labels, predictions)
@@ -215,7 +220,8 @@ def write_predictions(folder: Path, name: str, examples: TextExamples, logits: F
 
 def _rows(examples: TextExamples, logits: Floats) -> Iterator[Mapping[str, object]]:
     assert examples.labels is not None
-    names, second = examples.label_names, examples.second
+    names = examples.label_names
+    second = examples.second
     probabilities = softmax(logits, axis=1)
     for number, text in enumerate(examples.first):
         row: dict[str, object] = {"id": examples.ids[number], "text": text}

@@ -17,7 +17,7 @@ from bert_cli.config.load import RECIPES, configs_folder
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, Precision
 from bert_cli.errors import ConfigError, count
-from bert_cli.tasks.bench.flops import model_flops
+from bert_cli.planning.flops import model_flops
 
 Goal = Literal["search", "labels", "fill-mask"]
 TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
@@ -25,12 +25,15 @@ PIECES_PER_WORD = 1.4  # of a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
 TRAINED = 0.9  # of the documents: the others are held out
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
-LEAST_EXAMPLES, LEAST_PAIRS = 3200, 64  # in the hours, if there are as many
+LEAST_EXAMPLES = 3200
+LEAST_PAIRS = 64  # in the hours, if there are as many
 PAIR_FRACTION = 0.25  # of the hours, at most, after masked-LM training
 LITTLE_TIME = 0.5  # of the hours: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
-EVALUATIONS, EVALUATED, LINES = 10, 1000, 200  # of a run; examples of an evaluation
+EVALUATIONS = 10
+EVALUATED = 1000
+LINES = 200  # of a run; examples of an evaluation
 SPOILS = (
     "masked-LM training spoils the vectors of a model of sentences (in our trial nDCG@10 fell from 0.612 to 0.360); "
     "--for search trains it on pairs instead"
@@ -123,7 +126,8 @@ def choose(
     if start is None:
         (name, _, _, rate), config = new_model(text, machine, seconds, warnings)
     else:
-        name, config = start.name, start.config
+        name = start.name
+        config = start.config
         rate = step(TABLE["learning rate"]["rates"], config.hidden_size)
     if text.unknown > MANY_UNKNOWN:
         problem = f"{name} lacks {text.unknown:.0%} of the words of the text"
@@ -208,7 +212,8 @@ def new_model(
 
 def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
     """Return the epochs of masked-LM training with so many records, each of which takes `each` seconds."""
-    rule, fitting = TABLE["epochs"], seconds / each
+    rule = TABLE["epochs"]
+    fitting = seconds / each
     epochs = float(rule["scratch"])
     if chosen.start is not None:
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
@@ -231,10 +236,14 @@ def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
 
 
 def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
-    text, machine, config, out = chosen.text, chosen.machine, chosen.config, chosen.out
+    text = chosen.text
+    machine = chosen.machine
+    config = chosen.config
+    out = chosen.out
     kind = "model" if chosen.start else "scratch"
     length, predictions = length_for(text, config)
-    records, each = _records(text, length), flops_of(config, length, predictions) / machine.flops
+    records = _records(text, length)
+    each = flops_of(config, length, predictions) / machine.flops
     epochs = _epochs(chosen, records, each, seconds)
     examples = math.ceil(epochs * records)
     sizes = TABLE["batch"]["batches"]
@@ -297,7 +306,8 @@ def optimizer(rate: float, warmup: float, precision: str) -> dict[str, Any]:
 
 
 def _expected_bits(chosen: Recipe, examples: int) -> str:
-    curve, config = TABLE["bits per byte"], chosen.config
+    curve = TABLE["bits per byte"]
+    config = chosen.config
     is_known = (config.num_hidden_layers, config.hidden_size) == (curve["layers"], curve["width"])
     if chosen.start is None or not is_known:
         return "not known for this model"
@@ -306,7 +316,10 @@ def _expected_bits(chosen: Recipe, examples: int) -> str:
 
 
 def _add_pairs(chosen: Recipe, seconds: float) -> None:
-    text, machine, out, rule = chosen.text, chosen.machine, chosen.out, TABLE["pairs"]
+    text = chosen.text
+    machine = chosen.machine
+    out = chosen.out
+    rule = TABLE["pairs"]
     documents = max(text.documents, text.text_bytes / rule["document"])
     number = max(1, round(TRAINED * min(rule["of_document"] * documents, text.words / 100)))
     # The vectors of the complete batch are computed before the gradients: one more forward pass.

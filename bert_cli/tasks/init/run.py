@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from bert_cli.config import layout
 from bert_cli.config.init import InitSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
@@ -30,6 +29,7 @@ from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
+from bert_cli.planning import layout
 from bert_cli.processes import cpu_count, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
@@ -39,7 +39,8 @@ SCRIPT = "commands.sh"
 PARTS = ("train", "held_out")
 KEEP_MARKS = " --no-strip-accents"
 MEASURED_STEPS = 5
-FEW_FILES, MANY_DOCUMENTS = 5, 10  # files, and documents of each: they may be paragraphs
+FEW_FILES = 5
+MANY_DOCUMENTS = 10  # files, and documents of each: they may be paragraphs
 
 
 def run(settings: InitSettings) -> None:
@@ -50,7 +51,8 @@ def run(settings: InitSettings) -> None:
     if (settings.input / "corpus.json").exists():
         remedy = "give the text that they were made of"
         raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
-    form, field = settings.input_format, settings.text_field
+    form = settings.input_format
+    field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
     parts, _ = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
@@ -119,7 +121,9 @@ def report(chosen: Recipe) -> str:
 
 def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
     """Return the commands of a run with comments; `sentence` is one of the held-out text."""
-    out, start, lines = shlex.quote(str(chosen.out)), chosen.start, []
+    out = shlex.quote(str(chosen.out))
+    start = chosen.start
+    lines = []
     if config := chosen.configs.get("pretrain"):
         cased = " --cased" if start and start.is_cased else ""
         vocabulary = shlex.quote(start.vocabulary) if start else f"{out}/vocab"

@@ -24,18 +24,23 @@ from bert_cli.data.text.documents import marked_lines
 from bert_cli.errors import DataError, count
 from bert_cli.tasks.init.recipe import TABLE, TextFacts
 
-SAMPLED_BYTES, PIECE_BYTES = 1 << 26, 1 << 20  # what is read of a larger text, in pieces of it
+SAMPLED_BYTES = 1 << 26
+PIECE_BYTES = 1 << 20  # what is read of a larger text, in pieces of it
 FEW_DOCUMENTS = 20  # that are cut into pieces
 MIN_WORDS = 1000  # fewer have no clear language, and hold too little to train and to score on
 LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
-LANGUAGE_SAMPLE, LANGUAGE_CHARACTERS = 500, 1000  # documents, and their first characters
-NO_LANGUAGE, FEW = "zxx", 0.02  # of numbers; of the documents, which may be mistakes
+LANGUAGE_SAMPLE = 500
+LANGUAGE_CHARACTERS = 1000  # documents, and their first characters
+NO_LANGUAGE = "zxx"
+FEW = 0.02  # of numbers; of the documents, which may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
-HELD_OUT, MOST_HELD_OUT = 10, 500  # every tenth document, at most so many
-SENTENCE_CHARACTERS, PASSAGE = 20, 3  # shortest sentence of a pair; sentences of its passage
+HELD_OUT = 10
+MOST_HELD_OUT = 500  # every tenth document, at most so many
+SENTENCE_CHARACTERS = 20
+PASSAGE = 3  # shortest sentence of a pair; sentences of its passage
 DOCUMENT_SHOWN = 80  # characters that tell which document a passage is of
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(
@@ -111,7 +116,8 @@ def read_facts(
         return facts
     text = "\n".join(sample[:: 1 + len(sample) // VOCABULARY_SAMPLE])
     tokens = Encoder(vocabulary.ids, vocabulary.normalization).encode(text).tokens
-    unknown, words = np.count_nonzero(tokens == vocabulary.special.unk), len(WORD.findall(text))
+    unknown = np.count_nonzero(tokens == vocabulary.special.unk)
+    words = len(WORD.findall(text))
     return replace(facts, pieces_per_word=len(tokens) / words, unknown=unknown / words)
 
 

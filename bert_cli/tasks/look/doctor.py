@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config import checks, layout
-from bert_cli.config.checks import Check
-from bert_cli.config.layout import size
-from bert_cli.config.memory import FLOAT32, WEIGHT_BYTES, estimate
-from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, count, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
+from bert_cli.planning import checks, layout
+from bert_cli.planning.checks import Check
+from bert_cli.planning.layout import size
+from bert_cli.planning.memory import FLOAT32, WEIGHT_BYTES, estimate
+from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
 from bert_cli.tasks.run import corpora, probe
@@ -186,8 +186,10 @@ def check_layout(
             lambda one: f"chosen: {'; '.join(layout.describe_layout(one)) or 'one device'}",
         )
         return chosen or settings
-    replicas, stages = settings.global_batch.replicas, len(estimate(settings))
-    idle, needed = layout.idle(settings), replicas // processes.count * stages
+    replicas = settings.global_batch.replicas
+    stages = len(estimate(settings))
+    idle = layout.idle(settings)
+    needed = replicas // processes.count * stages
     text = f"{count(replicas, 'replica')} of {count(stages, 'device')}"
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
     remedy = layout.AUTO
@@ -217,7 +219,9 @@ def check_memory(
     what = "memory of a run"
     if kind == "GPU":
         device, most = layout.fullest(settings)
-        needed, total, free = most.total, memory, memory
+        needed = most.total
+        total = memory
+        free = memory
         text = f"device {device} of a replica needs {size(needed)}"
     else:
         here = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
@@ -246,7 +250,8 @@ def checkpoint_bytes(settings: DoctorSettings) -> int:
 
 def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) -> None:
     """Check that the checkpoints can be written, and that the disk is permanent and large enough."""
-    what, folder = "save_ckpt_path", settings.save_ckpt_path
+    what = "save_ckpt_path"
+    folder = settings.save_ckpt_path
     try:
         train.check_output_paths(settings)
         if folder is None:
@@ -270,10 +275,12 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         found, _, remedy = (warning or "falls, as far as it is checked").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", found, remedy)
     # A new checkpoint is written before the oldest is removed, so for a while there is one more.
-    each, every = checkpoint_bytes(settings), settings.keep_every_steps
+    each = checkpoint_bytes(settings)
+    every = settings.keep_every_steps
     number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
     used = sum(file.stat().st_size for path in existing for file in path.iterdir())
-    free, needed = free_bytes(folder), max(0, (number + 1) * each - used)
+    free = free_bytes(folder)
+    needed = max(0, (number + 1) * each - used)
     text = (
         f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {count(number, 'checkpoint')} of "
         f"{format_bytes(each)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
@@ -361,7 +368,8 @@ def check_first_loss(
     batch = GlobalBatch(micro_batch_size=SAMPLE)
     one_device = {"parallel": Parallel(), "global_batch": batch, "precision": "float32"}
     settings = settings.model_copy(update=one_device | {"stages": []})
-    needed, (_, free) = estimate(settings)[0].total, machine.memory()
+    needed = estimate(settings)[0].total
+    (_, free) = machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {size(needed)}, and {size(free)} are free"
         remedy = "end other programs on this machine, or give --no-build"

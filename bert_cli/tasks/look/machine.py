@@ -18,9 +18,9 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from bert_cli.config.layout import size
 from bert_cli.config.training import Precision
 from bert_cli.errors import BertError, DataError, DeviceError, count
+from bert_cli.planning.layout import size
 from bert_cli.processes import cpu_count
 
 MAIN_PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
@@ -170,7 +170,9 @@ def file_system(folder: Path) -> str | None:
 
 def description() -> dict[str, Any]:
     """Return the processor and the memory, as measurements record them."""
-    flags, number, (total, free) = processor_flags(), cpu_count(), memory()
+    flags = processor_flags()
+    number = cpu_count()
+    (total, free) = memory()
     named = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     model = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}"
@@ -254,9 +256,12 @@ def _version(name: str) -> str | None:
 
 def check_processor(report: Report) -> None:
     """Check the instructions of the processor, and how much of its cores a container may use."""
-    flags, described = processor_flags(), description()
+    flags = processor_flags()
+    described = description()
     values = {name: described[name] for name in ("cores", "quota", "instructions")}
-    text, quota, number = described["processor"], values["quota"], values["cores"]
+    text = described["processor"]
+    quota = values["quota"]
+    number = values["cores"]
     is_slow = bool(flags) and not flags & {"avx2", "asimd"}
     text += ", no AVX2: matrix products are several times slower" if is_slow else ""
     remedy = "use another machine, or a hypervisor that passes AVX2 through"
@@ -297,7 +302,8 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
 
 def check_precision(report: Report, precision: str, kind: str) -> None:
     """Check that the processor has instructions for the precision; a GPU is assumed to."""
-    flags, fast = processor_flags(), FAST_INSTRUCTIONS.get(precision)
+    flags = processor_flags()
+    fast = FAST_INSTRUCTIONS.get(precision)
     if kind == "GPU" or fast is None or not flags or flags & fast:
         report.add("ok", "precision", precision)
         return

@@ -8,15 +8,15 @@ import json
 import re
 from dataclasses import asdict
 
-from bert_cli.config import layout
-from bert_cli.config.layout import size
-from bert_cli.config.memory import Estimate, estimate, stages_of
-from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import short
 from bert_cli.errors import ConfigError, count
+from bert_cli.planning import layout
+from bert_cli.planning.layout import size
+from bert_cli.planning.memory import Estimate, estimate, stages_of
+from bert_cli.planning.plan import describe, make_plan
 from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
 
@@ -29,7 +29,8 @@ def run(settings: PlanSettings) -> None:
 
     Raises ConfigError when it does not fit, and when `auto` lacks --devices or --memory.
     """
-    devices, processes = settings.devices, settings.processes
+    devices = settings.devices
+    processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
     asked: PretrainSettings = with_sizes_of_records(settings)
     chosen = asked
@@ -60,7 +61,8 @@ def run(settings: PlanSettings) -> None:
 
 
 def _print_layout(settings: PretrainSettings) -> None:
-    batch, parallel = settings.global_batch, settings.parallel
+    batch = settings.global_batch
+    parallel = settings.parallel
     stages, mapping = stages_of(settings)
     pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(settings)), 'device')}"
     again = f"recomputing each {parallel.recompute_by}"
@@ -102,14 +104,17 @@ def _describe_length(settings: PretrainSettings) -> str:
     """Return the plan as text, without its steps where their number follows from records."""
     if settings.total_num_train_samples is not None:
         return describe(make_plan(settings, None))
-    epochs, batch = settings.num_epochs, settings.global_batch
+    epochs = settings.num_epochs
+    batch = settings.global_batch
     length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
     return f"  {length} in steps of {count(batch.examples, 'example')}"
 
 
 def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
-    replicas, each = settings.global_batch.replicas, len(estimate(settings))
-    needed, remedy = replicas * each, "give --parallel.layout auto to choose a layout that fits"
+    replicas = settings.global_batch.replicas
+    each = len(estimate(settings))
+    needed = replicas * each
+    remedy = "give --parallel.layout auto to choose a layout that fits"
     if replicas % processes:
         problem = f"{count(replicas, 'replica')} cannot be divided among them"
         raise ConfigError(f"--processes ({processes})", problem, remedy)
@@ -141,7 +146,8 @@ def _print_alternatives(
 
 
 def _flags(settings: PretrainSettings) -> str:
-    batch, (stages, mapping) = settings.global_batch, stages_of(settings)
+    batch = settings.global_batch
+    (stages, mapping) = stages_of(settings)
     parallel = settings.parallel
     pipeline = (
         f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "

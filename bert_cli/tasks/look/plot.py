@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 END = ("state", "steps", "time in steps", "examples per second, median")
 """Rows of the short table at the top of the page, beside the last losses and the scores."""
-PAGE, TEMPLATE = "index.html", Path(__file__).with_name("page.html")
+PAGE = "index.html"
+TEMPLATE = Path(__file__).with_name("page.html")
 # Distinguishable also with red-green colour blindness (Okabe and Ito 2008).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C")
 Line = Literal["-", "--", ":", "-."]
 LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
-WIDTH, PANEL_HEIGHT, LEGEND_LETTERS = 9.0, 2.7, 105
+WIDTH = 9.0
+PANEL_HEIGHT = 2.7
+LEGEND_LETTERS = 105
 FOREGROUND = "#000000"  # as matplotlib writes the colour of text and axes
 SCHEMES = (
     "<style>svg { color: #1f2328; fill: currentColor; color-scheme: light dark }"
@@ -95,7 +98,8 @@ def run(settings: PlotSettings) -> None:
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     """Return title -> panels of each picture that the runs have a metric for."""
-    metrics, held_out = history.metric_names(runs), history.metric_names(runs, held_out=True)
+    metrics = history.metric_names(runs)
+    held_out = history.metric_names(runs, held_out=True)
     beside = {name: HELD_OUT + name if HELD_OUT + name in held_out else "" for name in metrics}
     pictures = {
         "Loss": [
@@ -205,7 +209,8 @@ def _draw_run(
             line.set(linewidth=width, zorder=3)
         crosses = steps[~is_finite]
         if len(crosses):
-            heights, bottom = np.full(len(crosses), 0.03), axes.get_xaxis_transform()
+            heights = np.full(len(crosses), 0.03)
+            bottom = axes.get_xaxis_transform()
             axes.plot(
                 crosses, heights, "x", color=colour, transform=bottom, zorder=5, clip_on=False
             )

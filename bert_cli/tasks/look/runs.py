@@ -195,7 +195,8 @@ def _open(folder: Path, where: str) -> list[Run]:
 
 def _print(described: Mapping[str, Any]) -> None:
     first, second = described["runs"]
-    names, settings = (first["name"], second["name"]), described["settings"].items()
+    names = (first["name"], second["name"])
+    settings = described["settings"].items()
     if settings:
         rows = [(name, *map(history.value_in_words, pair)) for name, pair in settings]
         print_table(("settings that differ", *names), rows)
@@ -207,7 +208,8 @@ def _print(described: Mapping[str, Any]) -> None:
     rows = [("command", *kinds, "")] if kinds[0] != kinds[1] else []
     rows.append(("state", *states, ""))
     for name, pair in described["results"].items():
-        cells, difference = [], ""
+        cells = []
+        difference = ""
         for one in pair:
             deviation = one and one["standard_deviation"]
             spread = f" +- {in_words(name, deviation)}" if deviation else ""

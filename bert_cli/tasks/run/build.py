@@ -15,9 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli import errors
-from bert_cli.config import checks
-from bert_cli.config.layout import check_processes
-from bert_cli.config.plan import Plan
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.errors import DeviceError
@@ -25,6 +22,9 @@ from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, Engine, Mesh, UpdateRequest, count
+from bert_cli.planning import checks
+from bert_cli.planning.layout import check_processes
+from bert_cli.planning.plan import Plan
 from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
@@ -105,7 +105,8 @@ class Run:
 
 def forecast(run: Run) -> Forecast:
     """Return what prints once how long the rest of the run takes, from its first micro-batches or steps."""
-    plan, step = run.spec.plan, run.state.step
+    plan = run.spec.plan
+    step = run.state.step
     of_two = 2 * len(plan.micro_batches(step))
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
     size = plan.segment(step).micro_batch_size
@@ -153,7 +154,8 @@ def open_mesh(
 ) -> Mesh:
     """Take the devices of the settings' layout and join the other processes."""
     check_processes(settings.global_batch, processes.count)
-    module, replicas = runtime(settings.engine), settings.global_batch.replicas
+    module = runtime(settings.engine)
+    replicas = settings.global_batch.replicas
     module.configure_runtime(settings.precision, settings.deterministic)
     layout = settings.parallel, settings.cluster
     mesh: Mesh = module.open_mesh(processes, replicas, *layout, stop_requested)
@@ -173,7 +175,8 @@ def optimizer_for(
     settings: TrainSettings, names: Sequence[str], random_bits: RandomBits
 ) -> Optimizer:
     """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
-    options, factors = settings.optimizer_opts, factors_of(settings)
+    options = settings.optimizer_opts
+    factors = factors_of(settings)
     rules = weight_rules(
         names,
         options.name,
@@ -250,7 +253,9 @@ def evaluate(
     unlike the loss of a piece it can be compared between vocabularies.
     """
     engine.gather_weights()
-    total, group, head = min(examples, stream.epoch_size or examples), engine.group, engine.head
+    total = min(examples, stream.epoch_size or examples)
+    group = engine.group
+    head = engine.head
     sums = dict.fromkeys(sorted({over for over, _ in head.MEANS.values()}), 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
     starts = range(0, total, micro_batch_size)

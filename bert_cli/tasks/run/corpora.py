@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bert_cli.config.checks import Check, of_vocabulary
-from bert_cli.config.plan import Plan, make_plan
 from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
@@ -26,12 +24,15 @@ from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import read_json
+from bert_cli.planning.checks import Check, of_vocabulary
+from bert_cli.planning.plan import Plan, make_plan
 
 if TYPE_CHECKING:
     from bert_cli.tasks.run.start import Source
 
 Run = TypeVar("Run", bound=PretrainSettings)
-TEXT_SAMPLE, MAX_REPEATS = 4000, 2.0
+TEXT_SAMPLE = 4000
+MAX_REPEATS = 2.0
 """Examples in which repeated text is counted, and repetitions without a warning: articles have 0.3, tenfold ones 4."""
 WITHOUT_COPIES = "remove the copies of documents (`bert preprocess --deduplicate`) or lines"
 
@@ -77,7 +78,8 @@ def describe_vocabulary(
     configured: PretrainSettings, settings: PretrainSettings, stream: ExampleStream
 ) -> Iterator[str]:
     """Yield how the rows of the word embeddings differ from the settings, and from the vocabulary of the records."""
-    before, rows = configured.bert_config.vocab_size, settings.bert_config.vocab_size
+    before = configured.bert_config.vocab_size
+    rows = settings.bert_config.vocab_size
     pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
     if rows != before:
         origin = "the records have" if rows == pieces else "the model has"
@@ -176,7 +178,8 @@ def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
         return None
     folder = _folder_of(settings.validation_dir, settings, "validation_dir")
     settings = (settings, *settings.later_stages)[-1]
-    size, corpus = settings.global_batch.micro_batch_size, read_corpus(folder)
+    size = settings.global_batch.micro_batch_size
+    corpus = read_corpus(folder)
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
     source = _open_source(folder, settings, "validation_dir", may_pack=is_plain)
@@ -196,7 +199,8 @@ def _open_source(
         masking=settings.masking,
         max_sequences_per_pack=settings.max_sequences_per_pack if packs else None,
     )
-    size, rows = source.corpus["vocab_size"], settings.bert_config.vocab_size
+    size = source.corpus["vocab_size"]
+    rows = settings.bert_config.vocab_size
     where = f"{name} ({folder})"
     if name == "dataset_dir":
         if size > rows:
@@ -231,8 +235,10 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
     """
     if not has_tokenizer(model):
         return
-    ours, theirs = read_tokenizer(corpus).pieces, read_tokenizer(model).pieces
-    where, remedy = f"dataset_dir ({corpus})", "train new weights without --pretrained-ckpt-path"
+    ours = read_tokenizer(corpus).pieces
+    theirs = read_tokenizer(model).pieces
+    where = f"dataset_dir ({corpus})"
+    remedy = "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
         problem = f"holds a run with another vocabulary than the records in {corpus}"
         remedy = "use another folder for a new run, or give this run its own records"
@@ -248,7 +254,8 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
                 problem,
                 f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
             )
-    ours_is, theirs_is = normalization_of(corpus), normalization_of(model)
+    ours_is = normalization_of(corpus)
+    theirs_is = normalization_of(model)
     if ours_is and theirs_is and ours_is != theirs_is:
         cased = "--cased" if theirs_is.cased else "--no-cased"
         here, there = (json.dumps(vars(one)) for one in (ours_is, theirs_is))

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.plan import Plan, plan_of, samples_of
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
@@ -28,6 +27,7 @@ from bert_cli.errors import ConfigError, DataError, DeviceError, combine
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import class_name
 from bert_cli.parallel.engine import Batch, Engine, Mesh
+from bert_cli.planning.plan import Plan, plan_of, samples_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start, train
 from bert_cli.train import checkpoint
@@ -93,7 +93,8 @@ def run(
     required settings; `label_names` are those of synthetic examples. A request to stop saves and returns.
     """
     if settings.generated_dataset:
-        settings, needs = _without_scores(settings), ()
+        settings = _without_scores(settings)
+        needs = ()
     _check_settings(settings, needs)
     stopped = False
     with ExitStack() as locks:
@@ -186,13 +187,15 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     if errors:
         raise combine(errors)
     if (output := settings.output_dir) and not train.is_writable(output / checkpoint.SCORES):
-        where, remedy = f"output_dir ({output})", "give another --output-dir"
+        where = f"output_dir ({output})"
+        remedy = "give another --output-dir"
         raise DataError(where, "cannot be written", remedy)
 
 
 def _source(settings: FinetuneSettings) -> start.Source | None:
     """Return the model to start from or, without training, to score: the run's own if there is one."""
-    run, given = settings.save_ckpt_path, settings.pretrained_ckpt_path
+    run = settings.save_ckpt_path
+    given = settings.pretrained_ckpt_path
     if not settings.do_training and run and (given is None or checkpoint.complete_checkpoints(run)):
         return start.find_source(str(run), "--save-ckpt-path")
     return None if given is None else start.find_source(given)
@@ -258,7 +261,8 @@ def _train_and_score(
         engine, state, status = train.run_training(settings, mesh, spec, stop, locks)
         if status != "finished":
             return None
-        folder, step = settings.save_ckpt_path, -1
+        folder = settings.save_ckpt_path
+        step = -1
         if settings.dry_run or not settings.do_validation or folder is None:
             return {}
         # As rank 0 sees it: a file may appear later on another host.
@@ -300,7 +304,8 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
     spread: dict[str, JSON] = {}
     for name in results[0]:
         values = [scores[name] for scores in results]
-        mean, deviation = statistics.mean(values), statistics.stdev(values)
+        mean = statistics.mean(values)
+        deviation = statistics.stdev(values)
         spread[name] = {"mean": mean, "standard_deviation": deviation, "values": values}
         each = ", ".join(f"{value:.4f}" for value in values)
         print_line(f"  {name}: {mean:.4f} +- {deviation:.4f}  ({each})")
@@ -327,7 +332,9 @@ class Scorer:
         order: Sequence[int] | None = None,
     ) -> None:
         """Score with this model's settings; `order` has the model's output of each label of the task."""
-        self.task, self.stop, self.order = task, stop, order
+        self.task = task
+        self.stop = stop
+        self.order = order
         self.micro_batch_size = settings.global_batch.micro_batch_size
         self.max_seq_length = settings.max_seq_length
         self.is_per_position = settings.last_blocks[-1] in ("qa_head", "token_head")
@@ -340,7 +347,8 @@ class Scorer:
         result = self.score(engine)
         value = result.scores[self.task.best]
         if self.best is None or value > self.best[1]:
-            self.best, self.result = (step, value), result
+            self.best = (step, value)
+            self.result = result
         return result.scores
 
     def score(self, engine: Engine) -> Result:
@@ -364,7 +372,8 @@ class Scorer:
         group = engine.group
         rows = len(features.tokens) if self.is_per_position else len(features)
         logits = np.zeros((rows, self.task.labels), np.float32)
-        starts, lengths = features.starts, features.lengths
+        starts = features.starts
+        lengths = features.lengths
         batches = by_length(features, self.micro_batch_size)
         for first in range(0, len(batches), group.world_size):
             if group.all_reduce([self.stop()])[0]:

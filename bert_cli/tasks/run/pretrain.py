@@ -30,7 +30,8 @@ def run(settings: PretrainSettings) -> None:
         if source is not None and folder is not None:
             corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
         if settings.new_rows_only_steps and settings.decay_from is None:
-            known, steps = start.known_rows(settings, folder), settings.new_rows_only_steps
+            known = start.known_rows(settings, folder)
+            steps = settings.new_rows_only_steps
             print_line(
                 f"new rows: the first {count(steps, 'step')} train only the rows from {known:,} on"
             )
@@ -77,6 +78,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return metrics on the first held-out examples, with their bits per byte."""
     assert held_out.folder is not None
-    examples, size = settings.evaluation_examples, held_out.batching.micro_batch_size
+    examples = settings.evaluation_examples
+    size = held_out.batching.micro_batch_size
     text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
     return build.evaluate(engine, held_out, examples, size, text_bytes)

@@ -24,7 +24,8 @@ from bert_cli.data.stream.reader import MULTIPLE
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
 
-ENGLISH, SHIPPED = "english", Path(__file__).with_name("probe_english.jsonl")
+ENGLISH = "english"
+SHIPPED = Path(__file__).with_name("probe_english.jsonl")
 NAMES = ("good", "bad")
 UNLIMITED = 2**31 - 1
 
@@ -49,13 +50,15 @@ class Probe:
 
     def describe(self) -> str:
         """Return how many pairs there are, and how many masked sentences an evaluation reads."""
-        rows, pairs = len(self.rows[0]), len(self.sentences) // 2
+        rows = len(self.rows[0])
+        pairs = len(self.sentences) // 2
         return f"{pairs:,} pairs, {rows:,} masked sentences of up to {self.sequence_length} tokens"
 
 
 def read_probe(settings: PretrainSettings, records: Path) -> Probe:
     """Read the pairs with the tokenizer of the records. DataError, with the line, for a pair that cannot be scored."""
-    named, room = str(settings.probe), settings.max_seq_length - 2
+    named = str(settings.probe)
+    room = settings.max_seq_length - 2
     path = SHIPPED if named == ENGLISH else Path(named)
     if not path.is_file():
         remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
@@ -99,7 +102,9 @@ def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
     """Return the pseudo-log-likelihood of the good and the bad sentence of each pair [n, 2]."""
     engine.gather_weights()
     sentences_R, positions_R = probe.rows
-    totals, size, group = np.zeros(len(probe.sentences)), probe.batch_size, engine.group
+    totals = np.zeros(len(probe.sentences))
+    size = probe.batch_size
+    group = engine.group
     for first in range(0, len(sentences_R), size)[group.rank :: group.world_size]:
         # Filled up with its own rows: another number of rows would be traced again.
         rows = np.arange(first, min(first + size, len(sentences_R)))

@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.layout import with_micro_batch
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.plan import decay_step
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, LearningRate, TrainSettings
@@ -32,6 +30,8 @@ from bert_cli.data.records.tokenizer import (
 from bert_cli.errors import CheckpointError, ConfigError, count, nearest
 from bert_cli.files import read_json, verify_checkpoint
 from bert_cli.model import hf, scaling, tensorflow_names
+from bert_cli.planning.layout import with_micro_batch
+from bert_cli.planning.plan import decay_step
 from bert_cli.tasks.run.weight_files import (
     FILES,
     Tensors,
@@ -97,7 +97,8 @@ class Source:
         if not self.replaced:
             return tensors
         for name in (name for name in tensors if name.endswith(BY_PIECE)):
-            old, first = tensors[name], self.first_new
+            old = tensors[name]
+            first = self.first_new
             means = [old[list(rows)].mean(0, dtype=np.float32) for rows in self.replaced]
             padding = old[first + len(means) :]
             tensors[name] = np.concatenate([old[:first], np.array(means, old.dtype), padding])
@@ -112,10 +113,12 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
     """
     if tokenizer is None or not has_tokenizer(source.folder):
         return source
-    own, pieces = read_tokenizer(source.folder).pieces, read_tokenizer(tokenizer).pieces
+    own = read_tokenizer(source.folder).pieces
+    pieces = read_tokenizer(tokenizer).pieces
     if len(pieces) <= len(own) or pieces[: len(own)] != own:
         return source
-    ids, longest = {piece: number for number, piece in enumerate(own)}, max(map(len, own))
+    ids = {piece: number for number, piece in enumerate(own)}
+    longest = max(map(len, own))
     replaced = [split_word(piece, ids, longest) for piece in pieces[len(own) :]]
     rows = max(len(pieces), source.config.vocab_size)
     described = {**source.described, "vocab_size": rows}
@@ -139,7 +142,8 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
             _refuse_keras(folder)
             weights = folder / FILES[0]
     else:
-        folder, weights = prefix.parent, prefix
+        folder = prefix.parent
+        weights = prefix
         with reading_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
         if not tensorflow_names.is_object_based(shapes):
@@ -149,7 +153,8 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
             return Source(folder, described, str(config), prefix)
     config = folder / "config.json"
     if prefix is not None and not config.is_file():
-        where, problem = str(prefix), "is a TensorFlow 2 checkpoint without its shape"
+        where = str(prefix)
+        problem = "is a TensorFlow 2 checkpoint without its shape"
         remedy = f"write {config} with its bert_config, and add the tokenizer's vocab.txt"
         raise CheckpointError(where, problem, remedy)
     return Source(folder, _read_config(config), str(config), weights)
@@ -182,10 +187,12 @@ def known_rows(settings: PretrainSettings, tokenizer: Path | None) -> int:
 
 def find_folder(name: str, flag: str) -> Path:
     """Return the model's folder for a path, a run's folder or a name on the hub."""
-    path, where = Path(name), f"{flag} ({name})"
+    path = Path(name)
+    where = f"{flag} ({name})"
     if (path / "config.json").is_file():
         return path
-    best, complete = best_checkpoint(path), complete_checkpoints(path)
+    best = best_checkpoint(path)
+    complete = complete_checkpoints(path)
     if best is not None or complete:
         return best or complete[-1]
     _refuse_keras(path)
@@ -271,7 +278,8 @@ def factors_of(settings: TrainSettings) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
     if not isinstance(settings, PretrainSettings) or settings.scaling is None:
         return {}
-    sequences, size = settings.max_sequences_per_pack, settings.global_batch.micro_batch_size
+    sequences = settings.max_sequences_per_pack
+    size = settings.global_batch.micro_batch_size
     masked = settings.positions_read - sequences
     batch = BatchShape(size, settings.max_seq_length, masked, sequences)
     return scaling.factors(settings.bert_config, settings.scaling, batch)
@@ -288,7 +296,8 @@ def with_shape_of(settings: Settings, source: Source | None) -> Settings:
 
 def with_saved_micro_batch(settings: Settings) -> Settings:
     """Return settings that leave the micro-batch open with that of the run that they continue, if there is one."""
-    folder, is_open = settings.save_ckpt_path, settings.global_batch.examples_per_step is not None
+    folder = settings.save_ckpt_path
+    is_open = settings.global_batch.examples_per_step is not None
     checkpoints = complete_checkpoints(folder) if folder is not None and is_open else []
     if not checkpoints:
         return settings
@@ -305,8 +314,10 @@ def disk_format(
     label_names: Sequence[str] | None = None,
 ) -> checkpoint.Format:
     """Return how a model is written and read: Hugging Face's names, config and tokenizer files."""
-    shapes, head = _shapes(weights), settings.last_blocks[-1]
-    positions, fills_masks = settings.bert_config.max_position_embeddings, head == "heads"
+    shapes = _shapes(weights)
+    head = settings.last_blocks[-1]
+    positions = settings.bert_config.max_position_embeddings
+    fills_masks = head == "heads"
     table = factors_of(settings)
     dtype = "float16" if settings.precision == "float16" and not table else "float32"
     config = hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names)
@@ -352,7 +363,8 @@ def branch_point(settings: PretrainSettings) -> Path:
     """Return the checkpoint from which `decay_from` continues. Raises CheckpointError if there is none to decay."""
     step = int(settings.decay_from or 0)
     run = Path(str(settings.pretrained_ckpt_path))
-    where, path = f"decay_from ({step})", run / checkpoint_name(step)
+    where = f"decay_from ({step})"
+    path = run / checkpoint_name(step)
     checkpoints = complete_checkpoints(run)
     if path not in checkpoints:
         kept = ", ".join(str(checkpoint.step_of(one)) for one in checkpoints) or "no step"

@@ -38,14 +38,17 @@ def build_model(settings: TrainSettings, mesh: Mesh, labels: int = 2) -> list[li
 
 
 def _build_replica(settings: TrainSettings, devices: tuple[str, ...], labels: int) -> list[Stage]:
-    config, parallel = settings.bert_config, settings.parallel
-    names, factors = block_names(config, settings.last_blocks), factors_of(settings)
+    config = settings.bert_config
+    parallel = settings.parallel
+    names = block_names(config, settings.last_blocks)
+    factors = factors_of(settings)
     rest = iter(names)  # the settings' stages list the same blocks, with `hid` for each layer
     stages = [[next(rest) for _ in stage] for stage in parallel.pipeline_stages or [names]]
     built: list[Stage] = []
     before: dict[str, Any] = {}
     for stage, number in zip(stages, parallel.pipeline_device_mapping or [0], strict=True):
-        device, blocks = devices[number], {}
+        device = devices[number]
+        blocks = {}
         with tf.device(device):
             for name in stage:
                 blocks[name] = build_block(

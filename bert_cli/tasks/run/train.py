@@ -22,14 +22,14 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from bert_cli.config import checks, layout
-from bert_cli.config.plan import describe
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError, DataError, count
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
+from bert_cli.planning import checks, layout
+from bert_cli.planning.plan import describe
 from bert_cli.tasks.run import build, start
 from bert_cli.tasks.run.build import Run, RunSpec, open_mesh
 from bert_cli.train import checkpoint, health, history, metrics
@@ -100,7 +100,8 @@ def run_training(
 
     `stack` keeps the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    began, plan = time.monotonic(), spec.plan
+    began = time.monotonic()
+    plan = spec.plan
     lines = [*layout.describe_layout(settings), *layout.without_effect(settings)]
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
@@ -144,7 +145,8 @@ def run_training(
     finished = _train(run, stop, stack, ready - began)
     # A process that ends earlier would be taken for lost by those that still save.
     engine.group.barrier()
-    duration, at = format_duration(time.monotonic() - began), f"step {state.step:,}"
+    duration = format_duration(time.monotonic() - began)
+    at = f"step {state.step:,}"
     if settings.dry_run:
         print_line(f"run: dry run ended at {at} after {duration}; nothing was saved")
     elif finished:
@@ -176,7 +178,9 @@ def is_writable(path: Path) -> bool:
 
 
 def _load_state(run: Run, stack: ExitStack) -> None:
-    settings, group, state = run.settings, run.engine.group, run.state
+    settings = run.settings
+    group = run.engine.group
+    state = run.state
     if run.saves:
         if run.is_first_rank:
             stack.enter_context(checkpoint.lock_run(run.folder))
@@ -232,7 +236,9 @@ def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, flo
 
 
 def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) -> bool:
-    state, engine, last = run.state, run.engine, run.spec.plan.total_steps
+    state = run.state
+    engine = run.engine
+    last = run.spec.plan.total_steps
     last = last if run.saves else min(state.step + 2, last)
     writer = stack.enter_context(BackgroundWriter())
     save = _saver(run, writer) if run.saves else None
@@ -262,7 +268,10 @@ def _train(run: Run, stop: StopRequest, stack: ExitStack, seconds_built: float) 
 
 def _saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
     """Return the function that saves a step once: rank 0 writes, other ranks send their shards."""
-    settings, state, group, folder = run.settings, run.state, run.engine.group, run.folder
+    settings = run.settings
+    state = run.state
+    group = run.engine.group
+    folder = run.folder
     dumped = settings.model_dump(mode="json")
     # The step that a run continues from has a checkpoint, which rank 0 has seen.
     exists = (folder / checkpoint_name(state.step)).exists()
@@ -299,13 +308,16 @@ def _hooks(
     stack: ExitStack,
 ) -> Hooks:
     """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
-    each, spec, settings = Every(steps=1), run.spec, run.settings
+    each = Every(steps=1)
+    spec = run.spec
+    settings = run.settings
     pace = Pace(last, work=lambda step: spec.plan.micro_batches(step).start)
     scored = Every(steps=spec.evaluate_every, last_step=last)
     picks_best = spec.evaluate is not None and spec.best is not None
 
     def measure(info: Info) -> None:
-        examples, tokens = info.metrics["examples"], info.metrics["tokens"]
+        examples = info.metrics["examples"]
+        tokens = info.metrics["tokens"]
         info.metrics.update(pace.after_step(info.step, examples, tokens))
         forecast.step_ends(pace.recent)
         info.metrics["seconds_waited"] = info.seconds_waited
@@ -332,7 +344,8 @@ def _hooks(
         hooks.append((lambda info: save(), saved))
         if picks_best:
             hooks.append((partial(_write_score, run), scored))
-    traced, trace = run.engine.traced_steps, settings.parallel.trace
+    traced = run.engine.traced_steps
+    trace = settings.parallel.trace
     if traced and trace is not None:
         hooks.append(
             (partial(_write_trace, run, trace), Every(last_step=min(run.state.step + traced, last)))
@@ -344,9 +357,11 @@ def _hooks(
 
 def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Reporter]) -> Hook:
     """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
-    settings, first = run.settings, run.state.step + 1
+    settings = run.settings
+    first = run.state.step + 1
     cadence = Every(steps=settings.log_every_steps, last_step=last)
-    dumped, total = settings.model_dump(mode="json"), run.spec.plan.total_steps
+    dumped = settings.model_dump(mode="json")
+    total = run.spec.plan.total_steps
     compared = 2 * health.compared_steps(total)
     before = history.Run(run.folder).tail(compared) if reporters else []
     steps = deque(before, compared)
@@ -377,7 +392,8 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
 def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
     if not run.is_first_rank:
         return []
-    settings, dumped = run.settings, run.settings.model_dump(mode="json")
+    settings = run.settings
+    dumped = run.settings.model_dump(mode="json")
     reporters = [metrics.jsonl_reporter(run.folder / METRICS, run.state.step)]
     if settings.tensorboard_dir is not None:
         reporters.append(metrics.tensorboard(settings.tensorboard_dir, dumped, last, stack))
@@ -399,7 +415,8 @@ def _evaluate(run: Run, info: Info) -> None:
 
 
 def _write_score(run: Run, info: Info) -> None:
-    best, name = str(run.spec.best), f"validation_{run.spec.best}"
+    best = str(run.spec.best)
+    name = f"validation_{run.spec.best}"
     if run.is_first_rank and name in info.metrics:
         checkpoint.write_best(run.folder, info.step, best, info.metrics[name])
 
@@ -419,7 +436,9 @@ def _score_resumed(run: Run) -> bool:
 
     It has no score if the run was killed between the save and the score, or was trained without scores.
     """
-    spec, step, last = run.spec, run.state.step, run.spec.plan.total_steps
+    spec = run.spec
+    step = run.state.step
+    last = run.spec.plan.total_steps
     if spec.best is None or spec.evaluate is None or step == 0:
         return True
     best = checkpoint.read_best(run.folder) if run.is_first_rank else None

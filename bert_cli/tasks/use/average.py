@@ -36,7 +36,8 @@ def run(settings: AverageSettings) -> None:
 
     Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different ones.
     """
-    folder, out = settings.run, settings.out
+    folder = settings.run
+    out = settings.out
     # A start that was killed after the rename left the mean, which is compared below.
     is_there = (out / MODEL).is_file()
     if not is_there:
@@ -148,7 +149,8 @@ def _scores(
     layout = {"parallel": Parallel(embedding_serialization_factor=chunks), "global_batch": batch}
     settings = trained.model_copy(update=layout)
     engine = build.build_engine(settings, build.open_mesh(settings, Processes(())), trains=False)
-    state, scores = State(engine.weights, {}, first_loss_scale(1.0)), []
+    state = State(engine.weights, {}, first_loss_scale(1.0))
+    scores = []
     for model in models:
         start.load_pretrained(start.find_source(str(model)), settings, state)
         scores.append(pretrain.evaluate(settings, held_out, engine))

@@ -119,7 +119,8 @@ def _check_settings(settings: ExportSettings, out: Path) -> None:
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:
     """Return the largest difference over all outputs and batches. CheckpointError if it is too large."""
-    config, draw = served.model.source.config, np.random.default_rng(0)
+    config = served.model.source.config
+    draw = np.random.default_rng(0)
     largest = relative = 0.0
     for examples, length in SHAPES:
         length = min(length, config.max_position_embeddings)
@@ -153,7 +154,8 @@ class Served(tf.Module):
 
     def __init__(self, model: Opened, encoder: Encoder | None = None) -> None:
         super().__init__(name="bert")
-        self.model, self.encoder = model, encoder
+        self.model = model
+        self.encoder = encoder
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
         # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
@@ -181,7 +183,8 @@ class Served(tf.Module):
     def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
         columns["segment_ids"] = token_type_ids
-        hidden_BSD, blocks = self.model.hidden(columns), dict(self.model.blocks)
+        hidden_BSD = self.model.hidden(columns)
+        blocks = dict(self.model.blocks)
         if "heads" in blocks:
             # [CLS] for the pooler, and then every position as if it were masked.
             rows = tf.concat([hidden_BSD[:, :1], hidden_BSD], axis=1)
@@ -272,7 +275,8 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     # Three tensors: the exporter would merge inputs that are the same object.
     example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in INPUTS)
     most = served.model.source.config.max_position_embeddings
-    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1, max=most)
+    batch = torch.export.Dim("batch", min=1)
+    length = torch.export.Dim("length", min=1, max=most)
     with _without_log_noise():
         torch.onnx.export(
             Ordered().eval(),
@@ -309,7 +313,8 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     import torch
     import transformers
 
-    source, weights = model.source, folder / checkpoint.MODEL
+    source = model.source
+    weights = folder / checkpoint.MODEL
     if source.weights.name == checkpoint.MODEL:
         shutil.copyfile(source.weights, weights)
     else:
@@ -331,7 +336,8 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     entries = hf.class_entries(source.config, model.architecture)
     described = {"model_type": source.config.architecture, **source.described, **entries}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
-    positions, fills_masks = source.config.max_position_embeddings, "heads" in dict(model.blocks)
+    positions = source.config.max_position_embeddings
+    fills_masks = "heads" in dict(model.blocks)
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)
     own = [name for name in embeddings.FILES if (source.folder / name).is_file()]
     files |= {name: (source.folder / name).read_bytes() for name in own}
@@ -368,7 +374,8 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
     import tensorflow_text as text
 
     normalizer = _normalizer_of(tokenizer)
-    lowers, strips = normalizer.get("lowercase"), normalizer.get("strip_accents")
+    lowers = normalizer.get("lowercase")
+    strips = normalizer.get("strip_accents")
     pieces = text.FastBertTokenizer(
         vocab=list(tokenizer.pieces),
         suffix_indicator="##",

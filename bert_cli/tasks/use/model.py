@@ -64,7 +64,8 @@ class Opened:
     @property
     def architecture(self) -> str:
         """Return transformers' class for the weights in the file."""
-        named, prefix = self.source.architecture, hf.PREFIXES[self.source.config.architecture]
+        named = self.source.architecture
+        prefix = hf.PREFIXES[self.source.config.architecture]
         if named in ("?", f"{prefix}BertForPreTraining") and "heads" in dict(self.blocks):
             lacks = {"pool", "heads/next_sentence"} & set(self.new)
             return prefix + ("BertForMaskedLM" if lacks else "BertForPreTraining")
@@ -231,7 +232,8 @@ class Predictor:
         """
         is_jax = keras.config.backend() == "jax"
         for numbers in by_length(features, self.settings.batch_size):
-            rows, length = numbers, int(features.lengths[numbers].max())
+            rows = numbers
+            length = int(features.lengths[numbers].max())
             if is_jax:  # few shapes; the batch is filled up with its own examples
                 rows = np.resize(numbers, min(self.settings.batch_size, len(features)))
                 length = padded_length(length, self.max_seq_length)
@@ -258,7 +260,8 @@ class Predictor:
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the outputs [n, ...] of texts or pairs, and which of them [n] were cut."""
-        features, cut = self._encode(inputs, self.max_seq_length), np.zeros(len(inputs), np.bool_)
+        features = self._encode(inputs, self.max_seq_length)
+        cut = np.zeros(len(inputs), np.bool_)
         # Only examples of full length can have been cut; encode those again without a limit.
         full = np.flatnonzero(features.lengths == self.max_seq_length).tolist()
         uncut = self._encode([inputs[number] for number in full], UNLIMITED)
@@ -289,8 +292,10 @@ class Predictor:
 
 def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return the most probable pieces for each [MASK]; null for one that was cut off."""
-    special, pieces = use.tokenizer.special, use.tokenizer.pieces
-    rows, is_cut = [], []
+    special = use.tokenizer.special
+    pieces = use.tokenizer.pieces
+    rows = []
+    is_cut = []
     for one in inputs:
         # Each literal [MASK] is the special token, which no other text becomes.
         texts = one.fields["text"].split(MASK)
@@ -300,7 +305,8 @@ def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
             ids += [special.mask, *part.ids]
         rows.append(np.array([*ids[: use.max_seq_length - 1], special.sep], np.int32))
         is_cut.append(len(ids) + 1 > use.max_seq_length)
-    tokens, ends = np.concatenate(rows), np.cumsum([len(row) for row in rows]).astype(np.int64)
+    tokens = np.concatenate(rows)
+    ends = np.cumsum([len(row) for row in rows]).astype(np.int64)
     features = Features(tokens, np.zeros(len(tokens), np.int8), ends)
     masks: list[list[Any]] = [[None] * one.fields["text"].count(MASK) for one in inputs]
     where = [one.where for one in inputs]
@@ -317,14 +323,16 @@ def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
 
 def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return the most probable label and every label's probability; for regression the score."""
-    names, several = use.model.label_names, use.model.has_several_labels
+    names = use.model.label_names
+    several = use.model.has_several_labels
     logits, is_cut = use.of_texts(inputs)
     probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else softmax(logits, -1)
     rows = []
     for one, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
         row: Row = {"scores": list(map(exact, scores))}
         if names is not None:
-            best, each = int(np.argmax(values)), list(zip(names, values, strict=True))
+            best = int(np.argmax(values))
+            each = list(zip(names, values, strict=True))
             row = {"label": names[best], "probability": exact(values[best])}
             if several:
                 row = {"labels": [name for name, value in each if value > 0.5]}
@@ -349,14 +357,16 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     logits = use.of_positions(windows.features, windows.question, inputs, 2)
     limits = settings.model_dump(include={"max_answer_length", "version_2"})
     result = answers(questions, windows, logits, n_best=N_BEST, **limits)
-    predictions, threshold = result.predictions, settings.null_score_diff_threshold
+    predictions = result.predictions
+    threshold = settings.null_score_diff_threshold
     if threshold is not None:
         predictions = with_null_threshold(predictions, result.null_odds, threshold)
     texts = [one.fields["question"] for one in inputs]
     encoded = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
     # A question's windows are consecutive, so its positions are one range.
     last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
-    rows, begin = [], 0
+    rows = []
+    begin = 0
     for question, query, end in zip(questions, encoded, windows.features.ends[last], strict=True):
         text = predictions[question.id]
         entry = next(row for row in result.nbest[question.id] if row["text"] == text)

@@ -148,10 +148,12 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
             return
     if settings.input is not None:
         path = settings.input
-        where, lines = str(path), tables.read_lines(path)
+        where = str(path)
+        lines = tables.read_lines(path)
         is_json = is_json or tables.file_kind(path) == ".jsonl"
     else:
-        where, lines = "standard input", _standard_input(task)
+        where = "standard input"
+        lines = _standard_input(task)
     if is_json:
         yield from _objects(lines, where, task)
     else:

@@ -20,7 +20,6 @@ from support.corpora import (
 )
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.config.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
@@ -33,6 +32,7 @@ from bert_cli.data.stream.reader import (
 )
 from bert_cli.data.stream.synthetic import SyntheticStream
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.planning.plan import make_plan
 
 COUNTS = [100, 7, 0, 142, 1]
 WIDE = 2 * S

@@ -13,8 +13,8 @@ from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.training import BatchShape
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
+from bert_cli.planning.flops import Product, attention, model_flops, products, shape_of
 from bert_cli.tasks.bench import measure
-from bert_cli.tasks.bench.flops import Product, attention, model_flops, products, shape_of
 from bert_cli.tasks.run import build
 from bert_cli.tasks.run.build import open_mesh
 

@@ -10,8 +10,8 @@ import pytest
 from support.tiny_models import TINY, WORDS, metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.config.layout import estimate
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.planning.layout import estimate
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train import health
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints

@@ -18,8 +18,8 @@ from support.processes import wait_for
 from support.tiny_models import TINY_RUN, flags_of, metrics_of
 
 from bert_cli.cli import main
-from bert_cli.config import layout
 from bert_cli.files import STATE
+from bert_cli.planning import layout
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 TIMES = {

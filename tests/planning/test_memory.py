@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from bert_cli.config.memory import Estimate, estimate
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.planning.memory import Estimate, estimate
 
 # Compiles the step of each settings read, and prints the bytes of its arguments and temporaries on one device.
 PROGRAM = """
 import json, math, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 4)
-from bert_cli.config.plan import make_plan
+from bert_cli.planning.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Mesh

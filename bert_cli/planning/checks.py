@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bert_cli.config.plan import Plan
+from bert_cli.planning.plan import Plan
 
 MAX_EPOCHS = 100
 MIN_TOKENS = 10

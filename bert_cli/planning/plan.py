@@ -137,7 +137,8 @@ def samples_of(settings: TrainSettings, epoch: float | None) -> int:
 
     `epoch` is their number in an epoch, in sequences; None for synthetic examples.
     """
-    epochs, samples = settings.num_epochs, settings.total_num_train_samples
+    epochs = settings.num_epochs
+    samples = settings.total_num_train_samples
     if samples is not None:
         return samples
     if epochs is None:
@@ -206,7 +207,9 @@ def _segments(
     growth = stages[0].global_batch.growth_frac * sum(samples)
     step = before = read = 0
     for stage, (settings, wanted) in enumerate(zip(stages, samples, strict=True)):
-        batch, done, examples = settings.global_batch, 0.0, 0
+        batch = settings.global_batch
+        done = 0.0
+        examples = 0
         last = batch.grad_acc_steps_per_replica
         first = max(1, round(last * (batch.start_fraction or 1.0)))
         sizes = min(MOST_SIZES, last - first)
@@ -233,7 +236,8 @@ def _segments(
                     micro_batch_size=batch.micro_batch_size,
                 )
             )
-            step, before = step + steps, before + steps * micro_batches
+            step = step + steps
+            before = before + steps * micro_batches
             done += steps * sequences
             examples += steps * micro_batches * batch.micro_batch_size
         read += wanted
@@ -274,7 +278,8 @@ def describe(plan: Plan) -> str:
             )
         )
     if plan.corpus_examples is not None and not plan.segments[-1].stage:
-        epochs, what = f"{plan.epochs:.3g}", "packs" if packed else "examples"
+        epochs = f"{plan.epochs:.3g}"
+        what = "packs" if packed else "examples"
         noun = "epoch" if epochs == "1" else "epochs"
         lines.append(f"{plan.examples:,} {what}, {epochs} {noun} of {plan.corpus_examples:,}")
     return "\n".join(f"  {line}" for line in lines)

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from bert_cli.config.memory import (
+from bert_cli.config.training import GlobalBatch, TrainSettings, short
+from bert_cli.errors import ConfigError, count
+from bert_cli.planning.memory import (
     EMBED_BLOCKS,
     LABELS,
     TASK_HEADS,
@@ -21,8 +23,6 @@ from bert_cli.config.memory import (
     stages_of,
     weights_of,
 )
-from bert_cli.config.training import GlobalBatch, TrainSettings, short
-from bert_cli.errors import ConfigError, count
 from bert_cli.processes import cpu_count
 
 Settings = TypeVar("Settings", bound=TrainSettings)
@@ -45,8 +45,10 @@ AUTO = "give --parallel.layout auto to choose a layout that fits, with the same 
 
 def work_of(settings: TrainSettings) -> dict[str, float]:
     """Return the floating-point operations of each block for one forward of a micro-batch."""
-    config, batch = settings.bert_config, settings.global_batch
-    width, vocabulary = config.hidden_size, config.vocab_size
+    config = settings.bert_config
+    batch = settings.global_batch
+    width = config.hidden_size
+    vocabulary = config.vocab_size
     positions = batch.micro_batch_size * settings.max_seq_length
     read = batch.micro_batch_size * settings.positions_read
     return {
@@ -78,14 +80,16 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
 
 def idle(settings: TrainSettings) -> float:
     """Return the bubble of a layout."""
-    work, (stages, mapping) = work_of(settings), stages_of(settings)
+    work = work_of(settings)
+    (stages, mapping) = stages_of(settings)
     times = [sum(work[block] for block in stage) for stage in stages]
     return bubble(times, mapping, settings.global_batch.grad_acc_steps_per_replica)
 
 
 def parameters(settings: TrainSettings) -> int:
     """Return the number of weights of the model."""
-    elements, (stages, _) = weights_of(settings.bert_config), stages_of(settings)
+    elements = weights_of(settings.bert_config)
+    (stages, _) = stages_of(settings)
     return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
 
 
@@ -176,7 +180,8 @@ def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
 
     The devices of a pipeline are then little more idle.
     """
-    batch, allowed = settings.global_batch, idle(settings) + MORE_IDLE
+    batch = settings.global_batch
+    allowed = idle(settings) + MORE_IDLE
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
     most = min(each, CPU_POSITIONS // settings.max_seq_length) if kind == "CPU" else each
     for size in range(most, 2 * batch.micro_batch_size - 1, -1):
@@ -192,7 +197,8 @@ def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
     larger = _larger(settings, kind, memory)
     if larger is None:
         return []
-    number, batch = larger.global_batch.micro_batch_size, larger.global_batch
+    number = larger.global_batch.micro_batch_size
+    batch = larger.global_batch
     flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica"
     return [
         f"memory: {size(fullest(settings)[1].total)} of {size(memory)}; micro-batch {number} would fit, "
@@ -201,7 +207,9 @@ def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
 
 
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape]:
-    batch, parallel, here = settings.global_batch, settings.parallel, devices // processes
+    batch = settings.global_batch
+    parallel = settings.parallel
+    here = devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     asked = math.prod(parallel.tensor_shape)
     if here < asked:
@@ -220,7 +228,8 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
 
 
 def _laid_out(settings: Settings, shape: Shape, memory: float) -> Settings:
-    (replicas, devices), batch = shape, settings.global_batch
+    (replicas, devices) = shape
+    batch = settings.global_batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
     counts = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
     laid = _changed(settings, "global_batch", counts)
@@ -265,7 +274,8 @@ def _changed(settings: Settings, group: str, changes: Mapping[str, object]) -> S
 
 def describe_layout(settings: TrainSettings) -> list[str]:
     """Return the layout as text, two to four lines."""
-    batch, parallel = settings.global_batch, settings.parallel
+    batch = settings.global_batch
+    parallel = settings.parallel
     stages, mapping = stages_of(settings)
     again = f"recomputes each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
     lines = [
@@ -327,7 +337,8 @@ def size(number: float) -> str:
 
 def without_effect(settings: TrainSettings) -> list[str]:
     """Return a line for each setting that has no effect in this layout."""
-    parallel, one_stage = settings.parallel, len(stages_of(settings)[0]) == 1
+    parallel = settings.parallel
+    one_stage = len(stages_of(settings)[0]) == 1
     one_replica = settings.global_batch.replicas == 1
     unused = {
         "replicated_tensor_sharding": one_replica and parallel.replicated_tensor_sharding,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bert_cli.config import checks
-from bert_cli.config.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.planning import checks
+from bert_cli.planning.plan import make_plan
 
 STAGE = {"max_seq_length": 64, "max_predictions_per_seq": 9, "total_num_train_samples": 16}
 

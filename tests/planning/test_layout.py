@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from bert_cli.config import layout, memory
-from bert_cli.config.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.config.load import configs_folder, load
-from bert_cli.config.memory import estimate, stages_of
-from bert_cli.config.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import ConfigError
+from bert_cli.planning import layout, memory
+from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
+from bert_cli.planning.memory import estimate, stages_of
+from bert_cli.planning.plan import make_plan
 
 GB = 10**9
 SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))

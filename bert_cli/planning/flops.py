@@ -39,10 +39,13 @@ def shape_of(batch: Mapping[str, Any]) -> BatchShape:
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> list[Product]:
     """Return every forward product with a weight, as often as it is computed; `last_blocks` follow the layers."""
-    width, inner = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
+    inner = config.intermediate_size
     positions = shape.examples * shape.positions
-    sequences, masked = shape.examples * shape.sequences, shape.examples * shape.masked
-    square, wider = Product(positions, width, width), Product(positions, width, inner)
+    sequences = shape.examples * shape.sequences
+    masked = shape.examples * shape.masked
+    square = Product(positions, width, width)
+    wider = Product(positions, width, inner)
     layer = [square] * 4 + [wider, Product(positions, inner, width)]
     if config.architecture == "groupbert":
         # A product in groups reads only the inputs of its group for each output.

@@ -3,9 +3,9 @@
 import pytest
 
 from bert_cli.config.load import Loaded, validate
-from bert_cli.config.plan import describe, make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
+from bert_cli.planning.plan import describe, make_plan
 
 RUN = {
     "max_seq_length": 64,

@@ -14,24 +14,30 @@ WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16"
 COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
 FLOAT32 = 4
 # The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
-TASK_HEADS, LABELS = ("qa_head", "glue_head", "token_head"), 2
+TASK_HEADS = ("qa_head", "glue_head", "token_head")
+LABELS = 2
 READOUTS = {"heads", "denoise_head"}  # blocks with scores of all words
 EMBED_BLOCKS = ("mean_pool", "embed_head")
 # The thresholds of the engine, which a test compares with it.
-COMPILED_CHAIN_ELEMENTS, COMPILED_UPDATE_WEIGHTS = 2**19, 2**23
+COMPILED_CHAIN_ELEMENTS = 2**19
+COMPILED_UPDATE_WEIGHTS = 2**23
 # Measured, in float32: temporaries of the backward pass of a layer at its peak, around GELU; copies of the
 # logits, with deterministic operations and without; temporaries of the update for each element of the
 # largest weight and of all others, in place or allocated; copies of an all-reduce bucket.
 BACKWARD_TEMPORARIES = {"BSF": 3, "BSD": 2}
 LOGITS = {True: 5, False: 4}
-UPDATE_IN_PLACE, UPDATE_ALLOCATED = (1, 0.4), (8, 0.3)
+UPDATE_IN_PLACE = (1, 0.4)
+UPDATE_ALLOCATED = (8, 0.3)
 BUCKETS = 3
 # Memory that the allocator takes for temporaries, relative to the live ones: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
 # For JAX: what a layer saves relative to `saved_bytes`, and the tensors of it that `tensor` divides; copies of the
 # logits, of the word embeddings and their gradient (as many again in chunks), and of weights gathered at once.
-JAX_SAVED, JAX_DIVIDED = 0.85, {"BSD": 4, "BNSS": 3, "BSF": 4}
-JAX_LOGITS, JAX_TABLES, JAX_GATHERED = 2, 2, 4
+JAX_SAVED = 0.85
+JAX_DIVIDED = {"BSD": 4, "BNSS": 3, "BSF": 4}
+JAX_LOGITS = 2
+JAX_TABLES = 2
+JAX_GATHERED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +68,12 @@ class Estimate:
 
 def weights_of(config: BertConfig) -> dict[str, int]:
     """Return the number of weights of each block; `heads` without the shared word embeddings."""
-    width, inner = config.hidden_size, config.intermediate_size
-    dense, norm = width * width + width, 2 * width
-    vectors, is_group = 4 * width + norm + inner + width + norm, config.architecture == "groupbert"
+    width = config.hidden_size
+    inner = config.intermediate_size
+    dense = width * width + width
+    norm = 2 * width
+    vectors = 4 * width + norm + inner + width + norm
+    is_group = config.architecture == "groupbert"
     if is_group:
         vectors = 8 * width + 5 * norm + 2 * (inner + width + width * (config.ffn_groups > 1))
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
@@ -85,7 +94,8 @@ def weights_of(config: BertConfig) -> dict[str, int]:
 def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
     """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
     parallel = settings.parallel
-    stages, mapping = parallel.pipeline_stages, parallel.pipeline_device_mapping
+    stages = parallel.pipeline_stages
+    mapping = parallel.pipeline_device_mapping
     if parallel.layout == "auto" or stages is None or mapping is None:
         return laid_stages([settings.bert_config.num_hidden_layers], settings.last_blocks), [0]
     return stages, mapping
@@ -114,13 +124,19 @@ def _estimate(settings: TrainSettings) -> list[Estimate]:
 
 def _with_jax(settings: TrainSettings) -> Estimate:
     """Return the estimate with JAX: `tensor` divides matrices, and what is computed with them."""
-    config, parallel, ((blocks,), _) = settings.bert_config, settings.parallel, stages_of(settings)
-    (first, second), replicas = parallel.tensor_shape, settings.global_batch.replicas
-    elements, layers = weights_of(config), config.num_hidden_layers
+    config = settings.bert_config
+    parallel = settings.parallel
+    ((blocks,), _) = stages_of(settings)
+    (first, second) = parallel.tensor_shape
+    replicas = settings.global_batch.replicas
+    elements = weights_of(config)
+    layers = config.num_hidden_layers
     by_rows = first if config.vocab_size % first == 0 else 1
-    inner, table = layers * config.layer_matrices, config.vocab_size * config.hidden_size
+    inner = layers * config.layer_matrices
+    table = config.vocab_size * config.hidden_size
     weights = sum(elements[block] for block in (*blocks, "final_norm")) - inner - table
-    inner, table = inner // (first * second), table // (by_rows * second)
+    inner = inner // (first * second)
+    table = table // (by_rows * second)
     weights += inner + table
     shards = replicas if config.hidden_size % replicas == 0 and second == 1 else 1
     stored = weights // (shards if parallel.shard_weights else 1)
@@ -129,12 +145,14 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     divided = sum(FLOAT32 * n * count_elements(settings, of) for of, n in JAX_DIVIDED.items())
     complete = int(JAX_SAVED * saved_bytes(plain, "hid", stashed=False)) - divided
     saved = complete // second + divided // first
-    working, copies = layers * saved, weights * (settings.precision != "float32")
+    working = layers * saved
+    copies = weights * (settings.precision != "float32")
     update = JAX_GATHERED * weights if stored < weights else updated
     # A scan over stacked inputs, weights and gradients; the factors of Unit Scaling differ from layer to layer.
     if parallel.recompute and getattr(settings, "scaling", None) is None:
         working = saved + layers * FLOAT32 * count_elements(settings, "BSD") // second
-        copies, update = 2 * inner * stored // weights, updated
+        copies = 2 * inner * stored // weights
+        update = updated
     chunks = parallel.embedding_serialization_factor
     copies += JAX_TABLES * (2 if chunks > 1 else 1) * table
     logits = (JAX_LOGITS + (stored < weights)) * FLOAT32 * count_elements(settings, "BPV")
@@ -155,7 +173,8 @@ def on_device(
     settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
 ) -> Estimate:
     """Return the estimate of one device for these stages, instead of those of the settings."""
-    config, parallel = settings.bert_config, settings.parallel
+    config = settings.bert_config
+    parallel = settings.parallel
     here = [number for number, on in enumerate(mapping) if on == device]
     blocks = [block for number in here for block in stages[number]]
     table = config.vocab_size * config.hidden_size
@@ -164,7 +183,8 @@ def on_device(
     tables = sum(not {"emb", *READOUTS}.isdisjoint(stages[number]) for number in here)
     replicas = settings.global_batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
-    updated, most = math.ceil(weights / shards), math.ceil(min(largest, weights) / shards)
+    updated = math.ceil(weights / shards)
+    most = math.ceil(min(largest, weights) / shards)
     bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * most)
     reduced = BUCKETS * min(bucket, FLOAT32 * weights) if replicas > 1 else 0
     in_place = settings.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
@@ -186,7 +206,8 @@ def on_device(
 
 def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
     """Return the saved bytes of a stage for all micro-batches between forward and backward."""
-    parallel, blocks = settings.parallel, stages[number]
+    parallel = settings.parallel
+    blocks = stages[number]
     if number == len(stages) - 1:  # forward and backward are one function
         return 0
     micro_batches = settings.global_batch.grad_acc_steps_per_replica
@@ -202,7 +223,9 @@ def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
 
 def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     """Return the peak bytes of a stage for one micro-batch, without its stash and the logits."""
-    parallel, blocks, config = settings.parallel, stages[number], settings.bert_config
+    parallel = settings.parallel
+    blocks = stages[number]
+    config = settings.bert_config
     saved = [saved_bytes(settings, block, stashed=False) for block in blocks]
     shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
     temporaries = sum(FLOAT32 * n * count_elements(settings, shape) for shape, n in shapes.items())
@@ -246,18 +269,22 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     `stashed`: forward and backward are two functions, which save more tensors than one. Between two products
     everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
     """
-    config, more = settings.bert_config, int(stashed)
+    config = settings.bert_config
+    more = int(stashed)
     scaled = more * int(getattr(settings, "scaling", None) is not None)  # values before a factor
     hidden = int(config.hidden_dropout_prob > 0.0)
     dropout = int(config.attention_probs_dropout_prob > 0.0)
-    wide, compute = FLOAT32, COMPUTE_BYTES[settings.precision]
+    wide = FLOAT32
+    compute = COMPUTE_BYTES[settings.precision]
     bsd, bnss, bsf, bpd = (
         count_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF", "BPD")
     )
     is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
-    feed_forwards, of_bsd = 1, 6 * compute + (4 + more + hidden * (2 + 2 * more)) * wide
+    feed_forwards = 1
+    of_bsd = 6 * compute + (4 + more + hidden * (2 + 2 * more)) * wide
     if config.architecture == "groupbert":
-        feed_forwards, of_bsd = 2, 12 * compute + (14 + 2 * more + hidden * 4 * (1 + more)) * wide
+        feed_forwards = 2
+        of_bsd = 12 * compute + (14 + 2 * more + hidden * 4 * (1 + more)) * wide
     elif is_compiled:
         of_bsd = 8 * compute + more * wide
     of_bsd += scaled * 3 * wide
