@@ -340,6 +340,15 @@ def validate(settings: type[Model], loaded: Loaded) -> Model:
         raise combine(list({str(error): error for error in errors}.values())) from failure
 
 
+def changed(settings: Model, **values: Any) -> Model:
+    """Return a validated copy of settings with other values; a mapping changes values of a group.
+
+    Raises ConfigError.
+    """
+    before = settings.model_dump(exclude_unset=True, by_alias=True)
+    return validate(type(settings), Loaded(merge(before, values)))
+
+
 def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:
     """Return False for a mistake of a union's type that was not meant, as `str` where a list was given."""
     path = item["loc"]

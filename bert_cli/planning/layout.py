@@ -5,10 +5,11 @@ the number of replicas is chosen.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
+from bert_cli.config.load import changed
 from bert_cli.config.training import GlobalBatch, TrainSettings, short
 from bert_cli.errors import ConfigError, count
 from bert_cli.planning.memory import (
@@ -172,7 +173,7 @@ def with_micro_batch(settings: Settings, size: int) -> Settings:
     batch = settings.global_batch
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
     changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": each // size}
-    return _changed(settings, "global_batch", {**changes, "examples_per_step": None})
+    return changed(settings, global_batch={**changes, "examples_per_step": None})
 
 
 def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
@@ -232,10 +233,10 @@ def _laid_out(settings: Settings, shape: Shape, memory: float) -> Settings:
     batch = settings.global_batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
     counts = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
-    laid = _changed(settings, "global_batch", counts)
+    laid = changed(settings, global_batch=counts)
     mapping = [0] if devices == 1 or settings.engine == "jax" else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
-    return _changed(laid, "parallel", {"layout": "given", **stages})
+    return changed(laid, parallel={"layout": "given", **stages})
 
 
 def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> list[list[str]]:
@@ -261,12 +262,6 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
         *_, later = min(choices)
         layers[-later] += 1
     return laid_stages(layers, settings.last_blocks)
-
-
-def _changed(settings: Settings, group: str, changes: Mapping[str, object]) -> Settings:
-    values = settings.model_dump(exclude_unset=True, by_alias=True)
-    values[group] = {**values.get(group, {}), **changes}
-    return type(settings).model_validate(values)
 
 
 # --- text

@@ -9,7 +9,7 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.data import ExtractSettings, IndexSettings, TokenizeSettings, VocabSettings
 from bert_cli.config.finetune import AverageSettings, ExportSettings, PredictSettings, SquadSettings
 from bert_cli.config.init import InitSettings
-from bert_cli.config.load import describe, load, named_configs, read_config
+from bert_cli.config.load import changed, describe, load, named_configs, read_config
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import ConfigError
@@ -430,3 +430,15 @@ def test_no_command_takes_an_empty_path_or_a_size_beyond_memory(command, words, 
     with pytest.raises(ConfigError) as caught:
         load(COMMANDS[command].settings_class(), words, f"bert {command}")
     assert message in str(caught.value)
+
+
+def test_a_changed_copy_keeps_what_was_set_and_is_checked_like_a_file():
+    settings, _ = load(
+        SquadSettings, ["--version-2", "--null-score-diff-threshold", "1"], "bert squad"
+    )
+    copy = changed(settings, seed=7, global_batch={"replicas": 2})
+    assert (copy.seed, copy.version_2, copy.global_batch.replicas) == (7, True, 2)
+    assert copy.model_fields_set == settings.model_fields_set | {"seed"}
+    assert (settings.seed, settings.global_batch.replicas) == (1984, 1)
+    with pytest.raises(ConfigError, match="null_score_diff_threshold: has no effect without"):
+        changed(settings, version_2=False)

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.data.finetune.features import Features
@@ -118,7 +119,7 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str,
 def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
     with start_watch.part("devices"):
         # The settings of the run: `about` describes the complete run, not the measured steps.
-        settings = settings.model_copy(update={"about": None})
+        settings = changed(settings, about=None)
         name = settings.pretrained_ckpt_path
         # The shape of the model alone: the values of weights do not change how long anything takes.
         source = None
@@ -161,8 +162,8 @@ def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
         plan, windows, sample = finetune.open_features(settings, features, mesh)
         return RunSpec(plan, windows, sample, tokenizer=None)
     if settings.total_num_train_samples is None:  # synthetic examples have no epochs
-        changes = {"total_num_train_samples": settings.global_batch.examples}
-        settings = settings.model_copy(update=changes)
+        length = settings.global_batch.examples
+        settings = changed(settings, total_num_train_samples=length, num_epochs=None)
     part = mesh.processes.rank, mesh.processes.count
     stream = corpora.open_stream(settings, *part)
     plan = corpora.plan_for(settings, stream)
@@ -176,7 +177,9 @@ def _real_windows(settings: BenchSquadSettings) -> Features:
         remedy = "give --tokenizer-path or --pretrained-ckpt-path"
         raise ConfigError("tokenizer_path", "is not given, and real questions need it", remedy)
     tokenizer = start.read_tokenizer_for(settings.bert_config, start.find_tokenizer(name))
-    task = squad.build(settings.model_copy(update={"do_validation": False}), tokenizer, None)
+    task = squad.build(
+        changed(settings, do_validation=False, evaluate_every_steps=None), tokenizer, None
+    )
     assert task.train is not None
     return task.train
 

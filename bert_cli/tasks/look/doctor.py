@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_cli.config.load import changed
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.config.training import GlobalBatch
@@ -365,9 +366,14 @@ def check_first_loss(
     if not settings.build:
         report.add("ok", FIRST_LOSS, "not computed: --no-build")
         return
-    batch = GlobalBatch(micro_batch_size=SAMPLE)
-    one_device = {"parallel": Parallel(), "global_batch": batch, "precision": "float32"}
-    settings = settings.model_copy(update=one_device | {"stages": []})
+    settings = changed(
+        settings,
+        parallel=Parallel(),
+        global_batch=GlobalBatch(micro_batch_size=SAMPLE),
+        precision="float32",
+        optimizer_opts={"stochastic_rounding": False},
+        stages=[],
+    )
     needed = estimate(settings)[0].total
     (_, free) = machine.memory()
     if needed > layout.USABLE * free:

@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import asdict
 
+from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
@@ -131,9 +132,8 @@ def _print_alternatives(
     """Print what `auto` would choose, with and without recomputation, if that is another layout."""
     choices = {"--parallel.layout auto": asked}
     if not asked.parallel.recompute:
-        recomputing = asked.parallel.model_copy(update={"recompute": True})
         flags = "--parallel.layout auto --parallel.recompute"
-        choices[flags] = asked.model_copy(update={"parallel": recomputing})
+        choices[flags] = changed(asked, parallel={"recompute": True})
     seen = {layout.shape(chosen)}
     for flags, choice in choices.items():
         try:

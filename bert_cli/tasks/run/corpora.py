@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field
 
+from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
@@ -61,17 +62,17 @@ def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
     that are set. A folder that is absent or incomplete is refused when it is opened.
     """
     stored = _stored_sizes(settings)
-    changed: dict[str, object] = {}
-    most = max((sizes.max_sequences_per_pack for sizes in stored), default=1)
+    sizes: dict[str, object] = {}
+    most = max((record.max_sequences_per_pack for record in stored), default=1)
     if most > 1 and not is_set(settings, "max_sequences_per_pack"):
-        changed["max_sequences_per_pack"] = most
-    vocab_size = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), None)
+        sizes["max_sequences_per_pack"] = most
+    vocab_size = next((record.vocab_size for record in stored if record.vocab_size), None)
     model = settings.bert_config
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
     rows = source.config.vocab_size if source else rows
     if vocab_size and max(vocab_size, rows) != model.vocab_size:
-        changed["bert_config"] = model.model_copy(update={"vocab_size": max(vocab_size, rows)})
-    return settings.model_copy(update=changed) if changed else settings
+        sizes["bert_config"] = {"vocab_size": max(vocab_size, rows)}
+    return changed(settings, **sizes) if sizes else settings
 
 
 def describe_vocabulary(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.load import Loaded, validate
+from bert_cli.config.load import changed
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
@@ -106,8 +106,7 @@ def run(
         is_default_length = "max_seq_length" not in settings.model_fields_set
         longest = model_max_length(folder) if is_default_length and folder is not None else None
         if longest is not None and longest < settings.max_seq_length:
-            values = settings.model_dump(exclude_unset=True, by_alias=True)
-            settings = validate(type(settings), Loaded({**values, "max_seq_length": longest}, {}))
+            settings = changed(settings, max_seq_length=longest)
         settings, mesh, stop = train.prepare(settings, locks)
         if is_default_length:
             print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
@@ -152,7 +151,12 @@ def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> 
 
 
 def _without_scores(settings: Settings) -> Settings:
-    defaults = {"do_training": True, "do_test": False, "evaluate_every_steps": None}
+    defaults = {
+        "do_training": True,
+        "do_test": False,
+        "evaluate_every_steps": None,
+        "held_out_fraction": 0.1,
+    }
     problem = "has no effect with generated_dataset, whose examples are not scored"
     errors = [
         ConfigError(f"{name} ({value})", problem, "leave out one of them")
@@ -161,7 +165,7 @@ def _without_scores(settings: Settings) -> Settings:
     ]
     if errors:
         raise combine(errors)
-    return settings.model_copy(update={"do_validation": False})
+    return changed(settings, do_validation=False)
 
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
@@ -223,7 +227,7 @@ def _train_seeds(
                 for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
                 if (folder := getattr(settings, name)) is not None
             }
-            one = settings.model_copy(update={"seed": seed, **folders})
+            one = changed(settings, seed=seed, **folders)
         scores = _train_and_score(one, mesh, task, stop, tokenizer)
         if scores is None:
             return not settings.compile_only

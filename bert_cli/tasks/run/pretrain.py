@@ -5,6 +5,7 @@ Phase 2 is this command with other lengths that starts from the weights of phase
 
 from contextlib import ExitStack
 
+from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
@@ -35,7 +36,7 @@ def run(settings: PretrainSettings) -> None:
             print_line(
                 f"new rows: the first {count(steps, 'step')} train only the rows from {known:,} on"
             )
-            settings = settings.model_copy(update={"known_rows": known})
+            settings = changed(settings, known_rows=known)
         held_out = corpora.open_held_out(settings)
         if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
             print_line(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.load import Loaded, validate
+from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, LearningRate, TrainSettings
@@ -289,9 +289,8 @@ def with_shape_of(settings: Settings, source: Source | None) -> Settings:
     """Return the settings with the shape of a model, except for the fields that they set."""
     if source is None:
         return settings
-    given = settings.model_dump(exclude_unset=True, by_alias=True)
-    shape = source.config.model_dump() | given.get("bert_config", {})
-    return validate(type(settings), Loaded({**given, "bert_config": shape}, {}))
+    shape = source.config.model_dump() | settings.bert_config.model_dump(exclude_unset=True)
+    return changed(settings, bert_config=shape)
 
 
 def with_saved_micro_batch(settings: Settings) -> Settings:

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.finetune import AverageSettings
-from bert_cli.config.load import load
+from bert_cli.config.load import changed, load
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
 from bert_cli.config.training import GlobalBatch
@@ -146,8 +146,8 @@ def _scores(
         from bert_cli.tasks.run import build, pretrain
     chunks = trained.parallel.embedding_serialization_factor
     batch = GlobalBatch(micro_batch_size=trained.global_batch.micro_batch_size)
-    layout = {"parallel": Parallel(embedding_serialization_factor=chunks), "global_batch": batch}
-    settings = trained.model_copy(update=layout)
+    parallel = Parallel(embedding_serialization_factor=chunks)
+    settings = changed(trained, parallel=parallel, global_batch=batch)
     engine = build.build_engine(settings, build.open_mesh(settings, Processes(())), trains=False)
     state = State(engine.weights, {}, first_loss_scale(1.0))
     scores = []

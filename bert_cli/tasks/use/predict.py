@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, PredictSettings
+from bert_cli.config.load import changed
 from bert_cli.data.finetune import embeddings, tables
 from bert_cli.data.finetune.squad_windows import read_null_threshold, read_window_sizes
 from bert_cli.errors import ConfigError, DataError, count
@@ -78,7 +79,7 @@ def run(settings: PredictSettings) -> None:
     described |= settings.model_dump(exclude_unset=True, exclude_none=True, include=set(BY_MODEL))
     if task == "question-answering":
         described = _sizes_that_fit(settings, length) | described
-    settings = settings.model_copy(update=described)
+    settings = changed(settings, **described)
     inputs = list(_read_inputs(settings, task))
     for one in inputs:
         _check_input(one, task)
@@ -87,7 +88,7 @@ def run(settings: PredictSettings) -> None:
         chosen = read_null_threshold(source.folder.parent)
         origin = "none was chosen for this model" if chosen is None else "chosen by `bert squad`"
         print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
-        settings = settings.model_copy(update={"null_score_diff_threshold": chosen or 0.0})
+        settings = changed(settings, null_score_diff_threshold=chosen or 0.0)
     device = one_device()
     model = open_model(source, task, settings.precision)
     what = f"{task} with {source.folder} ({source.architecture}) on one {device}"
