@@ -157,10 +157,10 @@ def retrieval_scores(
             ideal = np.array(sorted(gains.values(), reverse=True))
             if not (count := np.count_nonzero(ideal)):
                 continue
-            gain, most = (
+            gain, ideal_gain = (
                 float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
             )
-            sums["ndcg_10"] += gain / most
+            sums["ndcg_10"] += gain / ideal_gain
             for deep in DEPTHS:
                 sums[f"recall_{deep}"] += np.count_nonzero(gained[:deep]) / count
     return {name: total / len(queries) for name, total in sums.items()}
@@ -204,7 +204,9 @@ def read_embedding(folder: Path) -> dict[str, Any]:
         if values["pooling"] not in MODES.values():
             raise DataError(str(folder / POOLING), "is neither mean nor cls", "give another model")
     if modules := read(MODULES, list[dict[str, Any]]):
-        values["normalize"] = any(str(one.get("type")).endswith("Normalize") for one in modules)
+        values["normalize"] = any(
+            str(module.get("type")).endswith("Normalize") for module in modules
+        )
     if isinstance(longest := read(LIMITS, dict[str, Any]).get("max_seq_length"), int):
         values["max_seq_length"] = longest
     return values

@@ -64,13 +64,15 @@ class Features:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all arrays by name, for a cache or a fingerprint."""
         names = ("tokens", "segments", "ends")
-        named: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in names}
+        plain: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in names}
         # An older name: another one would change the fingerprint in the checkpoints of existing runs.
         groups = {"labels": self.labels, "place_labels": self.position_labels}
         columns = {
-            f"{group}.{n}": column for group, own in groups.items() for n, column in own.items()
+            f"{group}.{n}": column
+            for group, members in groups.items()
+            for n, column in members.items()
         }
-        return named | columns
+        return plain | columns
 
     @staticmethod
     def of(arrays: Arrays) -> "Features":
@@ -102,9 +104,9 @@ class Features:
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 
 
-def padded_length(longest: int, most: int) -> int:
-    """Return the sequence length of a batch whose longest example has so many tokens; at most `most`."""
-    return next((length for length in LENGTHS if longest <= length < most), most)
+def padded_length(longest: int, limit: int) -> int:
+    """Return the sequence length of a batch whose longest example has so many tokens; at most `limit`."""
+    return next((length for length in LENGTHS if longest <= length < limit), limit)
 
 
 def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.int64]]:

@@ -191,13 +191,13 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
 
 
 def _find_file(folder: Path, task: Task, split: str) -> Path:
-    own = next((folder / name for name in task.folders if (folder / name).is_dir()), folder)
+    task_folder = next((folder / name for name in task.folders if (folder / name).is_dir()), folder)
     names = [task.files[split], *([LARGEST_TRAIN_FILE] if split == "train" else [])]
     for name in names:
-        if (own / name).is_file():
-            return own / name
+        if (task_folder / name).is_file():
+            return task_folder / name
     remedy = f"give the folder that contains {task.folders[0]}, or {task.folders[0]} itself"
-    raise DataError(str(own / names[0]), "no such file", remedy)
+    raise DataError(str(task_folder / names[0]), "no such file", remedy)
 
 
 def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> tables.Rows:
@@ -208,8 +208,8 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
     lines = tables.read_lines(path)
     headless = task.headless if is_labelled else ()
     columns = headless or tuple(lines[0].split("\t"))
-    wanted = [*task.columns, *([task.label] if is_labelled else [])]
-    tables.check_columns(f"{path} (line 1)", wanted, columns)
+    needed = [*task.columns, *([task.label] if is_labelled else [])]
+    tables.check_columns(f"{path} (line 1)", needed, columns)
     first = 0 if headless else 1
     for number, line in enumerate(lines[first:], first + 1):
         cells = line.split("\t")
@@ -240,10 +240,10 @@ def _labels(
     return scores
 
 
-def _label_names(own: Path, task: Task) -> tuple[str, ...]:
+def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, those of the training file, sorted."""
-    path = own / LABELS_FILE
-    path = path if path.is_file() else _find_file(own, task, "train")
+    path = folder / LABELS_FILE
+    path = path if path.is_file() else _find_file(folder, task, "train")
     rows = tables.json_lines(tables.read_lines(path), str(path))
     return tables.sorted_labels(tables.label_of(row, task.label, where) for where, row in rows)
 
@@ -263,8 +263,10 @@ def write_server_file(
         words = [labels[int(number)] for number in predictions]
     pairs = zip(examples.ids, words, strict=True)
     if path.suffix == ".tsv":
-        tables.write_lines(path, ["index\tprediction", *(f"{own}\t{word}" for own, word in pairs)])
+        tables.write_lines(
+            path, ["index\tprediction", *(f"{identity}\t{word}" for identity, word in pairs)]
+        )
         return
     # Ids are numbers in the files.
-    rows = ({"id": int(own) if own.isdecimal() else own, "label": word} for own, word in pairs)
+    rows = ({"id": int(text) if text.isdecimal() else text, "label": word} for text, word in pairs)
     tables.write_lines(path, (json.dumps(row) for row in rows))

@@ -304,9 +304,9 @@ def _sum(entry: Entry) -> float:
 
 
 def _best_spans(
-    windows: Windows, start: Floats, end: Floats, wanted: int, max_answer_length: int
+    windows: Windows, start: Floats, end: Floats, limit: int, max_answer_length: int
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Return question, first and last position among all T of the `wanted` best spans of each window.
+    """Return question, first and last position among all T of the `limit` best spans of each window.
 
     They are sorted by question, score and position.
     """
@@ -328,7 +328,7 @@ def _best_spans(
             positions = np.where(valid, features.starts[numbers] + inner, 0)
             starts = np.where(valid, start[positions], -np.inf)
             ends = np.where(valid, end[positions], -np.inf)
-            row, first, last = _top_spans(starts, ends, reach, wanted)
+            row, first, last = _top_spans(starts, ends, reach, limit)
             firsts.append(positions[row, first])
             lasts.append(positions[row, last])
     first = np.concatenate(firsts)
@@ -340,15 +340,15 @@ def _best_spans(
 
 
 def _top_spans(
-    starts: Floats, ends: Floats, reach: int, wanted: int
+    starts: Floats, ends: Floats, reach: int, limit: int
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Return row, first and last position of the `wanted` best spans of each row [B, L], in no order."""
+    """Return row, first and last position of the `limit` best spans of each row [B, L], in no order."""
     padded = np.pad(ends, ((0, 0), (0, reach - 1)), constant_values=-np.inf)
     # [B, L, reach]: an answer that starts at L and is 1, 2, ... positions long.
     sums = starts[:, :, None] + np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
     flat = sums.reshape(len(starts), -1)
-    wanted = min(wanted, flat.shape[1])
-    best = np.argpartition(flat, flat.shape[1] - wanted, axis=1)[:, -wanted:]
+    limit = min(limit, flat.shape[1])
+    best = np.argpartition(flat, flat.shape[1] - limit, axis=1)[:, -limit:]
     row, column = np.nonzero(np.take_along_axis(flat, best, axis=1) > -np.inf)
     first, more = np.divmod(best[row, column], reach)
     return row, first, first + more

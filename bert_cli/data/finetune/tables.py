@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except FileNotFoundError:
-        files = {other.stem: other for other in path.parent.glob("*")}
+        files = {sibling.stem: sibling for sibling in path.parent.glob("*")}
         near = nearest(path.stem, files)
         remedy = f"did you mean '{files[near]}'?" if near else "check the path"
         raise DataError(str(path), "no such file", remedy) from None
@@ -152,10 +152,10 @@ def label_of(row: Row, name: str, where: str) -> str:
     return word
 
 
-def check_columns(where: str, wanted: Iterable[str], columns: Iterable[str]) -> None:
+def check_columns(where: str, needed: Iterable[str], columns: Iterable[str]) -> None:
     """Raise DataError for a column that is not there, or twice."""
     names = list(columns)
-    for name in wanted:
+    for name in needed:
         if name not in names:
             near = nearest(name, names)
             remedy = f"did you mean '{near}'?" if near else "give the name of another column"
@@ -243,18 +243,18 @@ def examples_of(
     return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
 
 
-def table_rows(path: Path, wanted: Sequence[str], remarks: Counter[str]) -> Rows:
+def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows:
     """Yield where each row of a CSV, TSV or JSON table is, and its columns; count what is odd in `remarks`."""
     kind = file_kind(path)
     if kind not in KINDS:
         remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
         raise DataError(str(path), "is of an unknown kind", remedy)
     if kind == ".csv":
-        yield from _with_header(_csv_cells(path, remarks), wanted)
+        yield from _with_header(_csv_cells(path, remarks), needed)
     elif kind == ".tsv":
         lines = enumerate(read_lines(path), 1)
         cells = ((f"{path} (line {number})", line.split("\t")) for number, line in lines)
-        yield from _with_header(cells, wanted)
+        yield from _with_header(cells, needed)
     elif kind == ".json" and (text := read_text(path)).lstrip().startswith("["):
         for number, item in enumerate(_parsed(text, str(path)), 1):
             where = f"{path} (item {number})"
@@ -282,10 +282,10 @@ def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
         csv.field_size_limit(before)
 
 
-def _with_header(cells: Cells, wanted: Sequence[str]) -> Rows:
+def _with_header(cells: Cells, needed: Sequence[str]) -> Rows:
     """Yield the rows below a header as column -> cell."""
     first, header = next(cells)
-    check_columns(first, wanted, header)
+    check_columns(first, needed, header)
     for where, row in cells:
         if len(row) != len(header):
             problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"

@@ -171,9 +171,11 @@ class RecordFiles:
         """Return all columns of static records [n], packed or not; DataError for a value that no model can read."""
         corpus = self.corpus
         length = self.corpus["sequence_length"]
-        most = corpus.get("max_sequences_per_pack", 1)
-        masked = packed_predictions(length, most, corpus["mask_tokens"], corpus["masked_lm_prob"])
-        sizes = (length, masked, most if most > 1 else None)
+        pack_size = corpus.get("max_sequences_per_pack", 1)
+        masked = packed_predictions(
+            length, pack_size, corpus["mask_tokens"], corpus["masked_lm_prob"]
+        )
+        sizes = (length, masked, pack_size if pack_size > 1 else None)
         payloads = self.payloads(records)
         try:
             columns = parse_static(payloads, *sizes)
@@ -185,7 +187,7 @@ class RecordFiles:
                     problem = f"{error.where}: {error.problem}"
                     raise DataError(self._name(record), problem, error.remedy) from None
             raise
-        limits = dict.fromkeys(PACKED_FIELDS, 1) | {"input_mask": most}
+        limits = dict.fromkeys(PACKED_FIELDS, 1) | {"input_mask": pack_size}
         limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), corpus["vocab_size"] - 1)
         of_positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
         limits |= dict.fromkeys(of_positions, length - 1)
@@ -291,12 +293,12 @@ class RecordFiles:
         if size != 8 * self.records or self._ends[-1] != self.records:
             problem = f"does not hold the offsets of the {self.records} records of corpus.json"
             raise DataError(f"{path} ({size} bytes)", problem, self._remedy)
-        for other in self.corpus.get("beside", []):
-            path = self.folder / other["name"]
+        for file in self.corpus.get("beside", []):
+            path = self.folder / file["name"]
             if path.name == OFFSETS:
                 continue
             actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
-            self._compare(path, actual, f"checksum {other['crc32c']}")
+            self._compare(path, actual, f"checksum {file['crc32c']}")
         for path, size in zip(self._paths, self._sizes.tolist(), strict=True):
             actual = f"{path.stat().st_size} bytes" if path.exists() else "missing"
             self._compare(path, actual, f"{size} bytes")

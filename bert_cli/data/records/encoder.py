@@ -75,8 +75,8 @@ class Encoder:
         self._parts.add(list(chain.from_iterable(pieces)), list(map(len, pieces)))
         ascii_tokens, part_lengths = self._parts.tokens(parts)
 
-        others = [word for word in words if not word.isascii()]
-        encodings = self._library.encode_batch_fast(others, add_special_tokens=False)
+        foreign = [word for word in words if not word.isascii()]
+        encodings = self._library.encode_batch_fast(foreign, add_special_tokens=False)
         other_ids = [encoding.ids for encoding in encodings]
 
         is_ascii = np.array(ascii_flags, np.bool_)

@@ -244,7 +244,7 @@ def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
     values: npt.NDArray[Any]
     if _kind(name) == "float":
         values = np.frombuffer(b"".join(lists), "<f4")
-        lengths = {len(one) / 4 for one in lists}
+        lengths = {len(payload) / 4 for payload in lists}
     else:
         values, counts = parse_varints(lists)
         values = values.clip(-LARGEST, LARGEST)
@@ -313,19 +313,25 @@ def _dynamic(
 
 
 def pack_columns(
-    sequences: Batch, counts_B: Ints, *, sequence_length: int, most: int, predictions: int, pad: int
+    sequences: Batch,
+    counts_B: Ints,
+    *,
+    sequence_length: int,
+    pack_size: int,
+    predictions: int,
+    pad: int,
 ) -> Batch:
     """Put masked sequences into packs [B], of which each has the next `counts` of them.
 
     The tokens of a block of packs, read row by row, are those of its sequences, so a column of packs is one
-    masked assignment. `predictions` are those of a pack and `most` is C. DataError for a pack without room.
+    masked assignment. `predictions` are those of a pack and `pack_size` is C. DataError for a pack without room.
     """
     is_token_RS = sequences["input_mask"] > 0
     lengths_R = is_token_RS.sum(axis=1)
     ends_R = np.cumsum(lengths_R, dtype=np.int64)
     totals_B = np.diff(ends_R[np.cumsum(counts_B) - 1], prepend=0)
     starts_R = ends_R - lengths_R - np.repeat(np.cumsum(totals_B) - totals_B, counts_B)
-    is_sequence_BC = np.arange(most) < counts_B[:, None]
+    is_sequence_BC = np.arange(pack_size) < counts_B[:, None]
     number_R = np.arange(len(lengths_R)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
     is_token_BS = np.arange(sequence_length) < totals_B[:, None]
     is_masked_RP = sequences["masked_lm_weights"] > 0

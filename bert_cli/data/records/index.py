@@ -200,8 +200,8 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     sums = checksums(folder, [file["name"] for file in files], before)
     for file, checksum in zip(files, sums, strict=True):
         file["crc32c"] = checksum["crc32c"]
-    others = [name for name in (OFFSETS, *FILES) if (folder / name).is_file()]
-    corpus["beside"] = checksums(folder, others, {})
+    copied = [name for name in (OFFSETS, *FILES) if (folder / name).is_file()]
+    corpus["beside"] = checksums(folder, copied, {})
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
 

@@ -282,7 +282,7 @@ def _folder_report(name: str, source: Records) -> dict[str, Any]:
 
 def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what is bad for training, with its number and a remedy."""
-    for name, ((least, most, counted, enough), problem, remedy) in CHECKS.items():
+    for name, ((least, maximum, counted, enough), problem, remedy) in CHECKS.items():
         value = report[name]
         count = report[counted]
         if value is None or count < enough:
@@ -291,11 +291,11 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
             # Few pairs deviate by chance: three standard deviations of a half.
             chance = 1.5 / math.sqrt(count)
             least = min(least, 0.5 - chance)
-            most = max(most, 0.5 + chance)
+            maximum = max(maximum, 0.5 + chance)
         if name == "equals_per_example" and not report["next_sentence_labels"]:
             # Without pairs every copy of the text has the same sequences, with other masks.
-            most += (report["copies"] or 1) - 1
-        if not least <= value <= most:
+            maximum += (report["copies"] or 1) - 1
+        if not least <= value <= maximum:
             yield Finding(problem.format(value), value, remedy)
     if report["predictions"] == 0:
         yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")
@@ -346,12 +346,12 @@ def histogram(lengths: Counter[int], longest: int) -> list[str]:
     step = -(-longest // BARS)
     ranges = [(first, min(longest, first + step - 1)) for first in range(1, longest + 1, step)]
     counts = [sum(lengths[n] for n in range(first, last + 1)) for first, last in ranges]
-    most = max(1, *counts)
+    highest = max(1, *counts)
     width = len(f"{max(counts):,}")
     digits = len(str(longest))
     lines = []
     for (first, last), records in zip(ranges, counts, strict=True):
-        bar = "#" * -(-BAR_WIDTH * records // most)
+        bar = "#" * -(-BAR_WIDTH * records // highest)
         lines.append(f"  {first:>{digits}} - {last:>{digits}}  {records:>{width},}  {bar}".rstrip())
     return lines
 

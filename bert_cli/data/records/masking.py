@@ -117,10 +117,10 @@ def _choose_tokens(
 ) -> Int64s:
     """Return the positions of the `wanted` smallest random numbers, ascending, then S."""
     length = order_BS.shape[1]
-    most = min(predictions, length)
+    width = min(predictions, length)
     order_BS[~maskable_BS] = _NEVER
-    smallest_BP = np.sort(np.partition(order_BS, most - 1, axis=1)[:, :most], axis=1)
-    is_chosen_BP = (np.arange(most) < wanted_B[:, None]) & (smallest_BP != _NEVER)
+    smallest_BP = np.sort(np.partition(order_BS, width - 1, axis=1)[:, :width], axis=1)
+    is_chosen_BP = (np.arange(width) < wanted_B[:, None]) & (smallest_BP != _NEVER)
     positions_BP = (smallest_BP & _POSITION_BITS).astype(np.int64)
     return np.sort(np.where(is_chosen_BP, positions_BP, length), axis=1)
 
@@ -190,7 +190,7 @@ def _replace(
 
     The kind of replacement is drawn at the position in `draws`, a random token at its own position.
     """
-    rows, most = positions_BP.shape
+    rows, width = positions_BP.shape
     is_masked_BP = positions_BP < tokens_BS.shape[1]
     positions_BP = np.where(is_masked_BP, positions_BP, 0)
     coin_BP = bits(keys_B, REPLACEMENTS, draws_BP) >> np.uint64(32)
@@ -212,5 +212,5 @@ def _replace(
         ("masked_lm_weights", is_masked_BP, np.float32),
     ):
         columns[name] = np.zeros((rows, recipe.predictions), dtype)
-        columns[name][:, :most] = values
+        columns[name][:, :width] = values
     return columns

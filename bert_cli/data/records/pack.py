@@ -41,14 +41,14 @@ def run(settings: PackSettings) -> None:
     # Workers of a cluster find the records by the absolute names in the shards.
     folder = settings.input.absolute()
     out = settings.out
-    most = settings.max_sequences_per_pack
+    pack_size = settings.max_sequences_per_pack
     corpus = read_corpus(folder)
     length = _pack_length(settings, corpus)
     files = [file for file in corpus["files"] if file["records"]]
     recorded = {
         "fingerprint": corpus["fingerprint"],
         "sequence_length": length,
-        "max_sequences_per_pack": most,
+        "max_sequences_per_pack": pack_size,
         "random_seed": settings.random_seed,
     }
     manifest = run_shards(
@@ -73,7 +73,7 @@ def run(settings: PackSettings) -> None:
     description = {key: corpus[key] for key in (*DESCRIPTION, "next_sentence") if key in corpus}
     description |= {
         "sequence_length": length,
-        "max_sequences_per_pack": most,
+        "max_sequences_per_pack": pack_size,
         "sequences": counts["sequences"],
         "real_token_share": filled,
     }
@@ -81,8 +81,8 @@ def run(settings: PackSettings) -> None:
     write_corpus(out, description | ({} if copies is None else {"duplication_factor": copies}))
     unpacked = counts["tokens"] / (counts["sequences"] * length)
     print(
-        f"pack: {count(counts['sequences'], 'sequence')} in {count(counts['records'], 'pack')} of at most {most}; of "
-        f"{length} positions {filled:.1%} hold a token, {unpacked:.1%} with one sequence in each"
+        f"pack: {count(counts['sequences'], 'sequence')} in {count(counts['records'], 'pack')} of at most "
+        f"{pack_size}; of {length} positions {filled:.1%} hold a token, {unpacked:.1%} with one sequence in each"
     )
 
 
@@ -91,8 +91,8 @@ def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
     folder = settings.input
     stored = int(corpus["sequence_length"])
     length = settings.sequence_length or stored
-    if (most := corpus.get("max_sequences_per_pack", 1)) > 1:
-        problem = f"is packed already, with up to {most} sequences in a pack"
+    if (pack_size := corpus.get("max_sequences_per_pack", 1)) > 1:
+        problem = f"is packed already, with up to {pack_size} sequences in a pack"
         raise DataError(f"input ({folder})", problem, "give the folder that it was packed from")
     if settings.out.absolute().is_relative_to(folder.absolute()):
         problem = f"is inside {folder}, which would then contain the records of both"
@@ -113,15 +113,15 @@ def convert(
     files = RecordFiles(folder, corpus)
     seed = recipe["random_seed"]
     length = recipe["sequence_length"]
-    most = recipe["max_sequences_per_pack"]
+    pack_size = recipe["max_sequences_per_pack"]
     first, end = files.numbers_of(inputs[0])
     is_dynamic = corpus["format"] == "dynamic"
     masked = corpus["mask_tokens"], corpus["masked_lm_prob"]
     lengths = files.lengths(first, end) if is_dynamic else _static_lengths(files, first, end)
-    packs = Packs(lengths, length, most, seed)
+    packs = Packs(lengths, length, pack_size, seed)
     order = permute(np.arange(len(packs)), len(packs), seed, 0)
     with RecordWriter(output) as writer:
-        step = max(1, BLOCK // most)
+        step = max(1, BLOCK // pack_size)
         for start in range(0, len(order), step):
             chosen = order[start : start + step]
             rows = packs.records(chosen, np.zeros(len(chosen), np.int64))
@@ -137,8 +137,8 @@ def convert(
                     files.static(numbers),
                     counts,
                     sequence_length=length,
-                    most=most,
-                    predictions=packed_predictions(length, most, *masked),
+                    pack_size=pack_size,
+                    predictions=packed_predictions(length, pack_size, *masked),
                     pad=corpus["special_ids"]["pad"],
                 )
                 writer.write_all(static_payloads(packed))

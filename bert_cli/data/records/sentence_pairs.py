@@ -77,13 +77,13 @@ def pair_sentences(
                 rows.append((first, second - first, second, sentences[end] - second, False))
                 start = end
                 continue
-            other = int(draw() * (count - 1))
-            other += other >= document
-            begin = documents[other]
-            limit = documents[other + 1]
+            random_document = int(draw() * (count - 1))
+            random_document += random_document >= document
+            begin = documents[random_document]
+            limit = documents[random_document + 1]
             begin += int(draw() * (limit - begin))
-            wanted = max(1, target - (second - first))
-            until = bisect_left(sentences, sentences[begin] + wanted, begin + 1, limit)
+            needed = max(1, target - (second - first))
+            until = bisect_left(sentences, sentences[begin] + needed, begin + 1, limit)
             second_length = sentences[until] - sentences[begin]
             rows.append((first, second - first, sentences[begin], second_length, True))
             start = middle

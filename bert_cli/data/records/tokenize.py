@@ -167,10 +167,10 @@ def _cause(folder: Path) -> str:
     split = read_manifest(folder).get("settings", {}) if (folder / MANIFEST).exists() else {}
     if (splitter := split.get("splitter", "lines")) == "lines":
         return "lines are long; if they have several sentences, split them with `bert preprocess`"
-    other = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
+    splitter_flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
     return (
         f"{splitter}, for language {split['language']}, detected few ends of sentences; run `bert preprocess` into "
-        f"another folder with {other}the --language of the text"
+        f"another folder with {splitter_flag}the --language of the text"
     )
 
 

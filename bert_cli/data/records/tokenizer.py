@@ -383,8 +383,8 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     if TOKENIZER_FILE not in files and VOCAB_FILE in files:
         files[TOKENIZER_FILE] = _tokenizer_json(folder)
     config = _read_part(folder / CONFIG_FILE, dict[str, Any])
-    own = config.get("model_max_length")
-    longest = min(positions, int(own)) if _is_length(own) else positions
+    stored_length = config.get("model_max_length")
+    longest = min(positions, int(stored_length)) if _is_length(stored_length) else positions
     splits = not fills_masks
     if any(token.special for token in added_tokens(folder)):
         splits = bool(config.get("split_special_tokens"))

@@ -173,14 +173,14 @@ def run(settings: VocabSettings) -> None:
     DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
-    own = base.pieces if base else ()
+    base_pieces = base.pieces if base else ()
     normalization = _normalization(settings, base)
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
     recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
     recorded |= normalization.changes() | ({"extends": base.sha256} if base else {})
     with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
         started = monotonic()
-        wanted = len(own) + int(settings.size)
+        target = len(base_pieces) + int(settings.size)
         reading = Reading(settings.input_format, settings.text_field)
         parts, notes = recognise_all(settings.input, reading)
         refuse_without_effect(parts, settings.model_fields_set)
@@ -194,9 +194,9 @@ def run(settings: VocabSettings) -> None:
         times = 3 if base else 2  # that the text is read
         with Progress("vocab", None if is_packed else times * size) as bar:
             texts = partial(_texts, parts, reading, bar)
-            pieces, sentences = _train(texts, settings, normalization, wanted)
+            pieces, sentences = _train(texts, settings, normalization, target)
             if base is not None:
-                pieces = [*own, *_new_pieces(base, pieces, texts, settings)]
+                pieces = [*base_pieces, *_new_pieces(base, pieces, texts, settings)]
         data = "".join(piece + "\n" for piece in pieces).encode()
         folder = output.work_folder(shard) / "out"
         folder.mkdir(parents=True)
@@ -219,8 +219,8 @@ def run(settings: VocabSettings) -> None:
         )
     for note in notes:
         print(f"vocab: {note}")
-    new = len(pieces) - len(own)
-    if len(pieces) < wanted:
+    new = len(pieces) - len(base_pieces)
+    if len(pieces) < target:
         print(
             f"vocab: only {new:,}{' new' * bool(base)} pieces occur {settings.min_frequency} times or more in "
             f"this text, fewer than the {int(settings.size):,} of --size"
@@ -336,11 +336,11 @@ def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[s
 
 
 def _alphabet(
-    texts: Iterable[str], tokenizer: "Tokenizer", most: int
+    texts: Iterable[str], tokenizer: "Tokenizer", limit: int
 ) -> tuple[list[str], list[str]]:
     """Return the most frequent characters of words, and those of them that continue a word.
 
-    They are LETTERS, or `most` at most where COVERAGE of the text needs more. Both lists are ordered by code point; of
+    They are LETTERS, or `limit` at most where COVERAGE of the text needs more. Both lists are ordered by code point; of
     equally frequent characters the lower are included.
     """
     counts = np.zeros(CODE_POINTS, np.int64)
@@ -361,5 +361,5 @@ def _alphabet(
     letters = letters[np.argsort(-counts[letters], kind="stable")]
     covered = np.cumsum(counts[letters])
     needed = int(np.searchsorted(covered, COVERAGE * counts[letters].sum())) + 1
-    letters = np.sort(letters[: max(LETTERS, min(needed, most))])
+    letters = np.sort(letters[: max(LETTERS, min(needed, limit))])
     return [chr(c) for c in letters], [chr(c) for c in letters if continuing[c]]

@@ -189,13 +189,15 @@ def run_on_worker(
     worker = f"worker on {socket.gethostname()}"
     # Another Python of the same line writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
-    here = manifest.package_versions(names) | {"python": versions["python"]}
-    others = [
-        f"{n} {here[n]}, not {version}" for n, version in versions.items() if here[n] != version
+    installed = manifest.package_versions(names) | {"python": versions["python"]}
+    differing = [
+        f"{n} {installed[n]}, not {version}"
+        for n, version in versions.items()
+        if installed[n] != version
     ]
-    if others:
+    if differing:
         remedy = "install the same versions on all machines, or the bytes may differ"
-        raise DataError(worker, f"has {', '.join(others)}", remedy)
+        raise DataError(worker, f"has {', '.join(differing)}", remedy)
     for path in (folder, *shard.inputs):
         _wait_for(path, worker)
     attempt = folder / uuid4().hex

@@ -239,10 +239,10 @@ class OutputFolder:
 
         Raises DataError when they gave nothing, or when the folder holds a shard of other inputs.
         """
-        if others := {*self.done.rglob("*.shard")} - {
+        if unexpected := {*self.done.rglob("*.shard")} - {
             self.done / f"{n}.shard" for n in self.markers
         }:
-            raise self._changed_inputs(_read_marker(min(others)))
+            raise self._changed_inputs(_read_marker(min(unexpected)))
         markers = [marker for marker in self.markers.values() if marker]
         total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))
         if not total.counts().get(self.step.counted):

@@ -141,9 +141,9 @@ def _run_in_processes(
     pool = ProcessPoolExecutor(processes, context, die_with_parent, (read_end,))
     running: dict[Future[Stats], Shard] = {}
 
-    def finished(most: int) -> Results:
+    def finished(limit: int) -> Results:
         """Wait until at most so many shards are in progress."""
-        while len(running) > most:
+        while len(running) > limit:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 stats = future.result()  # raises the exception of `convert`
                 yield running.pop(future), stats

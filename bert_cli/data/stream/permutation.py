@@ -65,10 +65,10 @@ def record_at(
 
 def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:
     """Permute the numbers below 2**bits: the halves are changed alternately by a hash of the other."""
-    one = np.uint64(1)
-    low = bits >> one
-    low_mask = (one << low) - one
-    high_mask = (one << (bits - low)) - one
+    one_bit = np.uint64(1)
+    low = bits >> one_bit
+    low_mask = (one_bit << low) - one_bit
+    high_mask = (one_bit << (bits - low)) - one_bit
     left = numbers >> low
     right = numbers & low_mask
     steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN

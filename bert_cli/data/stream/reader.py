@@ -308,8 +308,8 @@ class Mixture(ExampleStream):
     ) -> None:
         """Mix sources by weights; DataError for two that do not fit, ConfigError for a weight that is too small."""
         self.sources = [source for source, _ in corpora]
-        for one, other in combinations(self.sources, 2):
-            _check_fit(one, other)
+        for first_source, second_source in combinations(self.sources, 2):
+            _check_fit(first_source, second_source)
         self.quotas = quotas_of([weight for _, weight in corpora])
         """Examples of each corpus in a block."""
         for (source, weight), quota in zip(corpora, self.quotas, strict=True):
@@ -378,7 +378,9 @@ class Stages(ExampleStream):
         by_folder = {source.folder: source for stream in streams for source in stream.sources}
         self.sources = list(by_folder.values())
         vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
-        if len(vocabularies) > 1 or any(one.max_sequences_per_pack > 1 for one in self.sources):
+        if len(vocabularies) > 1 or any(
+            source.max_sequences_per_pack > 1 for source in self.sources
+        ):
             problem = "are packs" if len(vocabularies) < 2 else "differ in their vocabularies"
             listed = ", ".join(str(source.folder) for source in self.sources)
             remedy = "give records of one vocabulary that are not packed"
@@ -386,10 +388,12 @@ class Stages(ExampleStream):
         self.batching = first.batching
         self.folder = first.folder
         self.epoch_size = first.epoch_size
-        self.has_next_sentences = any(one.has_next_sentences for one in streams)
+        self.has_next_sentences = any(stream.has_next_sentences for stream in streams)
         self.sequences_per_example = first.sequences_per_example
-        columns = [{name: one.shape for name, one in own.rows(0).items()} for own in streams]
-        identity = [one.fingerprint for one in streams], columns
+        columns = [
+            {name: column.shape for name, column in stream.rows(0).items()} for stream in streams
+        ]
+        identity = [stream.fingerprint for stream in streams], columns
         self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
@@ -435,14 +439,14 @@ def quotas_of(weights: Sequence[float]) -> list[int]:
     return quotas
 
 
-def _check_fit(one: Records, other: Records) -> None:
+def _check_fit(left: Records, right: Records) -> None:
     """Raise DataError unless two corpora differ and their examples can be in one batch."""
-    both = f"dataset_dir ({one.folder} and {other.folder})"
-    if one.fingerprint == other.fingerprint:
+    both = f"dataset_dir ({left.folder} and {right.folder})"
+    if left.fingerprint == right.fingerprint:
         remedy = "name one of them, with the weights added together"
         raise DataError(both, "hold the same records", remedy)
-    differing = {name for name, _, _ in _columns(one) ^ _columns(other)}
-    if one.corpus["vocab_sha256"] != other.corpus["vocab_sha256"]:
+    differing = {name for name, _, _ in _columns(left) ^ _columns(right)}
+    if left.corpus["vocab_sha256"] != right.corpus["vocab_sha256"]:
         differing = {"vocabularies"}
     if differing:
         problem = f"differ in their {', '.join(sorted(differing))}"

@@ -77,11 +77,11 @@ class Records:
             continuations = vocabulary.is_continuation
         size = corpus["vocab_size"]
         self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)
-        most = self.max_sequences_per_pack
-        if most > stored_pack:
+        pack_size = self.max_sequences_per_pack
+        if pack_size > stored_pack:
             # Checkpoints compare this text, so its words stay.
-            self.fingerprint += f", {self.sequence_length} places for up to {most} sequences"
-            self.packs = Packs(self.files.lengths(), self.sequence_length, most, seed)
+            self.fingerprint += f", {self.sequence_length} places for up to {pack_size} sequences"
+            self.packs = Packs(self.files.lengths(), self.sequence_length, pack_size, seed)
 
     def __len__(self) -> int:
         """Return the number of examples of an epoch."""
@@ -116,23 +116,23 @@ class Records:
         payloads = self.files.payloads(numbers)
         is_packed = self.max_sequences_per_pack > 1
         if is_packed and self.packs is None:
-            sequences, own, counts = parse_packs(payloads, self.corpus["token_bytes"])
+            sequences, stored_numbers, counts = parse_packs(payloads, self.corpus["token_bytes"])
             self.files.check_dynamic(sequences, np.repeat(numbers, counts))
-            numbers = own
+            numbers = stored_numbers
         else:
             sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
             self.files.check_dynamic(sequences, numbers)
         columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
         if not is_packed:
             return columns
-        most = self.max_sequences_per_pack
+        pack_size = self.max_sequences_per_pack
         probability = self._masks.masking.highest_probability
         return pack_columns(
             columns,
             counts,
             sequence_length=length,
-            most=most,
-            predictions=packed_predictions(length, most, self.predictions, probability),
+            pack_size=pack_size,
+            predictions=packed_predictions(length, pack_size, self.predictions, probability),
             pad=self._masks.special.pad,
         )
 

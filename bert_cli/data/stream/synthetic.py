@@ -41,11 +41,11 @@ class SyntheticStream(ExampleStream):
     ) -> None:
         """Raise ConfigError for too small a vocabulary or too few positions."""
         _check_sizes(vocab_size, sequence_length)
-        self.most = max_sequences_per_pack
+        self.pack_size = max_sequences_per_pack
         longest = sequence_length // SHORTEST
-        if not 1 <= self.most <= longest:
+        if not 1 <= self.pack_size <= longest:
             problem = f"{sequence_length} positions hold 1 to {longest} synthetic sequences"
-            where = f"max_sequences_per_pack ({self.most})"
+            where = f"max_sequences_per_pack ({self.pack_size})"
             raise ConfigError(where, problem, "give such a number")
         self.batching = batching
         self.seed = seed
@@ -53,20 +53,20 @@ class SyntheticStream(ExampleStream):
         special = SpecialIds(0, 1, 2, 3, 4)
         continues = np.arange(vocab_size) % 4 == 3
         self._masks = MaskRecipe(special, vocab_size, masking or Masking(), predictions, continues)
-        packs = "" if self.most == 1 else f" N {self.most}"
+        packs = "" if self.pack_size == 1 else f" N {self.pack_size}"
         self.fingerprint = f"generated V {vocab_size} S {sequence_length} P {predictions}{packs}"
         self.sequences_per_example = 1.0
-        if self.most > 1:
+        if self.pack_size > 1:
             counts = self.rows(np.arange(1024))["input_mask"].max(axis=1)
             self.sequences_per_example = float(counts.mean())
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
         keys = row_keys(sample_indices, "generated", self.seed)
-        make = self._example if self.most == 1 else self._pack
+        make = self._example if self.pack_size == 1 else self._pack
         masks = self._masks.with_probability(probability)
         blocks = [make(keys[s : s + BLOCK], masks) for s in range(0, len(keys), BLOCK)]
-        names = FIELDS if self.most == 1 else PACKED_FIELDS
+        names = FIELDS if self.pack_size == 1 else PACKED_FIELDS
         return {name: np.concatenate([block[name] for block in blocks]) for name in names}
 
     def _example(self, keys_B: Keys, masks: MaskRecipe) -> Batch:
@@ -78,13 +78,13 @@ class SyntheticStream(ExampleStream):
     def _pack(self, keys_B: Keys, masks: MaskRecipe) -> Batch:
         """Divide the positions of each pack among its sequences at random."""
         length = self.sequence_length
-        drawn = _numbers(keys_B, length, self.most + 2)
-        counts_B = 1 + drawn[0] % self.most
+        drawn = _numbers(keys_B, length, self.pack_size + 2)
+        counts_B = 1 + drawn[0] % self.pack_size
         # Every sequence has SHORTEST tokens and a random part of the free positions; in three packs of
         # four the last sequence has all that remain.
         left_B = length - SHORTEST * counts_B
-        lengths_BC = np.zeros((len(keys_B), self.most), np.int64)
-        for number in range(self.most):
+        lengths_BC = np.zeros((len(keys_B), self.pack_size), np.int64)
+        for number in range(self.pack_size):
             is_used_B = number < counts_B
             more_B = drawn[2 + number] % (left_B + 1)
             is_last_B = (number == counts_B - 1) & (drawn[1] % 4 > 0)
@@ -101,8 +101,8 @@ class SyntheticStream(ExampleStream):
             self._sequences(keys_R, lengths_R, masks),
             counts_B,
             sequence_length=length,
-            most=self.most,
-            predictions=packed_predictions(length, self.most, masks.predictions, probability),
+            pack_size=self.pack_size,
+            predictions=packed_predictions(length, self.pack_size, masks.predictions, probability),
             pad=masks.special.pad,
         )
 

@@ -98,9 +98,9 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         if settings.date == "latest" and not _exists(client, url):
             url = f"{mirror}/{wiki}/latest/{wiki}-latest-{KIND}"  # mirrors without dated folders
         part = settings.out / f"{name}.{listed}.part"
-        for other in settings.out.glob(f"{wiki}-*.part"):
-            if other != part:  # of a dump that the server no longer lists
-                other.unlink()
+        for leftover in settings.out.glob(f"{wiki}-*.part"):
+            if leftover != part:  # of a dump that the server no longer lists
+                leftover.unlink()
         received = _transfer(client, url, part)
         sha1 = _sha1(part)
         if sha1 != listed:  # `latest` may have moved since it was resolved

@@ -180,20 +180,20 @@ def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> F
     candidates = np.flatnonzero((bands >= 0).any(axis=1))
     ends = np.cumsum([len(rows) for rows in signatures])
     starts = ends - [len(rows) for rows in signatures]
-    kept: dict[tuple[int, int], list[int]] = {}
+    kept_documents: dict[tuple[int, int], list[int]] = {}
     kept_signatures: dict[int, npt.NDArray[np.uint32]] = {}
     for document in candidates.tolist():
         shard = int(np.searchsorted(ends, document, side="right"))
         signature = np.array(signatures[shard][document - starts[shard]])
         groups = [(n, group) for n, group in enumerate(bands[document].tolist()) if group >= 0]
-        others = {other for group in groups for other in kept.get(group, ())}
-        if others:
-            compared = np.stack([kept_signatures[other] for other in others])
+        earlier = {candidate for group in groups for candidate in kept_documents.get(group, ())}
+        if earlier:
+            compared = np.stack([kept_signatures[candidate] for candidate in earlier])
             near[document] = (compared == signature).mean(axis=1).max() >= threshold
         if not near[document]:
             kept_signatures[document] = signature
             for group in groups:
-                kept.setdefault(group, []).append(document)
+                kept_documents.setdefault(group, []).append(document)
     return near
 
 

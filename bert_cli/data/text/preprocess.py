@@ -215,7 +215,9 @@ def split_shard(
             if kind != "body":
                 outside[path] += kind == "outside"
                 continue
-            for sentence in split(line) if is_kept else ():
+            if not is_kept:
+                continue
+            for sentence in split(line):
                 text = " ".join(sentence.split())  # U+2028 and others would end the line
                 if NO_WORD.fullmatch(text):
                     continue
@@ -253,11 +255,11 @@ def language_code(language: str) -> str:
     return LANGUAGES.get(language, language.lower().replace("_", "-"))
 
 
-def choose_splitter(wanted: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
+def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
     """Return the splitter, also for `auto`, and the language's name, as an output folder that was begun has them."""
     if begun and language_code(begun["language"]) == language_code(language):
         language = begun["language"]
-    return begun.get("splitter", "sentencex") if wanted == "auto" else wanted, language
+    return begun.get("splitter", "sentencex") if requested == "auto" else requested, language
 
 
 @lru_cache(maxsize=2)

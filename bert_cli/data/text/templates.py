@@ -110,16 +110,17 @@ def fill(rule: str | Function, head: str, rest: str) -> str:
     if isinstance(rule, str) and "{" not in rule:
         return rule
     values: list[str] = []
-    named: dict[str, str] = {}
-    for argument in rest.split("|") if rest else ():
+    by_name: dict[str, str] = {}
+    arguments = rest.split("|") if rest else []
+    for argument in arguments:
         match = NAMED.match(argument)
         if match is None or match[1] == str(len(values) + 1):
             values.append(argument[match.end() if match else 0 :].strip())
         else:
-            named[match[1]] = argument[match.end() :].strip()
+            by_name[match[1]] = argument[match.end() :].strip()
     if not isinstance(rule, str):
-        return rule(head.strip(), values, named)
-    fields = named | {str(number): value for number, value in enumerate(values, 1)}
+        return rule(head.strip(), values, by_name)
+    fields = by_name | {str(number): value for number, value in enumerate(values, 1)}
     fields |= {"*": "".join(values), "-1": "".join(values[-1:]), "0": head.strip()}
     return ARGUMENT.sub(lambda field: _first(field[1], fields), rule)
 
@@ -138,11 +139,11 @@ def _fraction(_: str, values: list[str], __: Mapping[str, str]) -> str:
     return " ".join([*values[:-2], "/".join(["1", *values][-2:])])
 
 
-def _as_of(name: str, values: list[str], named: Mapping[str, str]) -> str:
+def _as_of(name: str, values: list[str], by_name: Mapping[str, str]) -> str:
     year, month, day = (*values, "", "", "")[:3]
     if month.isdecimal() and 1 <= int(month) <= 12:
         month = MONTHS.split("|")[int(month) - 1]
-    name = name.lower() if "lc" in named else name[:1].upper() + name[1:]
+    name = name.lower() if "lc" in by_name else name[:1].upper() + name[1:]
     return " ".join(filter(None, (name, day, month, year)))
 
 

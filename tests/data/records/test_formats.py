@@ -252,7 +252,7 @@ def test_two_packs_of_three_sequences_are_the_known_ones():
         "next_sentence_weights": [1, 1, 1],
     }
     columns = as_columns({name: np.array(rows) for name, rows in sequences.items()})
-    sizes = {"sequence_length": 9, "most": 3, "predictions": 4, "pad": 7}
+    sizes = {"sequence_length": 9, "pack_size": 3, "predictions": 4, "pad": 7}
     packs = pack_columns(columns, np.array([2, 1]), **sizes)
     expected = {
         "input_ids": [[2, 9, 3, 8, 3, 2, 4, 3, 7], [2, 6, 5, 3, 7, 7, 7, 7, 7]],
