@@ -7,6 +7,7 @@ always match the code. mkdocs calls the functions whose names start with on_ (se
 
 import html
 import re
+import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,7 @@ def on_config(config: Any) -> Any:
             "Project": [
                 {"Measured": "measured.md"},
                 {"Contributing": "contributing.md"},
+                {"Files of the package": "tree.md"},
                 {"Changes": "changes.md"},
             ]
         },
@@ -165,18 +167,25 @@ def keys_without_effect() -> str:
     return "\n".join(["| key | reason |", "|---|---|", *rows])
 
 
-# Marker in a page -> function that generates its replacement.
 def first_screen() -> str:
     """Return the top of the README, which is the front page too: without its title, to the text for Wikipedia."""
     _, _, screen = from_root("README.md").partition("# bert\n")
     return screen.partition("## From Wikipedia to BERT")[0]
 
 
+def package_tree() -> str:
+    """Return the tree of the package as a block of code."""
+    tree = subprocess.run([ROOT / "scripts" / "tree"], capture_output=True, text=True, check=True)
+    return f"```text\n{tree.stdout}```"
+
+
+# Marker in a page -> function that generates its replacement.
 MARKERS: dict[str, Callable[[], str]] = {
     "<!-- first screen -->": first_screen,
     "<!-- shipped configs -->": configs_table,
     "<!-- old names -->": old_names,
     "<!-- keys without effect -->": keys_without_effect,
+    "<!-- tree -->": package_tree,
 }
 
 
