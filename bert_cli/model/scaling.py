@@ -153,14 +153,14 @@ def _power(factor: float) -> float:
     return 2.0 ** round(math.log2(factor))
 
 
-def _weight(ideal: float, backward: float, other: float = 1.0, rate: float = 1.0) -> Factor:
+def _weight(ideal: float, backward: float, correction: float = 1.0, rate: float = 1.0) -> Factor:
     """Return the factor of a weight that is `ideal` times a unit one in plain BERT.
 
-    `other` is a power of two by which the model multiplies the input or the output of the weight.
+    `correction` is a power of two by which the model multiplies the input or the output of the weight.
     """
-    forward = _power(ideal / other)
-    quotient = ideal / other / forward
-    return Factor(forward, backward, forward * other, quotient, rate * quotient)
+    forward = _power(ideal / correction)
+    quotient = ideal / correction / forward
+    return Factor(forward, backward, forward * correction, quotient, rate * quotient)
 
 
 def check_trained_with(described: Mapping[str, Any], scaling: str | None, where: str) -> None:

@@ -236,7 +236,7 @@ def _named_keys(nodes: Sequence[Node]) -> Iterator[tuple[str | None, str]]:
 
 def _encoder_layers(nodes: Sequence[Node]) -> list[int]:
     """Return the encoder layers in order: by the number in the attribute that leads to them."""
-    wanted = {
+    expected = {
         number
         for number, node in enumerate(nodes)
         if {"attention", "intermediate", "bert_output"} <= {*node.children}
@@ -245,8 +245,8 @@ def _encoder_layers(nodes: Sequence[Node]) -> list[int]:
         layers = {
             int(match[1]): child
             for name, child in node.children.items()
-            if child in wanted and (match := NUMBERED.fullmatch(name))
+            if child in expected and (match := NUMBERED.fullmatch(name))
         }
-        if {*layers.values()} == wanted:
+        if {*layers.values()} == expected:
             return [layers[index] for index in sorted(layers)]
     return []

@@ -141,8 +141,10 @@ def _data(settings: Mapping[str, Any], epoch_size: int | None) -> str:
         return "synthetic examples"
     stages = [settings, *(settings.get("stages") or ())]
     values = [stage.get(key) for stage in stages for key in ("train_file", "dataset_dir")]
-    corpora = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    paths = [one["path"] if isinstance(one, dict) else one for one in corpora if one]
+    corpora = [
+        corpus for value in values for corpus in (value if isinstance(value, list) else [value])
+    ]
+    paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora if corpus]
     names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
     # The other stages have other examples.
     return f"{names}, {epoch_size:,} examples" if epoch_size and len(stages) == 1 else names

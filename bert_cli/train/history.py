@@ -72,13 +72,13 @@ class Run:
     @cached_property
     def steps(self) -> dict[int, Metrics]:
         """Return step -> its metrics, in order; a value that is not finite is None."""
-        found: dict[int, Metrics] = {}
+        steps: dict[int, Metrics] = {}
         for step, metrics in _lines(self.folder / METRICS):
             # A run that started again repeats steps.
-            while found and next(reversed(found)) >= step:
-                found.popitem()
-            found[step] = metrics
-        return found
+            while steps and next(reversed(steps)) >= step:
+                steps.popitem()
+            steps[step] = metrics
+        return steps
 
     @cached_property
     def last(self) -> tuple[int, Metrics]:
@@ -320,10 +320,10 @@ def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, f
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return dotted name -> value in each run, or `ABSENT`, of the settings that are not the same in all."""
     names = dict.fromkeys(name for run in runs for name in run.flat_settings)
-    found = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
+    values_by_name = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
     return {
         name: values
-        for name, values in found.items()
+        for name, values in values_by_name.items()
         if name.partition(".")[0] not in NAMES_ONLY and any(value != values[0] for value in values)
     }
 

@@ -66,9 +66,13 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Sourc
         texts["train"] = [text for row in rows for text in row * times]
     sets = {
         name: features_of_texts(
-            TextExamples(list(own), None, None, [], None), name, settings, tokenizer, "texts"
+            TextExamples(list(texts_of_split), None, None, [], None),
+            name,
+            settings,
+            tokenizer,
+            "texts",
         )
-        for name, own in texts.items()
+        for name, texts_of_split in texts.items()
     }
 
     def evaluate(logits: Logits) -> Result:
@@ -111,13 +115,13 @@ def add_gradients(
     texts = rows[:, :, -1].astype(np.int64)
     each = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
     # Each text of a row has its loss, so that the mean over texts is that over rows.
-    losses, is_correct = (np.repeat(one, texts.shape[1]) for one in each[:2])
+    losses, is_correct = (np.repeat(values, texts.shape[1]) for values in each[:2])
     columns = {"losses": losses, "is_correct": is_correct, "vector_gradients": each[2]}
-    own = {
+    gradients = {
         name: column.reshape(*everywhere.shape[:3], *column.shape[2:])[group.rank]
         for name, column in columns.items()
     }
-    return {**batch, **own}
+    return {**batch, **gradients}
 
 
 def contrastive_loss(
@@ -142,16 +146,16 @@ def contrastive_loss(
     of_candidates = np.zeros_like(candidates)
     for first in range(0, n, ROWS):
         rows = np.arange(first, min(first + ROWS, n))
-        own = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
+        positive = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
         scores = anchors[rows] @ candidates.T / np.float32(temperature)
         is_equal = candidate_texts == texts[rows, 0, None]
         is_equal |= candidate_texts == texts[rows, 1, None]
-        is_equal[own] = False
+        is_equal[positive] = False
         scores[is_equal] = -np.inf
-        is_correct[rows] = (scores >= scores[own][:, None]).sum(1) == 1
-        losses[rows] = logsumexp(scores, axis=1) - scores[own]
+        is_correct[rows] = (scores >= scores[positive][:, None]).sum(1) == 1
+        losses[rows] = logsumexp(scores, axis=1) - scores[positive]
         changes = softmax(scores, axis=1)  # the gradient of a row's loss with respect to its scores
-        changes[own] -= 1.0
+        changes[positive] -= 1.0
         changes /= np.float32(n * temperature)
         gradients[rows, 0] = changes @ candidates
         of_candidates += changes.T @ anchors[rows]

@@ -142,10 +142,10 @@ def build_glue(
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
-        development={n: one for n, one in features.items() if n.startswith("validation")},
+        development={n: columns for n, columns in features.items() if n.startswith("validation")},
         evaluate=partial(_evaluate_glue, name, sets),
         best=about.best,
-        unlabelled={n: one for n, one in features.items() if n in about.server_files},
+        unlabelled={n: columns for n, columns in features.items() if n in about.server_files},
     )
 
 

@@ -33,21 +33,21 @@ def run(settings: PlanSettings) -> None:
     devices = settings.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    asked: PretrainSettings = with_sizes_of_records(settings)
-    chosen = asked
-    if asked.parallel.layout == "auto" and (devices is None or memory is None):
+    requested: PretrainSettings = with_sizes_of_records(settings)
+    chosen = requested
+    if requested.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number of devices and the memory of each"
         missing = "--memory" if devices else "--devices"
         raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
     if memory is not None:
-        chosen = layout.choose(asked, "GPU", devices or 1, memory, processes)
-    elif asked.global_batch.examples_per_step is not None:
+        chosen = layout.choose(requested, "GPU", devices or 1, memory, processes)
+    elif requested.global_batch.examples_per_step is not None:
         print("micro_batch_size auto: --memory chooses it; this is the plan of the smallest")
     _print_layout(chosen)
     _check_devices(chosen, devices, processes)
     if memory is not None:
-        device, most = layout.fullest(chosen)
-        needed = f"device {device} needs {size(most.total)}"
+        device, estimate = layout.fullest(chosen)
+        needed = f"device {device} needs {size(estimate.total)}"
         usable = f"{size(layout.USABLE * memory)} of {size(memory)} are usable"
         if not layout.fits(chosen, memory):
             remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
@@ -55,10 +55,10 @@ def run(settings: PlanSettings) -> None:
         print(f"fits: {needed}; {usable}")
         for line in layout.idle_memory(chosen, "GPU", memory):
             print(line)
-    if chosen is not asked:
+    if chosen is not requested:
         print(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
-        _print_alternatives(asked, chosen, devices, memory, processes)
+        _print_alternatives(requested, chosen, devices, memory, processes)
 
 
 def _print_layout(settings: PretrainSettings) -> None:
@@ -77,8 +77,14 @@ def _print_layout(settings: PretrainSettings) -> None:
     )
     # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
     exact = map(asdict, estimate(settings)[: max(mapping) + 1])  # devices of `tensor` are equal
-    devices = [Estimate(**{name: round(n, -5) for name, n in one.items()}) for one in exact]
-    cells = [{kind: f"{getattr(one, kind) / 1e6:,.1f}" for kind in KINDS} for one in devices]
+    devices = [
+        Estimate(**{name: round(n, -5) for name, n in device_estimate.items()})
+        for device_estimate in exact
+    ]
+    cells = [
+        {kind: f"{getattr(device_estimate, kind) / 1e6:,.1f}" for kind in KINDS}
+        for device_estimate in devices
+    ]
     rows = [
         (str(device), *row.values(), layout.blocks_on(stages, mapping, device))
         for device, row in enumerate(cells)
@@ -127,13 +133,13 @@ def _check_devices(settings: PretrainSettings, devices: int | None, processes: i
 
 
 def _print_alternatives(
-    asked: PretrainSettings, chosen: PretrainSettings, devices: int, memory: int, processes: int
+    requested: PretrainSettings, chosen: PretrainSettings, devices: int, memory: int, processes: int
 ) -> None:
     """Print what `auto` would choose, with and without recomputation, if that is another layout."""
-    choices = {"--parallel.layout auto": asked}
-    if not asked.parallel.recompute:
+    choices = {"--parallel.layout auto": requested}
+    if not requested.parallel.recompute:
         flags = "--parallel.layout auto --parallel.recompute"
-        choices[flags] = changed(asked, parallel={"recompute": True})
+        choices[flags] = changed(requested, parallel={"recompute": True})
     seen = {layout.shape(chosen)}
     for flags, choice in choices.items():
         try:

@@ -68,7 +68,7 @@ def run(settings: PlotSettings) -> None:
     """
     runs = history.open_runs(settings.runs, "runs")
     names = history.names_of(runs)
-    empty = [str(one.folder) for one in runs if not one.steps]
+    empty = [str(entry.folder) for entry in runs if not entry.steps]
     if len(empty) == len(runs):
         remedy = "wait for the first one, or give other runs"
         raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
@@ -148,16 +148,16 @@ def draw(
     height = 0.9 + PANEL_HEIGHT * len(panels) + 0.22 * (math.ceil(len(names) / columns) + 1)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, one in zip(panels, axes, strict=True):
-        one.set_ylabel(panel.label)
-        one.grid(color=FOREGROUND, alpha=0.15, linewidth=0.6)
-        one.set_facecolor("none")
-        one.spines[["top", "right"]].set_visible(False)
+    for panel, axis in zip(panels, axes, strict=True):
+        axis.set_ylabel(panel.label)
+        axis.grid(color=FOREGROUND, alpha=0.15, linewidth=0.6)
+        axis.set_facecolor("none")
+        axis.spines[["top", "right"]].set_visible(False)
         for number, values in enumerate(runs):
             # Learning rates are often equal: earlier lines are wider and stay visible.
             width = 1.8 if panel.smooth else 1.8 + min(6.0, 2.0 * (len(runs) - 1 - number))
-            _draw_run(one, panel, values, window if panel.smooth else 1, style_of(number), width)
-        _set_scale(one, panel, runs)
+            _draw_run(axis, panel, values, window if panel.smooth else 1, style_of(number), width)
+        _set_scale(axis, panel, runs)
     axes[-1].set_xlabel("step")
     axes[-1].set_xlim(left=0)
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -217,7 +217,7 @@ def _draw_run(
 
 
 def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
-    values = np.concatenate([series(one, panel.metric or panel.held_out)[1] for one in runs])
+    values = np.concatenate([series(entry, panel.metric or panel.held_out)[1] for entry in runs])
     values = values[np.isfinite(values)]
     if len(values) == 0:
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center")
@@ -234,11 +234,11 @@ def page_of(
     """Return the HTML page: the run's end, pictures, metrics, differing settings, all settings of each run."""
     from jinja2 import Environment
 
-    summaries = [history.summary_of(one, window) for one in runs]
+    summaries = [history.summary_of(entry, window) for entry in runs]
     metrics = {
-        "folder": [str(one.folder.resolve()) for one in runs],
-        "command": [one.kind for one in runs],
-        "state": [one.state if one.steps else f"{one.state}, no step yet" for one in runs],
+        "folder": [str(entry.folder.resolve()) for entry in runs],
+        "command": [entry.kind for entry in runs],
+        "state": [entry.state if entry.steps else f"{entry.state}, no step yet" for entry in runs],
     }
     for name in dict.fromkeys(name for summary in summaries for name in summary):
         metrics[history.label_of(name)] = [
@@ -265,7 +265,7 @@ def page_of(
         },
         pictures=pictures.values(),
         settings=[
-            (name, json.dumps(one.settings, indent=1, ensure_ascii=False))
-            for name, one in zip(names, runs, strict=True)
+            (name, json.dumps(entry.settings, indent=1, ensure_ascii=False))
+            for name, entry in zip(names, runs, strict=True)
         ],
     )

@@ -1,6 +1,6 @@
 """`bert runs` lists the runs below some folders, `bert compare` shows the differences between two.
 
-The list reads only the ends of files, so that a hundred runs of a million steps are listed within a second. Each
+The list reads only the ends of files, so that a hundred runs of a million steps are entry within a second. Each
 side of a comparison is a run, or the runs of several seeds: those are shown with their mean and standard deviation,
 because results of fine-tuning often differ more between seeds than between settings.
 """
@@ -45,20 +45,20 @@ def _list_runs(settings: RunsSettings) -> None:
         if not folder.is_dir():
             raise DataError(f"folders ({folder})", "no such folder", "give one that contains runs")
     runs = {
-        one.folder.resolve(): one
+        entry.folder.resolve(): entry
         for folder in settings.folders
-        for one in history.runs_below(folder)
+        for entry in history.runs_below(folder)
     }
-    described = [_describe(one) for one in runs.values()]
+    described = [_describe(entry) for entry in runs.values()]
     if settings.json_file is not None:
         output_json(settings.json_file, described)
     if is_stdout(settings.json_file):
         return
     if described:
-        print_table(COLUMNS, [_row(one) for one in described], right=(2, 3))
-        for one in described:
-            if "warning" in one:
-                print(printable(f"{one['run']}: {one['warning']}"))
+        print_table(COLUMNS, [_row(entry) for entry in described], right=(2, 3))
+        for entry in described:
+            if "warning" in entry:
+                print(printable(f"{entry['run']}: {entry['warning']}"))
     else:
         folders = ", ".join(map(str, settings.folders))
         print(
@@ -84,7 +84,7 @@ def _describe(run: Run) -> dict[str, Any]:
         }
         if warning := health.warning_of(run):
             described["warning"] = warning
-    except Exception as error:  # an edited file may hold anything; the other runs are still listed
+    except Exception as error:  # an edited file may hold anything; the other runs are still entry
         described |= {"state": "unreadable", "why": str(error) or type(error).__name__}
     described["written"] = None
     with suppress(OSError):
@@ -147,16 +147,18 @@ def _compare(settings: CompareSettings) -> None:
     names = history.names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     values = [{**runs[0].flat_settings, **history.differing_settings(runs)} for runs in sides]
-    pairs = {name: [one.get(name, ABSENT) for one in values] for name in values[0] | values[1]}
-    results = [history.spread([history.summary_of(one, window) for one in runs]) for runs in sides]
+    pairs = {name: [entry.get(name, ABSENT) for entry in values] for name in values[0] | values[1]}
+    results = [
+        history.spread([history.summary_of(entry, window) for entry in runs]) for runs in sides
+    ]
     fields = ("mean", "standard_deviation")
     described: dict[str, Any] = {
         "runs": [
             {
                 "name": f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,
-                "folders": [str(one.folder) for one in runs],
+                "folders": [str(entry.folder) for entry in runs],
                 "what": runs[0].kind,
-                "states": [one.state for one in runs],
+                "states": [entry.state for entry in runs],
             }
             for name, runs in zip(names, sides, strict=True)
         ],
@@ -168,8 +170,8 @@ def _compare(settings: CompareSettings) -> None:
         },
         "results": {
             name: [
-                dict(zip(fields, one[name], strict=True)) if name in one else None
-                for one in results
+                dict(zip(fields, entry[name], strict=True)) if name in entry else None
+                for entry in results
             ]
             for name in results[0] | results[1]
         },
@@ -182,14 +184,14 @@ def _compare(settings: CompareSettings) -> None:
 
 def _open(folder: Path, where: str) -> list[Run]:
     runs = history.open_runs([folder], where)
-    inner = [one.folder for one in runs if one.folder != folder]
-    if any(one.parent != folder or not one.name.startswith("seed_") for one in inner):
+    inner = [entry.folder for entry in runs if entry.folder != folder]
+    if any(entry.parent != folder or not entry.name.startswith("seed_") for entry in inner):
         problem = f"contains {count(len(inner), 'run')}"
         raise DataError(f"{where} ({folder})", problem, f"give one of them, such as {inner[0]}")
-    for one in runs:
-        if not one.steps:
+    for entry in runs:
+        if not entry.steps:
             remedy = "wait for the first one, or give another run"
-            raise DataError(f"{where} ({one.folder})", f"has no step in {METRICS} yet", remedy)
+            raise DataError(f"{where} ({entry.folder})", f"has no step in {METRICS} yet", remedy)
     return runs
 
 
@@ -210,10 +212,10 @@ def _print(described: Mapping[str, Any]) -> None:
     for name, pair in described["results"].items():
         cells = []
         difference = ""
-        for one in pair:
-            deviation = one and one["standard_deviation"]
+        for statistics in pair:
+            deviation = statistics and statistics["standard_deviation"]
             spread = f" +- {in_words(name, deviation)}" if deviation else ""
-            cells.append(in_words(name, one["mean"]) + spread if one else "-")
+            cells.append(in_words(name, statistics["mean"]) + spread if statistics else "-")
         if None not in pair:
             change = pair[1]["mean"] - pair[0]["mean"]
             sign = "+" if change > 0 else "-" if change < 0 else ""
