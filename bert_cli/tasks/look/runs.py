@@ -1,6 +1,6 @@
 """`bert runs` lists the runs below some folders, `bert compare` shows the differences between two.
 
-The list reads only the ends of files, so that a hundred runs of a million steps are entry within a second. Each
+The list reads only the ends of files, so that a hundred runs of a million steps are listed within a second. Each
 side of a comparison is a run, or the runs of several seeds: those are shown with their mean and standard deviation,
 because results of fine-tuning often differ more between seeds than between settings.
 """
@@ -84,7 +84,7 @@ def _describe(run: Run) -> dict[str, Any]:
         }
         if warning := health.warning_of(run):
             described["warning"] = warning
-    except Exception as error:  # an edited file may hold anything; the other runs are still entry
+    except Exception as error:  # an edited file may hold anything; the other runs are still listed
         described |= {"state": "unreadable", "why": str(error) or type(error).__name__}
     described["written"] = None
     with suppress(OSError):
