@@ -1,6 +1,7 @@
 """The code base itself: layers, names, sizes, settings, configs, the printed tree."""
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -11,7 +12,6 @@ import pytest
 from pydantic import BaseModel
 
 import bert_cli
-from bert_cli.config import data, finetune, settings, tools, training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
@@ -20,7 +20,8 @@ LAYERS = {
     "errors": -1, "files": 0, "processes": 0, "config": 1, "planning": 2, "commands": 2, "data": 3, "model": 3,
     "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": -1, "__main__": 8,
 }  # fmt: skip
-HEAVY = {"tensorflow", "keras", "torch", "transformers"}
+HEAVY = {"tensorflow", "jax", "keras", "torch", "transformers"}
+ENGINES = ("tensorflow", "jax")
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
     "errors", "files", "processes", "cli", "config", "planning", "data", "optim/schedule", "commands",
@@ -40,20 +41,28 @@ def package_of(path: Path) -> str:
 
 
 def imports(source: str) -> list[str]:
-    """Return every module of the package that a file imports, also as `from bert_cli import x`."""
-    modules = re.findall(r"^\s*(?:from|import) (bert_cli\.[\w.]+|\.)", source, re.MULTILINE)
-    names = re.findall(r"^\s*from bert_cli import (.+)$", source, re.MULTILINE)
-    return modules + [f"bert_cli.{name}" for line in names for name in line.split(", ")]
+    """Return the names of the package that a file imports, with their modules, such as bert_cli.files.STATE."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names += [f"{module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.startswith(("bert_cli.", "."))]
 
 
 def wrong_imports(path: Path, source: str) -> list[str]:
-    here, wrong = package_of(path), []
-    for module in set(imports(source)) - {"bert_cli.__version__"}:
-        there = module.split(".")[1] if "." in module else module
-        if there not in LAYERS or (there != here and LAYERS[there] >= LAYERS[here]):
-            wrong.append(f"{path.relative_to(ROOT)} imports {module}")
-        elif here not in ("tasks", "parallel") and "parallel.tensorflow" in module:
-            wrong.append(f"{path.relative_to(ROOT)} knows the framework of the engine")
+    package, wrong = package_of(path), []
+    engine = path.relative_to(PACKAGE / "parallel").parts[0] if package == "parallel" else ""
+    for name in set(imports(source)) - {"bert_cli.__version__"}:
+        imported = name.split(".")[1]
+        is_lower = imported in LAYERS and LAYERS[imported] < LAYERS[package]
+        if imported != package and not is_lower:
+            wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+        for framework in {*ENGINES} - {engine}:
+            if package != "tasks" and f"{name}.".startswith(f"bert_cli.parallel.{framework}."):
+                wrong.append(f"{path.relative_to(ROOT)} imports the engine {framework}")
     return wrong
 
 
@@ -61,21 +70,23 @@ def test_a_file_imports_only_lower_layers_and_its_own_package():
     for path in FILES:
         source, package = path.read_text(encoding="utf-8"), package_of(path)
         assert wrong_imports(path, source) == []
-        packages = {module.split(".")[1] for module in imports(source) if "." in module}
+        packages = {name.split(".")[1] for name in imports(source)}
         assert package == "tasks" or not {"data", "model"} <= {*packages, package}, path
-        in_tensorflow = re.search(r"^\s*(import|from) tensorflow", source, re.MULTILINE)
-        assert package != "model" or not in_tensorflow or path.name == "fused.py", path
+        has_framework = re.search(r"^\s*(import|from) (tensorflow|jax)", source, re.MULTILINE)
+        may_have_one = package not in ("model", "optim") or path.name == "fused.py"
+        assert may_have_one or not has_framework, path
         # Its copies stand alone beside weights, and importing it takes PyTorch.
         is_copied = path.name == "modeling_groupbert.py"
         assert "import modeling_groupbert" not in source and not (is_copied and imports(source))
-    engine = (PACKAGE / "parallel" / "engine.py").read_text(encoding="utf-8")
-    assert not any("parallel.tensorflow" in module for module in imports(engine))
-    for source in (
-        "from bert_cli import tasks",
-        "def f():\n    from bert_cli.model import layers",
-        "from ..train import loop",
+    for file, source in (
+        ("data/stream/reader", "from bert_cli import tasks"),
+        ("data/stream/reader", "def f():\n    from bert_cli.model import layers"),
+        ("data/stream/reader", "from ..train import loop"),
+        ("train/loop", "from bert_cli.parallel.jax.mesh import open_mesh"),
+        ("parallel/engine", "from bert_cli.parallel import tensorflow"),
+        ("parallel/tensorflow/engine", "from bert_cli.parallel.jax import mesh"),
     ):
-        assert wrong_imports(PACKAGE / "data" / "stream" / "reader.py", source), source
+        assert wrong_imports(PACKAGE / f"{file}.py", source), source
 
 
 def printed_by(code: str) -> str:
@@ -125,7 +136,8 @@ def test_a_file_is_short_has_short_functions_and_opens_with_its_idea():
 
 
 def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict():
-    for module in (settings, training, data, finetune, tools):
+    for path in sorted((PACKAGE / "config").glob("[a-z]*.py")):
+        module = importlib.import_module(f"bert_cli.config.{path.stem}")
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if not issubclass(kind, BaseModel) or kind.__module__ != module.__name__:
                 continue

@@ -13,9 +13,8 @@ from pydantic import (
     model_validator,
 )
 
+from bert_cli.config.markers import PathOrName, Positional
 from bert_cli.config.settings import (
-    PathOrName,
-    Positional,
     SettingError,
     Settings,
     Size,

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.markers import Fixed
 from bert_cli.config.settings import SettingError, is_set, without_effect
 from bert_cli.errors import count
 
@@ -27,7 +28,7 @@ class EmbedSettings(FinetuneSettings):
         "held_out_fraction": "do_validation",
     }
 
-    objective: Literal["pairs", "simcse", "tsdae"] = "pairs"
+    objective: Fixed[Literal["pairs", "simcse", "tsdae"]] = "pairs"
     """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches). For unlabelled
     text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021), and `tsdae`
     deletes 60 % of the words of a text and trains a decoder to restore the complete text from the vector of the
@@ -48,9 +49,9 @@ class EmbedSettings(FinetuneSettings):
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Fraction of the pairs held out for scoring if you give neither a validation_file nor a retrieval_file; the
     score measures how well each anchor finds its positive among all held-out positives."""
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Fixed[Literal["mean", "cls"]] = "mean"
     """How the vector of a text is computed: the `mean` over its tokens, or the output at [CLS]."""
-    temperature: Annotated[float, Field(gt=0.0)] = 0.05
+    temperature: Fixed[Annotated[float, Field(gt=0.0)]] = 0.05
     """Divisor of the cosines in the loss."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
     """Number of epochs."""

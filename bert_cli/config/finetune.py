@@ -10,18 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Positional, Usual
 from bert_cli.config.settings import (
     BertConfig,
-    PathOrName,
-    Positional,
     Positive,
     SettingError,
     Settings,
-    Usual,
     is_set,
     without_effect,
 )
-from bert_cli.config.training import Engine, GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
+from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.errors import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
@@ -59,7 +57,7 @@ class FinetuneSettings(TrainSettings):
     tokenizer_path: PathOrName | None = None
     """Tokenizer: a folder written by `bert vocab`, or the folder or name of a model; by default the pretrained
     model's tokenizer. Without pretrained_ckpt_path, training starts from new weights."""
-    generated_dataset: bool = False
+    generated_dataset: Fixed[bool] = False
     """Train on synthetic examples to test a machine or a layout, without a model or a tokenizer."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 3.0
     """Number of epochs: passes over the training examples."""
@@ -67,9 +65,9 @@ class FinetuneSettings(TrainSettings):
     """Folder of the predictions; by default save_ckpt_path."""
     do_training: bool = True
     """Train the model; otherwise only score it."""
-    do_validation: bool = True
+    do_validation: Collective[bool] = True
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
-    seeds: Positive = 1
+    seeds: Collective[Positive] = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
     """Folder that caches tokenized examples; null for no cache."""
@@ -166,7 +164,7 @@ class GlueSettings(FinetuneSettings):
     cmnli, ocnli, wsc, csl of CLUE."""
     dataset_dir: Path | None = None
     """Folder of GLUE (with CoLA, MRPC and so on), of CLUE, or of the single task."""
-    do_test: bool = False
+    do_test: Collective[bool] = False
     """Also predict the test set with the best checkpoint, in the format of the benchmark server."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bert_cli.config.data import Documents, TextSettings
-from bert_cli.config.settings import Engine, PathOrName, Positional
+from bert_cli.config.markers import Engine, PathOrName, Positional
 
 
 class InitSettings(TextSettings):

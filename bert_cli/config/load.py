@@ -17,9 +17,10 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from bert_cli.config.help import help_text
+from bert_cli.config.markers import POSITIONAL, group_of, is_path
 from bert_cli.config.old_names import DEFAULTS, adapt, instead_of, our_name, why_no_effect
 from bert_cli.config.options import flag_of, parse_words, sections_of, split_at_dashes
-from bert_cli.config.settings import POSITIONAL, RUN_LENGTHS, SettingError, group_of, is_path
+from bert_cli.config.settings import RUN_LENGTHS, SettingError
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.files import json_with_unique_keys, read_json
 from bert_cli.processes import print_help

@@ -18,20 +18,12 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
-from bert_cli.config.settings import (
-    HIDDEN,
-    POSITIONAL,
-    USUAL,
-    group_of,
-    is_path,
-    kinds_of,
-)
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import json_with_unique_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-PATH_ENDINGS = ("_dir", "_path", "_file")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
 NULL = ("null", "None")
 # Program -> the remedy for words that it does not take.
@@ -149,7 +141,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     kinds = kinds_of(about.annotation)
     positional = POSITIONAL in about.metadata
     required = required and group is None and about.is_required()
-    takes = "" if kinds == [bool] else _takes(kinds, name)
+    takes = "" if kinds == [bool] else _takes(kinds, is_path(about))
     flags = (flag_of(path),) if takes else (flag_of(path), off_flag_of(path))
     is_choice = len(kinds) == 1 and get_origin(kinds[0]) is Literal
     default = None
@@ -181,7 +173,7 @@ def _with_default(text: str, default: Any, required: bool) -> str:
     return text if default in (None, "") else f"{text} (default: {default})"
 
 
-def _takes(kinds: Sequence[Any], name: str) -> str:
+def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
     """Return the placeholder of a value: one word for each type that it may have."""
     words: list[str] = []
     for kind in kinds:
@@ -196,7 +188,7 @@ def _takes(kinds: Sequence[Any], name: str) -> str:
             word = f"{{{choices}}}" if "," in choices else choices
         else:
             word = METAVARS.get(kind, "TEXT")
-        words.append("PATH" if name.endswith(PATH_ENDINGS) and word == "TEXT" else word)
+        words.append("PATH" if names_a_path and word == "TEXT" else word)
     return "|".join(dict.fromkeys(words))
 
 

@@ -7,13 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
+from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
 from bert_cli.config.settings import (
-    Hidden,
-    PathOrName,
     Positive,
     SettingError,
     Settings,
-    Usual,
     is_remote,
     is_set,
     without_effect,
@@ -68,41 +66,43 @@ class PretrainSettings(TrainSettings):
     dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
     """Folder of records with a corpus.json, or its address (s3://...). To mix several folders by weight, repeat the
     flag, or give a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
-    validation_dir: Usual[PathOrName | None] = None
+    validation_dir: Collective[Usual[PathOrName | None]] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
     dataset_cache: Path = Path("~/.cache/bert/records")
     """Folder on this machine that caches records from object storage."""
-    generated_dataset: bool = False
+    generated_dataset: Fixed[bool] = False
     """Train on synthetic examples instead of those in dataset_dir, to test a machine or a layout."""
-    max_predictions_per_seq: Usual[Positive]
+    max_predictions_per_seq: Fixed[Usual[Positive]]
     """Maximum number P of masked positions of an example."""
-    scaling: Scaling | None = None
+    scaling: Fixed[Scaling | None] = None
     """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no
     loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
     roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
-    masking: Masking = Masking()
+    masking: Fixed[Masking] = Masking()
     """How masked tokens of dynamic records are chosen; they differ in each epoch."""
-    max_sequences_per_pack: Positive = 1
+    max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""
-    length_buckets: Positive | None = None
+    length_buckets: Fixed[Positive | None] = None
     """Group records into at most this many buckets of similar length, so that a step is only as long as its longest
     example; for dynamic records without packs."""
     stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
     """Later stages of the run, with other records and lengths; all stages share one learning rate schedule."""
-    decay_from: Annotated[Positive | None, Field(exclude_if=lambda step: step is None)] = None
+    decay_from: Annotated[Positive | None, FIXED, Field(exclude_if=lambda step: step is None)] = (
+        None
+    )
     """Continue the run in `pretrained_ckpt_path` (schedule `constant` or `wsd`) from this step with its optimizer and
     its examples. The `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
-    evaluation_examples: Positive = 10_000
+    evaluation_examples: Collective[Positive] = 10_000
     """Examples of an evaluation, from the start of the validation order."""
     probe: PathOrName | None = None
     """File of minimal pairs of sentences to score at each evaluation, JSON lines {"good": ..., "bad": ...}, or
     `english` for the pairs that ship with the tool. The score is the fraction of pairs in which the good sentence has
     the higher pseudo-log-likelihood (Salazar et al. 2020, equation 1)."""
-    new_rows_only_steps: Annotated[int, Field(ge=0)] = 0
+    new_rows_only_steps: Fixed[Annotated[int, Field(ge=0)]] = 0
     """Number of initial steps that train only the embeddings of the pieces added to the vocabulary of
     `pretrained_ckpt_path`."""
-    known_rows: Hidden[int] = 0
+    known_rows: Fixed[Hidden[int]] = 0
     """Rows of the word embeddings that the model had before."""
 
     @field_validator("dataset_dir", mode="before")

@@ -8,8 +8,7 @@ rounded. So a run may be resumed with other values of these two.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import (
@@ -22,24 +21,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
+from bert_cli.config.markers import Engine, OnlyWith, Usual, is_path, kinds_of, markers_of
 from bert_cli.errors import count
 from bert_cli.files import is_utf8
 
-T = TypeVar("T")
-POSITIONAL = "positional"
-Positional = Annotated[T, POSITIONAL]
-"""A setting that the command line gives without a flag."""
-HIDDEN = "hidden"
-Hidden = Annotated[T, HIDDEN]
-"""A setting that is neither a flag nor a key of a file."""
-USUAL = "usual"
-Usual = Annotated[T, USUAL]
-"""A setting of a training run that `--help` lists; `--help-all` lists every setting."""
-PATH = "path or name"
-PathOrName = Annotated[str, PATH]
-"""A path, or in its place a name or an address."""
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=10**7)]
 """A size for which memory is allocated before anything else would find it too large."""
@@ -51,15 +37,6 @@ RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Settings of which a run has one."""
 INTEGERS = 2**63
 """Integers are smaller in absolute value, as int64 is."""
-Engine = Literal["tensorflow", "jax"]
-# Settings of `parallel` that another engine does not have.
-ONLY_WITH: Mapping[Engine, tuple[str, ...]] = {
-    "tensorflow": (
-        *("pipeline_stages", "schedule", "recompute_by", "optimizer_state_offload"),
-        *("reduce_precision", "reduce_bucket_megabytes", "trace"),
-    ),
-    "jax": ("tensor", "shard_weights"),
-}
 BLOCKS = (
     *("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head"),
     *("mean_pool", "embed_head", "denoise_head"),
@@ -124,32 +101,6 @@ class Settings(BaseModel):
                 shown = f"{other} {value!r}" if isinstance(value, str) else other
                 raise without_effect(self, name, f"with {shown}", f"leave it out or change {other}")
         return self
-
-
-def kinds_of(annotation: Any) -> list[Any]:
-    """Return the types of a setting without None and without the conditions on them."""
-    if hasattr(annotation, "__metadata__"):
-        return kinds_of(annotation.__origin__)
-    if get_origin(annotation) in (Union, UnionType):
-        return [kind for part in get_args(annotation) for kind in kinds_of(part)]
-    return [] if annotation is NoneType else [annotation]
-
-
-def is_path(about: FieldInfo) -> bool:
-    """Return whether a setting holds a path, or several, or a PathOrName."""
-    return any(map(_holds_path, (about.annotation, *about.metadata)))
-
-
-def _holds_path(part: Any) -> bool:
-    return part in (Path, PATH) or any(map(_holds_path, get_args(part)))
-
-
-def group_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the class of a group of settings, also of an optional one; None for a list of groups."""
-    for kind in () if get_origin(annotation) is list else (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
 
 
 def is_set(settings: BaseModel, name: str) -> bool:
@@ -287,39 +238,44 @@ class Parallel(Settings):
     layout: Usual[Literal["given", "auto"]] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
     memory requires them. Examples and results stay the same. In a file also `"parallel": "auto"`."""
-    pipeline_stages: list[list[str]] | None = None
+    pipeline_stages: Annotated[list[list[str]] | None, OnlyWith("tensorflow")] = None
     """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]], in
     quotes on the command line. `hid` is one encoder layer, `hid*7` seven."""
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
-    schedule: Literal["1F1B", "GPipe"] = "1F1B"
+    schedule: Annotated[Literal["1F1B", "GPipe"], OnlyWith("tensorflow")] = "1F1B"
     """Order of forward and backward passes in a pipeline. `1F1B` alternates them, and stage k of p saves the
     activations of at most p - k micro-batches; `GPipe` runs all forward passes first and saves all activations."""
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
-    recompute_by: Literal["layer", "stage"] = "layer"
+    recompute_by: Annotated[Literal["layer", "stage"], OnlyWith("tensorflow")] = "layer"
     """Save the input of each `layer`, or only that of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
-        list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=2)
+        list[Positive],
+        BeforeValidator(_as_list),
+        Field(min_length=1, max_length=2),
+        OnlyWith("jax"),
     ] = [1]
     """Tensor parallelism: number of devices that divide each layer by attention heads and inner columns (Shoeybi et
     al. 2019, section 3); with [2, 2], the second number also divides the hidden size. Engine `jax` only."""
-    shard_weights: bool = False
+    shard_weights: Annotated[bool, OnlyWith("jax")] = False
     """Shard weights, gradients and moments over the replicas; each replica gathers a layer when needed (ZeRO stage 3:
     Rajbhandari et al. 2020, section 5.3). Engine `jax` only."""
     replicated_tensor_sharding: bool = False
     """Shard the optimizer's moments over the replicas; each replica updates its shard (ZeRO stage 1: Rajbhandari et
     al. 2020, section 5.1)."""
-    optimizer_state_offload: bool = False
+    optimizer_state_offload: Annotated[bool, OnlyWith("tensorflow")] = False
     """Keep the optimizer's moments in host memory and update there, to save device memory."""
     embedding_serialization_factor: Positive = 1
     """Compute the masked-LM loss in this many chunks of the vocabulary, so that the logits are never all in memory;
     costs one more product with the word embeddings. Pre-training only."""
-    reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    reduce_precision: Annotated[
+        Literal["float32", "float16", "bfloat16"], OnlyWith("tensorflow")
+    ] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
-    reduce_bucket_megabytes: Positive = 64
+    reduce_bucket_megabytes: Annotated[Positive, OnlyWith("tensorflow")] = 64
     """Size of the buckets of the gradient all-reduce (MB of 10^6 bytes in float32)."""
-    trace: Path | None = None
+    trace: Annotated[Path | None, OnlyWith("tensorflow")] = None
     """Write the times of all forward and backward passes of the first three steps to this file, a trace for
     chrome://tracing or Perfetto. With several processes, each writes its own file, NAME_rank0.json and so on."""
 
@@ -337,15 +293,19 @@ class Parallel(Settings):
             if getattr(model, name) % shards:
                 problem = f"{shards} does not divide bert_config.{name} ({getattr(model, name)})"
                 raise SettingError("parallel.tensor", problem, "choose a number that does")
-        other: Engine = "tensorflow" if engine == "jax" else "jax"
         has_one_stage = self.layout == "auto" or len(self.pipeline_stages or ()) == 1
-        for name in ONLY_WITH[other]:
-            if is_set(self, name) and not (name == "pipeline_stages" and has_one_stage):
-                instead = "give --parallel.layout auto" if "stages" in name else "leave it out"
-                problem = f"is not supported by engine {engine}"
-                raise SettingError(
-                    f"parallel.{name}", problem, f"{instead}, or give --engine {other}"
-                )
+        for name, marker in markers_of(Parallel):
+            is_refused = isinstance(marker, OnlyWith) and marker.engine != engine
+            if not is_refused or not is_set(self, name):
+                continue
+            instead = "leave it out"
+            if name == "pipeline_stages":
+                if has_one_stage:
+                    continue
+                instead = "give --parallel.layout auto"
+            remedy = f"{instead}, or give --engine {marker.engine}"
+            problem = f"is not supported by engine {engine}"
+            raise SettingError(f"parallel.{name}", problem, remedy)
 
     @field_validator("pipeline_stages")
     @classmethod

@@ -15,12 +15,10 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 from bert_cli.config.data import DataSettings, Masking, Splitter, check_mask_tokens
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import BENCHMARKS, configs_folder
+from bert_cli.config.markers import Hidden, OfSweep, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
-    Hidden,
     MemorySize,
-    PathOrName,
-    Positional,
     Positive,
     SettingError,
     Settings,
@@ -268,18 +266,18 @@ class Measuring(Settings):
     """Number of steps before the measurement."""
     generated_dataset: bool = True
     """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
-    checkpoint: bool = True
+    checkpoint: OfSweep[bool] = True
     """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes."""
     checkpoint_dir: Path | None = None
     """Folder of that checkpoint, which is deleted afterwards; by default the system's temporary folder."""
-    json_file: JsonFile = None
-    sweep: Literal["micro-batch"] | None = None
+    json_file: OfSweep[JsonFile] = None
+    sweep: OfSweep[Literal["micro-batch"] | None] = None
     """Measure micro-batches of doubling size, each in its own process, until one does not fit in memory."""
-    sweep_from: Annotated[int, Field(ge=1, alias="from")] = 1
+    sweep_from: OfSweep[Annotated[int, Field(ge=1, alias="from")]] = 1
     """First micro-batch of a sweep."""
-    most: Positive | None = None
+    most: OfSweep[Positive | None] = None
     """Last micro-batch of a sweep; by default the first micro-batch that does not fit."""
-    memory: MemorySize | None = None
+    memory: OfSweep[MemorySize | None] = None
     """Maximum host memory of a process of a sweep, such as 8GB; by default the free memory at its start."""
 
     @model_validator(mode="before")

@@ -11,17 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.settings import (
     BertConfig,
     Cluster,
-    Engine,
     Parallel,
-    PathOrName,
     Positive,
     Probability,
     SettingError,
     Settings,
-    Usual,
     Wandb,
     is_set,
 )
@@ -179,13 +177,13 @@ class TrainSettings(Settings):
     """The blocks after the encoder layers."""
     SAVES: ClassVar[bool] = True
     """Whether the command has a run folder."""
-    about: About | None = None
+    about: Untracked[About | None] = None
     """Description of this config, printed when the run starts."""
-    bert_config: BertConfig = BertConfig()
+    bert_config: Fixed[BertConfig] = BertConfig()
     """The shape of the model."""
-    max_seq_length: Usual[Annotated[int, Field(ge=8)]]
+    max_seq_length: Fixed[Usual[Annotated[int, Field(ge=8)]]]
     """Sequence length S of an example."""
-    global_batch: GlobalBatch
+    global_batch: Collective[GlobalBatch]
     """Examples of a step."""
     num_epochs: Usual[
         Annotated[float | None, Field(gt=0.0, exclude_if=lambda epochs: epochs is None)]
@@ -198,17 +196,17 @@ class TrainSettings(Settings):
     """Framework of the steps: `tensorflow` supports pipelines, `jax` tensor parallelism; both share checkpoints."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
-    cluster: Cluster = Cluster()
+    cluster: Untracked[Cluster] = Cluster()
     """The processes of a run on several GPUs or hosts."""
     require_gpu: bool = False
     """Stop with exit code 5 if the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
-    precision: Usual[Precision] = "float32"
+    precision: Fixed[Usual[Precision]] = "float32"
     """Number format of weights and matrix products; optimizer state, update and losses are always float32."""
-    optimizer_opts: OptimizerOpts
+    optimizer_opts: Fixed[OptimizerOpts]
     """The optimizer and its hyperparameters."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1984
+    seed: Fixed[Annotated[int, Field(ge=0, lt=2**31)]] = 1984
     """Seed of initial weights, order of examples, dropout and dynamic masks."""
-    save_ckpt_path: Usual[Path | None] = None
+    save_ckpt_path: Untracked[Usual[Path | None]] = None
     """The run folder, from which the same command resumes; by default checkpoints/ plus the name of the config."""
     pretrained_ckpt_path: Usual[PathOrName | None] = None
     """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
@@ -224,22 +222,22 @@ class TrainSettings(Settings):
     """Also keep every checkpoint whose step is a multiple of this number."""
     log_every_steps: Positive = 1
     """Print a line every N steps; metrics.jsonl has every step."""
-    evaluate_every_steps: Positive | None = None
+    evaluate_every_steps: Collective[Positive | None] = None
     """Evaluate every N steps and at the end."""
-    max_skipped_steps: Positive = 20
+    max_skipped_steps: Collective[Positive] = 20
     """Stop the run after this many non-finite gradients in a row."""
-    tensorboard_dir: Path | None = None
+    tensorboard_dir: Untracked[Path | None] = None
     """Write TensorBoard event files to this folder."""
-    wandb: Wandb = Wandb()
+    wandb: Untracked[Wandb] = Wandb()
     """Weights & Biases."""
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
     """Exit code of a run that stopped and saved on request, such as 75 to make a scheduler restart it."""
-    dry_run: Usual[bool] = False
+    dry_run: Collective[Untracked[Usual[bool]]] = False
     """Print settings with their origins and the plan, run two complete steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
     """Parts that XLA compiles: the update and the element-wise `chains` between matrix products, or complete
     `stages`. `auto` means chains on CPUs, where matrix products are faster outside XLA, and stages on GPUs."""
-    compile_only: bool = False
+    compile_only: Untracked[bool] = False
     """Load the initial weights, trace and compile everything for a step, print the time, and stop."""
     deterministic: bool = True
     """Use only reproducible operations, so that a resumed run equals the uninterrupted run bit for bit."""

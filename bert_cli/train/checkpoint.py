@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from bert_cli.config.markers import FIXED, marked
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
@@ -52,27 +54,6 @@ OPTIMIZER = "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
 # Those that decide the numbers of a run.
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
-# Settings that decide the numbers of a run. A checkpoint continues only with the same ones; others
-# (replicas, stages, recomputation, cadences, logging) may change between two starts.
-FIXED = (
-    "seed",
-    "precision",
-    "scaling",
-    "max_seq_length",
-    "max_predictions_per_seq",
-    "masking",
-    "max_sequences_per_pack",
-    "length_buckets",
-    "bert_config",
-    "optimizer_opts",
-    "generated_dataset",
-    "new_rows_only_steps",
-    "known_rows",
-    "decay_from",
-    "objective",
-    "pooling",
-    "temperature",
-)
 # The settings that these fixed numbers follow from, for messages.
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
@@ -218,14 +199,15 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def fixed_settings(
-    settings: Mapping[str, Any], examples_per_step: int, total_steps: int, corpus: str
+    settings: TrainSettings, examples_per_step: int, total_steps: int, corpus: str
 ) -> dict[str, Any]:
-    """Return what two starts must share to be one run: the settings of FIXED and numbers that follow."""
+    """Return what two starts must share to be one run: the fixed settings and the numbers that follow."""
     stored_names = {"length_buckets": "length_bins"}
+    values = settings.model_dump(mode="json", include=marked(type(settings), FIXED))
     return {
-        **{stored_names.get(name, name): settings[name] for name in FIXED if name in settings},
+        **{stored_names.get(name, name): value for name, value in values.items()},
         # Dropout is a function of the micro-batch.
-        "micro_batch_size": settings["global_batch"]["micro_batch_size"],
+        "micro_batch_size": settings.global_batch.micro_batch_size,
         "examples_per_step": examples_per_step,
         "total_steps": total_steps,
         "corpus": corpus,

@@ -47,16 +47,6 @@ LEAVE_SECONDS = 15.0
 # Of so many micro-batches, or of two that took as many seconds, a run forecasts its duration.
 FORECAST_TIMES = 10
 FORECAST_SECONDS = 2.0
-# Settings that cannot influence how good a run is.
-NO_HPARAMS = (
-    "about",
-    "save_ckpt_path",
-    "tensorboard_dir",
-    "wandb",
-    "cluster",
-    "dry_run",
-    "compile_only",
-)
 
 
 # --- metrics.jsonl
@@ -333,9 +323,9 @@ class ProgressBar:
 
 
 def tensorboard(
-    folder: Path, run_settings: Mapping[str, Any], last: int, closing: ExitStack
+    folder: Path, hyperparameters: Mapping[str, Any], last: int, closing: ExitStack
 ) -> Reporter:
-    """Return a reporter that writes TensorBoard's event files, with settings for HParams and success at step `last`."""
+    """Return a reporter that writes TensorBoard's event files, with hyperparameters and success at step `last`."""
 
     def start(own: ExitStack) -> Reporter:
         # TensorBoard's own switch: it imports TensorFlow unless there is a module of this name.
@@ -367,9 +357,8 @@ def tensorboard(
                 write_hparams(metadata.SESSION_END_INFO_TAG, success)
             writer.flush()
 
-        chosen = {name: value for name, value in run_settings.items() if name not in NO_HPARAMS}
         begin = HParamsPluginData()
-        for name, value in leaves(chosen):
+        for name, value in leaves(hyperparameters):
             kinds = {bool: "bool_value", str: "string_value"} | dict.fromkeys(
                 (int, float), "number_value"
             )

@@ -12,9 +12,9 @@ from bert_cli.config.data import IndexSettings, TokenizeSettings
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.help import help_text
 from bert_cli.config.load import field_paths, load
+from bert_cli.config.markers import HIDDEN
 from bert_cli.config.options import parse_words, sections_of
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import HIDDEN
 from bert_cli.config.tools import LaunchSettings, RunsSettings
 from bert_cli.errors import ConfigError
 

@@ -302,7 +302,7 @@ def save(run: Run) -> list[float]:
                 Path(inner),
                 state,
                 form,
-                fixed=checkpoint.fixed_settings(values, *sizes, run.spec.stream.fingerprint),
+                fixed=checkpoint.fixed_settings(run.settings, *sizes, run.spec.stream.fingerprint),
                 settings=values,
             )
             return [copied_at - began, time.perf_counter() - copied_at]

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from bert_cli.config.markers import OF_SWEEP, marked
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import (
     BenchPretrainSettings,
@@ -43,7 +44,6 @@ OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 """What a process prints when memory was refused."""
-SWEEP_SETTINGS = {"sweep", "sweep_from", "most", "memory", "json_file", "checkpoint"}
 
 
 def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:
@@ -157,7 +157,8 @@ def sweep(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
         remedy = "run it without `bert launch`"
         raise ConfigError("sweep (micro-batch)", "starts its own processes", remedy)
     json_only = is_stdout(settings.json_file)
-    config = settings.model_dump(mode="json", exclude=SWEEP_SETTINGS, exclude_unset=True)
+    of_sweep = marked(type(settings), OF_SWEEP)
+    config = settings.model_dump(mode="json", exclude=of_sweep, exclude_unset=True)
     config["generated_dataset"] = settings.generated_dataset
     limit = None if settings.memory is None else parse_bytes(settings.memory)
     rows: list[Row] = []

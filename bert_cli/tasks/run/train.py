@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from bert_cli.config.markers import COLLECTIVE, UNTRACKED, marked
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError, DataError, count
@@ -49,18 +50,6 @@ from bert_cli.train.loop import (
 )
 from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_duration, print_line
 
-# Settings that decide when the processes enter a collective, with `global_batch` and `parallel`.
-COLLECTIVE = (
-    "evaluate_every_steps",
-    "evaluation_examples",
-    "validation_dir",
-    "max_skipped_steps",
-    "do_validation",
-    "do_test",
-    "seeds",
-    "global_batch",
-    "dry_run",
-)
 Settings = TypeVar("Settings", bound=TrainSettings)
 Hooks = list[tuple[Hook, Every]]
 Status = Literal["finished", "stopped", "compiled"]
@@ -117,10 +106,7 @@ def run_training(
     form = start.disk_format(settings, state.weights, spec.tokenizer, spec.label_names)
     form = replace(form, epoch_size=spec.stream.epoch_size)
     fixed = checkpoint.fixed_settings(
-        settings.model_dump(mode="json"),
-        plan.examples_per_step,
-        plan.total_steps,
-        spec.stream.fingerprint,
+        settings, plan.examples_per_step, plan.total_steps, spec.stream.fingerprint
     )
     if plan.step_sizes is not None:
         fixed["step_sizes"] = plan.step_sizes
@@ -191,9 +177,8 @@ def _load_state(run: Run, stack: ExitStack) -> None:
             if removed := checkpoint.remove_partial_checkpoints(run.folder):
                 print_line(f"run: removed incomplete {', '.join(removed)}")
         group.barrier()
-    dumped = settings.model_dump(mode="json")
-    collective = {name: dumped[name] for name in COLLECTIVE if name in dumped}
-    parallel = {**dumped["parallel"], "trace": None}
+    collective = settings.model_dump(mode="json", include=marked(type(settings), COLLECTIVE))
+    parallel = {**settings.parallel.model_dump(mode="json"), "trace": None}
     shared = {**run.fixed, **collective, "parallel": parallel, "held_out": run.spec.held_out}
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if other := _first_difference(group, int.from_bytes(digest, "little")):
@@ -396,7 +381,8 @@ def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
     dumped = run.settings.model_dump(mode="json")
     reporters = [metrics.jsonl_reporter(run.folder / METRICS, run.state.step)]
     if settings.tensorboard_dir is not None:
-        reporters.append(metrics.tensorboard(settings.tensorboard_dir, dumped, last, stack))
+        hparams = settings.model_dump(mode="json", exclude=marked(type(settings), UNTRACKED))
+        reporters.append(metrics.tensorboard(settings.tensorboard_dir, hparams, last, stack))
     if settings.wandb.enabled:
         reporters.append(metrics.wandb(dumped["wandb"], dumped, run.folder, stack))
     return reporters

@@ -1,0 +1,90 @@
+"""What is known of a setting besides its type: markers in its `Annotated`, and how they are read.
+
+A marker also holds for a class that declares the setting again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+T = TypeVar("T")
+Engine = Literal["tensorflow", "jax"]
+POSITIONAL = "positional"
+Positional = Annotated[T, POSITIONAL]
+"""A setting that the command line gives without a flag."""
+HIDDEN = "hidden"
+Hidden = Annotated[T, HIDDEN]
+"""A setting that is neither a flag nor a key of a file."""
+USUAL = "usual"
+Usual = Annotated[T, USUAL]
+"""A setting of a training run that `--help` lists; `--help-all` lists every setting."""
+PATH = "path or name"
+PathOrName = Annotated[str, PATH]
+"""A path, or in its place a name or an address."""
+FIXED = "fixed"
+Fixed = Annotated[T, FIXED]
+"""A setting that decides the numbers of a run: a checkpoint continues only with the same value."""
+COLLECTIVE = "collective"
+Collective = Annotated[T, COLLECTIVE]
+"""A setting that decides when the processes of a run enter a collective, so it must be equal on all of them."""
+UNTRACKED = "untracked"
+Untracked = Annotated[T, UNTRACKED]
+"""A setting that cannot influence how good a run is: no hyperparameter for a tracker."""
+OF_SWEEP = "of a sweep"
+OfSweep = Annotated[T, OF_SWEEP]
+"""A setting of a sweep itself, not of the measurements that it starts."""
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """The marker of a setting that one engine alone has."""
+
+    engine: Engine
+
+
+def markers_of(settings: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each setting with each of its markers, also those of the base classes."""
+    kinds = [kind for kind in settings.__mro__ if issubclass(kind, BaseModel)]
+    for name in settings.model_fields:
+        for kind in kinds:
+            about = kind.model_fields.get(name)
+            for marker in about.metadata if about else ():
+                yield name, marker
+
+
+def marked(settings: type[BaseModel], marker: str) -> set[str]:
+    """Return the names of the settings with a marker."""
+    return {name for name, present in markers_of(settings) if present == marker}
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """Return the types of a setting without None and without the conditions on them."""
+    if hasattr(annotation, "__metadata__"):
+        return kinds_of(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in kinds_of(part)]
+    return [] if annotation is NoneType else [annotation]
+
+
+def is_path(about: FieldInfo) -> bool:
+    """Return whether a setting holds a path, or several, or a PathOrName."""
+    return any(map(_holds_path, (about.annotation, *about.metadata)))
+
+
+def _holds_path(part: Any) -> bool:
+    return part in (Path, PATH) or any(map(_holds_path, get_args(part)))
+
+
+def group_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the class of a group of settings, also of an optional one; None for a list of groups."""
+    if get_origin(annotation) is list:
+        return None
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
