@@ -18,7 +18,7 @@ from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.fused import value_of
 from bert_cli.model.scaling import check_trained_with, factors, folded
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
-from bert_cli.tasks.run.start import factors_of
+from bert_cli.tasks.run.build import factors_of
 
 S, P = 24, 5
 scales_script = script("scales")

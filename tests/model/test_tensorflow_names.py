@@ -67,7 +67,8 @@ def test_a_real_checkpoint_gives_the_logits_of_pytorch_by_prefix_index_and_folde
 ):
     import torch
 
-    from bert_cli.tasks.run.start import find_source, load_weights
+    from bert_cli.tasks.run.models import find_source
+    from bert_cli.tasks.run.start import load_weights
 
     write_checkpoint(tmp_path, variables, tiny)
     for name in ("bert_model.ckpt", "bert_model.ckpt.index", "."):
@@ -91,7 +92,7 @@ def test_a_real_checkpoint_gives_the_logits_of_pytorch_by_prefix_index_and_folde
 
 
 def test_data_that_is_cut_or_missing_is_refused(tiny, tmp_path):
-    from bert_cli.tasks.run.start import find_source
+    from bert_cli.tasks.run.models import find_source
 
     write_checkpoint(tmp_path, {"bert/pooler/dense/kernel": np.zeros((32, 32), np.float32)}, tiny)
     (data,) = tmp_path.glob("*.data-*")

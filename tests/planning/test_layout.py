@@ -80,7 +80,7 @@ def traced_stash(name: str, given: PretrainSettings) -> int:
     import tensorflow as tf
 
     from bert_cli.model.bert import build_block
-    from bert_cli.tasks.run.start import factors_of
+    from bert_cli.tasks.run.build import factors_of
 
     policy, factors = given.precision, factors_of(given)
     block = build_block(name, given.bert_config, seed=1, policy=policy, factors=factors)

@@ -30,7 +30,7 @@ from bert_cli.files import OWN_CHECKSUM, STATE, format_bytes
 from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.tasks.run import build as assemble
-from bert_cli.tasks.run import start
+from bert_cli.tasks.run import models, start
 from bert_cli.tasks.run.build import open_mesh
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
@@ -489,7 +489,7 @@ def test_an_edited_state_is_refused_and_its_layout_is_free(tiny, saved, fresh):
         (saved / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
         for read in (
             lambda: checkpoint.read_state(saved),
-            lambda: start.find_source(str(saved)).tensors(),
+            lambda: models.find_source(str(saved)).tensors(),
         ):
             with pytest.raises(CheckpointError) as error:
                 read()
@@ -500,7 +500,7 @@ def test_values_that_no_run_can_have_are_an_error(saved, fresh):
     change_state(saved, crc32c={})
 
     def load_as_weights() -> None:
-        start.load_weights(start.find_source(str(saved)), fresh[0].weights)
+        start.load_weights(models.find_source(str(saved)), fresh[0].weights)
 
     def resume() -> None:
         checkpoint.resume(saved, *fresh, FIXED)
@@ -538,7 +538,7 @@ def test_a_wrong_field_of_the_state_or_the_config_is_named(saved, fresh):
         (saved / STATE).write_text(content)
     (saved / "config.json").write_bytes(b"[]")
     with pytest.raises(CheckpointError) as error:
-        start.find_source(str(saved))
+        models.find_source(str(saved))
     assert str(error.value).startswith(f"{saved / 'config.json'}: ")
 
 

@@ -32,7 +32,7 @@ from bert_cli.planning.flops import Product, model_flops, products, shape_of
 from bert_cli.planning.plan import describe
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
-from bert_cli.tasks.run import build, corpora, finetune, start
+from bert_cli.tasks.run import build, corpora, finetune, models, start
 from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import RunSpec
 from bert_cli.train import checkpoint
@@ -124,7 +124,7 @@ def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
         # The shape of the model alone: the values of weights do not change how long anything takes.
         source = None
         if name and not (settings.generated_dataset and "bert_config" in settings.model_fields_set):
-            source = start.find_source(name)
+            source = models.find_source(name)
             settings = start.with_shape_of(settings, source)
         if isinstance(settings, PretrainSettings):
             settings = corpora.with_sizes_of_records(settings, source)
@@ -176,7 +176,7 @@ def _real_windows(settings: BenchSquadSettings) -> Features:
     if name is None:
         remedy = "give --tokenizer-path or --pretrained-ckpt-path"
         raise ConfigError("tokenizer_path", "is not given, and real questions need it", remedy)
-    tokenizer = start.read_tokenizer_for(settings.bert_config, start.find_tokenizer(name))
+    tokenizer = models.read_tokenizer_for(settings.bert_config, models.find_tokenizer(name))
     task = squad.build(
         changed(settings, do_validation=False, evaluate_every_steps=None), tokenizer, None
     )

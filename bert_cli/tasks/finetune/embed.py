@@ -22,7 +22,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.finetune.texts import features_of_texts
-from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.finetune import Floats, Logits, Result, Scores, Task
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
@@ -41,7 +41,7 @@ def run(settings: EmbedSettings) -> None:
     finetune.run(settings, build, ("train_file",) if needs_texts else ())
 
 
-def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
     """Return the task: the texts to train on, and those to score on with their judgements."""
     file = settings.train_file
     is_scored = settings.do_validation

@@ -22,7 +22,7 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import count
-from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.finetune import Logits, Result, Task
 from bert_cli.train.metrics import print_line
 
@@ -39,7 +39,7 @@ def run(settings: NerSettings) -> None:
     finetune.run(settings, build, needs, SYNTHETIC_LABELS)
 
 
-def build(settings: NerSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
     """Return the task: the sentences of both files."""
     names = source.label_names if source is not None and not settings.do_training else None
     train = None

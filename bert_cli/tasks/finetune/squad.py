@@ -25,7 +25,7 @@ from bert_cli.data.finetune.squad_windows import (
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, count
 from bert_cli.files import JSON, write_json_atomically
-from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.finetune import Logits, Result, Task
 from bert_cli.train.metrics import print_line
 
@@ -35,7 +35,7 @@ def run(settings: SquadSettings) -> None:
     finetune.run(settings, build)
 
 
-def build(settings: SquadSettings, tokenizer: TextTokenizer, source: start.Source | None) -> Task:
+def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
     """Return the task: the windows of both files."""
     train = None
     if settings.do_training:

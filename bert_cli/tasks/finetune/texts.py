@@ -28,7 +28,7 @@ from bert_cli.data.finetune.tables import (
     write_lines,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.tasks.run import finetune, start
+from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.finetune import Floats, Logits, Result, Scores, Task
 from bert_cli.train.metrics import print_line
 
@@ -54,7 +54,7 @@ def run(settings: ClassifySettings | GlueSettings) -> None:
 
 
 def build(
-    settings: ClassifySettings, tokenizer: TextTokenizer, source: start.Source | None
+    settings: ClassifySettings, tokenizer: TextTokenizer, source: models.Source | None
 ) -> Task:
     """Return the task: the rows to train on and to score on."""
     # A model that is only scored has its labels already.
@@ -121,7 +121,7 @@ def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
 
 
 def build_glue(
-    settings: GlueSettings, tokenizer: TextTokenizer, source: start.Source | None
+    settings: GlueSettings, tokenizer: TextTokenizer, source: models.Source | None
 ) -> Task:
     """Return the task: its sets and their official metrics."""
     name = str(settings.glue_task)

@@ -173,8 +173,8 @@ def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
 def find_start(name: str) -> tuple[Start, Vocabulary]:
     """Return the model to start from, and its vocabulary. Raises CheckpointError if it is absent or not supported."""
     with quiet_imports():
-        from bert_cli.tasks.run import start  # loads TensorFlow
-    source = start.find_source(name, "--from")
+        from bert_cli.tasks.run import models  # loads TensorFlow
+    source = models.find_source(name, "--from")
     config = source.config
     path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())

@@ -33,7 +33,7 @@ try:
     from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Batch, Engine, Mesh
     from bert_cli.parallel.engine import count as counts_of
-    from bert_cli.tasks.run import build, start, train
+    from bert_cli.tasks.run import build, models, start, train
     from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints
     from bert_cli.train.loop import State, means
@@ -138,7 +138,9 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     machine.check_precision(report, settings.precision, kind)
     check_folder(report, settings, plan)
     if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
-        check_first_loss(report, settings, stream, source and start.extended(source, stream.folder))
+        check_first_loss(
+            report, settings, stream, source and models.extended(source, stream.folder)
+        )
 
 
 # --- the machine's part of a run
@@ -296,11 +298,11 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
 
 def _check_model(
     report: Report, settings: DoctorSettings
-) -> tuple["start.Source | None", DoctorSettings]:
+) -> tuple["models.Source | None", DoctorSettings]:
     if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
         return None, settings
 
-    def find() -> tuple[start.Source | None, DoctorSettings]:
+    def find() -> tuple[models.Source | None, DoctorSettings]:
         source = start.source_of(settings)
         if settings.decay_from:
             start.branch_point(settings)
@@ -313,7 +315,7 @@ def _check_model(
 
 
 def _check_examples(
-    report: Report, settings: DoctorSettings, processes: Processes, source: "start.Source | None"
+    report: Report, settings: DoctorSettings, processes: Processes, source: "models.Source | None"
 ) -> Any:
     """Open the records of the run and read some; return their stream, or None if there is an error."""
 
@@ -360,7 +362,7 @@ def add_checks(report: Report, found: Iterable[Check]) -> None:
 
 
 def check_first_loss(
-    report: Report, settings: DoctorSettings, stream: Any, source: "start.Source | None"
+    report: Report, settings: DoctorSettings, stream: Any, source: "models.Source | None"
 ) -> None:
     """Compute the losses before the first step and compare them with those of equal probabilities."""
     if not settings.build:
@@ -391,7 +393,7 @@ def check_first_loss(
     judge(report, settings, _losses(built, rows), notes, is_trained=source is not None)
 
 
-def _build(settings: DoctorSettings, source: "start.Source | None") -> tuple["Engine", str]:
+def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["Engine", str]:
     """Return the model on the CPU, and where its weights are from."""
     mesh: Mesh = build.runtime(settings.engine).cpu_mesh()
     built = build.build_engine(settings, mesh, trains=False)

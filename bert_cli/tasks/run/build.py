@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli import errors
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import BatchShape, TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.errors import DeviceError
+from bert_cli.model import scaling
 from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes
@@ -26,7 +28,6 @@ from bert_cli.planning import checks
 from bert_cli.planning.layout import check_processes
 from bert_cli.planning.plan import Plan
 from bert_cli.processes import quiet_imports
-from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import Prepare, State, Step, means
 from bert_cli.train.metrics import BITS_PER_BYTE, Forecast, format_duration, print_line
@@ -169,6 +170,17 @@ def build_engine(
     builder = import_module(f"bert_cli.tasks.run.{settings.engine}_engine")
     engine: Engine = builder.build_engine(settings, mesh, labels, trains=trains)
     return engine
+
+
+def factors_of(settings: TrainSettings) -> scaling.Table:
+    """Return the factors of Unit Scaling, none without it."""
+    if not isinstance(settings, PretrainSettings) or settings.scaling is None:
+        return {}
+    sequences = settings.max_sequences_per_pack
+    size = settings.global_batch.micro_batch_size
+    masked = settings.positions_read - sequences
+    batch = BatchShape(size, settings.max_seq_length, masked, sequences)
+    return scaling.factors(settings.bert_config, settings.scaling, batch)
 
 
 def optimizer_for(

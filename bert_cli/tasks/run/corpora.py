@@ -29,7 +29,7 @@ from bert_cli.planning.checks import Check, of_vocabulary
 from bert_cli.planning.plan import Plan, make_plan
 
 if TYPE_CHECKING:
-    from bert_cli.tasks.run.start import Source
+    from bert_cli.tasks.run.models import Source
 
 Run = TypeVar("Run", bound=PretrainSettings)
 TEXT_SAMPLE = 4000

@@ -29,7 +29,7 @@ from bert_cli.model.hf import class_name
 from bert_cli.parallel.engine import Batch, Engine, Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
 from bert_cli.tasks.run import build as assemble
-from bert_cli.tasks.run import start, train
+from bert_cli.tasks.run import models, start, train
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError, StopRequest
 from bert_cli.train.metrics import print_line
@@ -39,7 +39,7 @@ Logits = Mapping[str, Floats]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
 Scores = dict[str, float]
 Settings = TypeVar("Settings", bound=FinetuneSettings)
-Build = Callable[[Settings, TextTokenizer, start.Source | None], "Task"]
+Build = Callable[[Settings, TextTokenizer, models.Source | None], "Task"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def run(
         settings = start.with_shape_of(settings, source)
         folder = None if source is None else source.folder
         if settings.tokenizer_path is not None:
-            folder = start.find_tokenizer(settings.tokenizer_path)
+            folder = models.find_tokenizer(settings.tokenizer_path)
         is_default_length = "max_seq_length" not in settings.model_fields_set
         longest = model_max_length(folder) if is_default_length and folder is not None else None
         if longest is not None and longest < settings.max_seq_length:
@@ -119,7 +119,7 @@ def run(
             task = Task(labels, label_names, features)
         else:
             assert folder is not None
-            tokenizer = start.read_tokenizer_for(settings.bert_config, folder)
+            tokenizer = models.read_tokenizer_for(settings.bert_config, folder)
             wanted = class_name(settings.bert_config, settings.last_blocks[-1])
             fits = wanted.endswith("BertModel") or (source and source.architecture in (wanted, "?"))
             if source and not settings.do_training and not fits:
@@ -196,16 +196,16 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         raise DataError(where, "cannot be written", remedy)
 
 
-def _source(settings: FinetuneSettings) -> start.Source | None:
+def _source(settings: FinetuneSettings) -> models.Source | None:
     """Return the model to start from or, without training, to score: the run's own if there is one."""
     run = settings.save_ckpt_path
     given = settings.pretrained_ckpt_path
     if not settings.do_training and run and (given is None or checkpoint.complete_checkpoints(run)):
-        return start.find_source(str(run), "--save-ckpt-path")
-    return None if given is None else start.find_source(given)
+        return models.find_source(str(run), "--save-ckpt-path")
+    return None if given is None else models.find_source(given)
 
 
-def _another_model(source: start.Source, problem: str) -> ConfigError:
+def _another_model(source: models.Source, problem: str) -> ConfigError:
     remedy = "leave out --no-do-training, or give a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
 
@@ -275,7 +275,7 @@ def _train_and_score(
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)
         try:
-            start.load_weights(start.find_source(str(path)), state.weights)
+            start.load_weights(models.find_source(str(path)), state.weights)
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its predictions and scores follow")
@@ -397,7 +397,7 @@ class Scorer:
 
 
 def _only_score(
-    settings: FinetuneSettings, mesh: Mesh, task: Task, source: start.Source, stop: StopRequest
+    settings: FinetuneSettings, mesh: Mesh, task: Task, source: models.Source, stop: StopRequest
 ) -> None:
     """Score a model without training; KeyboardInterrupt on a request to stop, as there is nothing to save."""
     engine = assemble.build_engine(settings, mesh, task.labels, trains=False)
@@ -414,7 +414,7 @@ def _only_score(
     task.print_scores(result.scores)
 
 
-def _label_order(source: start.Source, names: Sequence[str] | None) -> list[int] | None:
+def _label_order(source: models.Source, names: Sequence[str] | None) -> list[int] | None:
     """Return the model's output of each of the task's labels; None where they are in order already.
 
     Labels without names are assumed to be in the task's order, which is printed.

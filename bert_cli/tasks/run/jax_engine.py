@@ -7,8 +7,7 @@ from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.fused import compile_fused
 from bert_cli.parallel.engine import Mesh
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
-from bert_cli.tasks.run.build import optimizer_for
-from bert_cli.tasks.run.start import factors_of
+from bert_cli.tasks.run.build import factors_of, optimizer_for
 
 
 def build_engine(settings: TrainSettings, mesh: Mesh, labels: int, *, trains: bool) -> JaxEngine:

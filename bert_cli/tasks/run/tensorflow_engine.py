@@ -11,8 +11,7 @@ from bert_cli.parallel.engine import Mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine, replicated_weights
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import random_bits
-from bert_cli.tasks.run.build import optimizer_for
-from bert_cli.tasks.run.start import factors_of
+from bert_cli.tasks.run.build import factors_of, optimizer_for
 
 
 def build_engine(

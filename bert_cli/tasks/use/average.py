@@ -25,6 +25,7 @@ from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import print_table, quiet_imports
 from bert_cli.tasks.run import corpora, start
+from bert_cli.tasks.run.models import find_source
 from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array, State
@@ -152,6 +153,6 @@ def _scores(
     state = State(engine.weights, {}, first_loss_scale(1.0))
     scores = []
     for model in models:
-        start.load_pretrained(start.find_source(str(model)), settings, state)
+        start.load_pretrained(find_source(str(model)), settings, state)
         scores.append(pretrain.evaluate(settings, held_out, engine))
     return scores

@@ -32,7 +32,7 @@ from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
-from bert_cli.tasks.run import start
+from bert_cli.tasks.run import models
 from bert_cli.tasks.use import publish
 from bert_cli.tasks.use.model import Opened, open_model, task_of
 from bert_cli.train import checkpoint
@@ -78,7 +78,7 @@ def run(settings: ExportSettings) -> None:
     # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    source = start.find_source(settings.model, "MODEL")
+    source = models.find_source(settings.model, "MODEL")
     task = task_of(source, None)
     if settings.texts and task not in ("text-classification", "embed"):
         problem = "its outputs are of tokens, which a string does not show"

@@ -31,7 +31,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.tasks.run import start
+from bert_cli.tasks.run import models, start
 
 HEADS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fill-mask": (("enc_out", "pool", "heads"), ("heads/masked_lm",)),
@@ -56,7 +56,7 @@ Row = dict[str, Any]
 class Opened:
     """A model with its weights, ready to run."""
 
-    source: start.Source
+    source: models.Source
     blocks: Sequence[tuple[str, keras.layers.Layer]]
     new: Sequence[str]
     """Parts that the file lacks."""
@@ -107,7 +107,7 @@ class Opened:
         return head.logits(hidden, None)
 
 
-def task_of(source: start.Source, wanted: str | None) -> str:
+def task_of(source: models.Source, wanted: str | None) -> str:
     """Return the task that the model is used for. ConfigError for one that it was not trained for."""
     name = source.architecture.removeprefix(hf.PREFIXES["groupbert"])
     known = "embed" if name == "?" else hf.TASKS.get(name)
@@ -121,13 +121,13 @@ def task_of(source: start.Source, wanted: str | None) -> str:
     return wanted or known
 
 
-def labels_of(source: start.Source) -> int:
+def labels_of(source: models.Source) -> int:
     """Return the outputs of a classifier: two if the config has no number, as in transformers."""
     named = source.described.get("id2label")
     return len(named) if named else int(source.described.get("num_labels") or 2)
 
 
-def open_model(source: start.Source, task: str, precision: str = "float32") -> Opened:
+def open_model(source: models.Source, task: str, precision: str = "float32") -> Opened:
     """Build the model for a task and load the file's weights.
 
     CheckpointError when the weights do not fit, ConfigError when the head is not among them.

@@ -14,7 +14,7 @@ from bert_cli.config.load import changed
 from bert_cli.data.finetune import embeddings, tables
 from bert_cli.data.finetune.squad_windows import read_null_threshold, read_window_sizes
 from bert_cli.errors import ConfigError, DataError, count
-from bert_cli.tasks.run import start
+from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import (
     MASK,
     PREDICTIONS,
@@ -60,7 +60,7 @@ def run(settings: PredictSettings) -> None:
     CheckpointError when there is no model, ConfigError when it or a setting does not fit the task, DataError,
     with the line, for an input that cannot be answered.
     """
-    source = start.find_source(settings.model, "MODEL")
+    source = models.find_source(settings.model, "MODEL")
     task = task_of(source, settings.task)
     described: dict[str, Any] = {}
     if task in ("embed", "similarity"):
@@ -83,7 +83,7 @@ def run(settings: PredictSettings) -> None:
     inputs = list(_read_inputs(settings, task))
     for one in inputs:
         _check_input(one, task)
-    tokenizer = start.read_tokenizer_for(source.config, source.folder)
+    tokenizer = models.read_tokenizer_for(source.config, source.folder)
     if settings.version_2 and settings.null_score_diff_threshold is None:
         chosen = read_null_threshold(source.folder.parent)
         origin = "none was chosen for this model" if chosen is None else "chosen by `bert squad`"

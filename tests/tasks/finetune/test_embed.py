@@ -20,7 +20,7 @@ from bert_cli.model import hf
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
-from bert_cli.tasks.run import build, finetune, start
+from bert_cli.tasks.run import build, finetune, models, start
 from bert_cli.train.checkpoint import complete_checkpoints
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -96,7 +96,7 @@ def first_step(home, **changes):
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
     plan, reader, _ = finetune.open_features(settings, task.train, mesh)
     engine, state, _ = build.build_run(settings, mesh, plan)
-    start.load_weights(start.find_source(str(home / "plain")), state.weights)
+    start.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
     counts = count(batch, engine.head.COUNTS)
     engine.compile_stages(batch, counts)

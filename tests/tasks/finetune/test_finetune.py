@@ -20,7 +20,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.finetune import Result, Scorer, Task
-from bert_cli.tasks.run.start import find_tokenizer
+from bert_cli.tasks.run.models import find_tokenizer
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 
 FLAGS = [

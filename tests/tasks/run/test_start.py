@@ -18,7 +18,7 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
-from bert_cli.tasks.run import start
+from bert_cli.tasks.run import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 10
@@ -196,8 +196,8 @@ def test_settings_with_fewer_tokens_than_the_records_train_and_more_are_padding(
 def test_new_pieces_replace_padding_rows_first(new, padded, tmp_path):
     words = [f"good{number}" for number in range(new)]
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*PIECES, *words]))
-    source = start.find_source(str(padded))
-    extended, before = start.extended(source, tmp_path), source.tensors()
+    source = models.find_source(str(padded))
+    extended, before = models.extended(source, tmp_path), source.tensors()
     assert extended.config.vocab_size == max(PADDED, ROWS + new)
     for name, value in extended.tensors().items():
         if len(value) == len(before[name]) != PADDED:

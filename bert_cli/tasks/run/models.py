@@ -1,0 +1,236 @@
+"""Models on disk or on the hub: find one by its path or name, and read its shape, tokenizer and weights.
+
+A model is a checkpoint of ours, a Hugging Face folder or name, or a TensorFlow checkpoint of Google's or Graphcore's
+example. Weights are read under Hugging Face's names; a Keras model is refused with the way to convert it. Nothing is
+unpickled.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_cli.config.settings import BertConfig
+from bert_cli.data.records.encoder import split_word
+from bert_cli.data.records.tokenizer import (
+    TOKENIZER_FILE,
+    VOCAB_FILE,
+    TextTokenizer,
+    has_tokenizer,
+    read_tokenizer,
+)
+from bert_cli.errors import CheckpointError, ConfigError, nearest
+from bert_cli.files import read_json, verify_checkpoint
+from bert_cli.model import hf, tensorflow_names
+from bert_cli.tasks.run.weight_files import (
+    FILES,
+    Tensors,
+    read_weights,
+    reading_tensorflow,
+    tensorflow_prefix,
+)
+from bert_cli.train import checkpoint
+from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
+
+# Ends of the names of tensors with a row for each piece of the vocabulary.
+BY_PIECE = ("word_embeddings.weight", "predictions.bias", "decoder.weight", "decoder.bias")
+KERAS = ("*.h5", "*.keras", "saved_model.pb")
+TF1_CONFIG = "bert_config.json"
+LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
+MODEL_FILES = (
+    f"a model's folder has config.json and {checkpoint.MODEL}, "
+    f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk."""
+
+    folder: Path
+    """The folder of its config and its tokenizer."""
+    described: Mapping[str, Any]
+    """The content of its config.json."""
+    where: str
+    """The file that describes it, for messages."""
+    weights: Path
+    """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
+    replaced: Sequence[Sequence[int]] = ()
+    """For each new row of an extended vocabulary, the rows of which it is the mean."""
+    first_new: int = 0
+    """The first of these rows; rows after them are padding."""
+
+    @property
+    def config(self) -> BertConfig:
+        """Return its shape. Raises CheckpointError for a model that is not supported."""
+        return hf.config_of(self.described, where=self.where)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Return the names of a classifier's labels, None if it has none or is a regression."""
+        names = self.described.get("id2label")
+        if not names or self.described.get("problem_type") == "regression":
+            return None
+        return tuple(str(names[number]) for number in sorted(names, key=int))
+
+    @property
+    def architecture(self) -> str:
+        """Return the name of its class in transformers."""
+        return str((self.described.get("architectures") or ["?"])[0])
+
+    def tensors(self) -> Tensors:
+        """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
+        verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
+        tensors = dict(read_weights(self.weights))
+        if not self.replaced:
+            return tensors
+        for name in (name for name in tensors if name.endswith(BY_PIECE)):
+            old = tensors[name]
+            first = self.first_new
+            means = [old[list(rows)].mean(0, dtype=np.float32) for rows in self.replaced]
+            padding = old[first + len(means) :]
+            tensors[name] = np.concatenate([old[:first], np.array(means, old.dtype), padding])
+        return tensors
+
+
+def extended(source: Source, tokenizer: Path | None) -> Source:
+    """Return the model with rows for the pieces that a folder's tokenizer has after the model's own.
+
+    A new row of the word embeddings, and of the bias of the masked-LM head, is the mean of the rows of the pieces into
+    which the model's tokenizer splits the new piece. The model is returned as it is where nothing extends it.
+    """
+    if tokenizer is None or not has_tokenizer(source.folder):
+        return source
+    own = read_tokenizer(source.folder).pieces
+    pieces = read_tokenizer(tokenizer).pieces
+    if len(pieces) <= len(own) or pieces[: len(own)] != own:
+        return source
+    ids = {piece: number for number, piece in enumerate(own)}
+    longest = max(map(len, own))
+    replaced = [split_word(piece, ids, longest) for piece in pieces[len(own) :]]
+    rows = max(len(pieces), source.config.vocab_size)
+    described = {**source.described, "vocab_size": rows}
+    return replace(source, described=described, replaced=replaced, first_new=len(own))
+
+
+# --- find a model
+
+
+def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
+    """Return the model at a path or with a name on the Hugging Face hub. Raises CheckpointError if there is none.
+
+    A run's folder means its best checkpoint, or the newest if none was scored.
+    """
+    prefix = tensorflow_prefix(Path(name))
+    if prefix is None:
+        folder = find_folder(name, flag)
+        verify_checkpoint(folder, but=LARGE_FILES)  # weights are verified when they are read
+        weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
+        if weights is None:
+            _refuse_keras(folder)
+            weights = folder / FILES[0]
+    else:
+        folder = prefix.parent
+        weights = prefix
+        with reading_tensorflow(prefix) as tf:
+            shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
+        if not tensorflow_names.is_object_based(shapes):
+            config = folder / TF1_CONFIG
+            described = tensorflow_names.config_of(_read_config(config))
+            described |= tensorflow_names.architecture_of(shapes)
+            return Source(folder, described, str(config), prefix)
+    config = folder / "config.json"
+    if prefix is not None and not config.is_file():
+        where = str(prefix)
+        problem = "is a TensorFlow 2 checkpoint without its shape"
+        remedy = f"write {config} with its bert_config, and add the tokenizer's vocab.txt"
+        raise CheckpointError(where, problem, remedy)
+    return Source(folder, _read_config(config), str(config), weights)
+
+
+def find_folder(name: str, flag: str) -> Path:
+    """Return the model's folder for a path, a run's folder or a name on the hub."""
+    path = Path(name)
+    where = f"{flag} ({name})"
+    if (path / "config.json").is_file():
+        return path
+    best = best_checkpoint(path)
+    complete = complete_checkpoints(path)
+    if best is not None or complete:
+        return best or complete[-1]
+    _refuse_keras(path)
+    if path.is_dir():
+        runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
+        problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
+        remedy = f"give one of them, such as {runs[0]}" if runs else MODEL_FILES
+        begun = any((path / name).is_file() for name in (checkpoint.METRICS, checkpoint.SETTINGS))
+        if begun and not runs:
+            problem = "the run has saved no checkpoint yet"
+            remedy = f"wait, or see bert runs {path}"
+        raise CheckpointError(where, problem, remedy)
+    if len(name.split()) != 1 or "[" in name:
+        raise CheckpointError(where, "is no model's name", "give the model first, then the text")
+    # A name on the hub is MODEL or OWNER/MODEL.
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):
+        near = nearest(path.name, [folder.name for folder in path.parent.glob("*/")])
+        hint = f"did you mean {str(path.with_name(near))!r}?" if near else "check the path"
+        raise CheckpointError(where, "no such folder", hint)
+    return _download(name, where)
+
+
+def find_tokenizer(name: str) -> Path:
+    """Return the folder of a tokenizer for a path of a vocabulary or a model, or a name on the hub."""
+    path = Path(name)
+    is_file = path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file()
+    folder = path.parent if is_file else path
+    if not has_tokenizer(folder):
+        folder = find_folder(name, "--tokenizer-path")
+    verify_checkpoint(folder, but=LARGE_FILES)
+    return folder
+
+
+def read_tokenizer_for(config: BertConfig, folder: Path) -> TextTokenizer:
+    """Return the folder's tokenizer. Raises ConfigError if it has more pieces than the model's vocabulary."""
+    tokenizer = read_tokenizer(folder)
+    if len(tokenizer.pieces) > config.vocab_size:
+        where = f"{folder} (tokenizer of {len(tokenizer.pieces):,} pieces)"
+        problem = f"is too large for the model, whose vocabulary has {config.vocab_size:,}"
+        raise ConfigError(where, problem, "use the model's own tokenizer")
+    return tokenizer
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    return read_json(path, dict[str, Any], CheckpointError, MODEL_FILES)
+
+
+def _download(name: str, where: str) -> Path:
+    from huggingface_hub import snapshot_download  # takes 1 s
+
+    try:
+        patterns = ["*.json", "*.txt", "model*.safetensors"]
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        if not any((folder / file).is_file() for file in FILES[:2]):
+            # Older models have PyTorch's files alone.
+            folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+        return folder
+    except Exception as error:  # the hub's client raises a dozen kinds
+        problem = "is neither a folder nor a model on the hub"
+        raise CheckpointError(where, problem, "check the name and the network") from error
+
+
+def _refuse_keras(path: Path) -> None:
+    files = [file for pattern in KERAS for file in sorted(path.glob(pattern))]
+    if path.is_file() and any(map(path.match, KERAS)):
+        files = [path]
+    if files:
+        raise CheckpointError(
+            str(files[0]),
+            "is a Keras model, which cannot be read",
+            "load it in the program that wrote it and save a TensorFlow checkpoint with save_weights, or, for "
+            "transformers' tf_model.h5, run "
+            "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) where "
+            "transformers 4 and TensorFlow are installed",
+        )
