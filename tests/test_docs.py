@@ -37,7 +37,7 @@ BREAKS = re.compile(r"\s(?:\|\|?|&&?|;|2?>>?|<)(?:\s|$)")
 FOREIGN = {
     "--strict", "--scheduler-file", "--nthreads", "--nworkers", "--shm-size", "--ipc", "--ntasks-per-node",
     "--signal", "--open-mode", "--requeue", "--cluster", "--bind", "--network",
-    "--constraint", "--google", "--dump", "--tenfold", "--train", "--seeds", "--full-data",
+    "--constraint",
 }  # fmt: skip
 
 
@@ -246,6 +246,14 @@ def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
         load_command(words)
     named = set(re.findall(r"(?:configs|scripts)/[\w./]*\w\.(?:yaml|sh|json)", page))
     assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+
+
+def test_every_script_that_is_named_without_a_commit_exists():
+    pages = [*TEXTS, *(ROOT / "configs").glob("*.json"), *(ROOT / "data").rglob("*.md")]
+    named = re.compile(r"(?<![\w:/])(?<!> )scripts/[a-z_]+(?:\.\w+)?")
+    scripts = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8"))}
+    assert "scripts/test" in scripts
+    assert [name for name in sorted(scripts) if not (ROOT / name).exists()] == []
 
 
 def test_every_block_has_a_language_and_every_link_of_the_readme_a_target():
