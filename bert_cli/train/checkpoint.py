@@ -184,7 +184,7 @@ def write_best(folder: Path, step: int, name: str, value: float) -> None:
     old = read_best(folder)
     if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
         best = old
-    record: JSON = {"step": best.step, "figure": name, "value": best.value, "scored": step}
+    record: JSON = {"step": best.step, "metric": name, "value": best.value, "scored": step}
     write_json_atomically(folder / BEST, record)
 
 

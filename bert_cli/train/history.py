@@ -146,7 +146,8 @@ class Run:
         scores = {name: _finite(v) for name, v in _read_object(self.folder / SCORES).items()}
         if not any(value is not None for value in scores.values()):
             best = _read_object(self.folder / BEST)
-            scores = {str(best.get("figure", "score")): _finite(best.get("value"))}
+            name = best.get("metric", best.get("figure", "score"))  # "figure" in older runs
+            scores = {str(name): _finite(best.get("value"))}
         return {name: value for name, value in scores.items() if value is not None}
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from bert_cli.config.data import packed_predictions
 from bert_cli.data.records.formats import (
@@ -60,7 +60,10 @@ class _OtherFile(_Checked):
 
 
 class Corpus(_Checked):
-    """The fields of corpus.json that the tool reads. Older folders lack those with a default."""
+    """The fields of corpus.json that the tool reads.
+
+    Older folders lack the fields with a default, or have them under their second alias.
+    """
 
     format: Literal["static", "dynamic"]
     sequence_length: Positions
@@ -73,13 +76,17 @@ class Corpus(_Checked):
     special_ids: SpecialIds
     tokenizer: dict[str, Any]
     files: list[_RecordFile]
-    beside: list[_OtherFile] = []
+    other_files: Annotated[
+        list[_OtherFile], Field(validation_alias=AliasChoices("other_files", "beside"))
+    ] = []
     records: Count
     fingerprint: str
     next_sentence: bool = True
     max_sequences_per_pack: Positions = 1
     sequences: Count = 0
-    real_token_share: float = 1.0
+    real_token_fraction: Annotated[
+        float, Field(validation_alias=AliasChoices("real_token_fraction", "real_token_share"))
+    ] = 1.0
     duplication_factor: int | None = None
 
 
@@ -293,7 +300,7 @@ class RecordFiles:
         if size != 8 * self.records or self._ends[-1] != self.records:
             problem = f"does not hold the offsets of the {self.records} records of corpus.json"
             raise DataError(f"{path} ({size} bytes)", problem, self._remedy)
-        for file in self.corpus.get("beside", []):
+        for file in self.corpus.get("other_files", []):
             path = self.folder / file["name"]
             if path.name == OFFSETS:
                 continue

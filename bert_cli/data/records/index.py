@@ -58,7 +58,7 @@ DESCRIPTION = (
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
 )
 # Part of the fingerprint where they are present, and never, since older folders lack it.
-OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_share")
+OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_fraction")
 INFORMATION = ("duplication_factor",)
 Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
@@ -194,6 +194,8 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
     # Everything that the masks of dynamic records depend on.
     hashed = [corpus[key] for key in DESCRIPTION if key != "tokenizer"]
+    if "real_token_fraction" in optional:  # fingerprints have the name of older versions
+        optional["real_token_share"] = optional.pop("real_token_fraction")
     hashed += [optional] if optional else []
     hashed += [[*file.values(), digest] for file, digest in zip(files, hashes, strict=True)]
     corpus["fingerprint"] = hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
@@ -201,7 +203,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     for file, checksum in zip(files, sums, strict=True):
         file["crc32c"] = checksum["crc32c"]
     copied = [name for name in (OFFSETS, *FILES) if (folder / name).is_file()]
-    corpus["beside"] = checksums(folder, copied, {})
+    corpus["other_files"] = checksums(folder, copied, {})
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
 

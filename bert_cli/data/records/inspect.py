@@ -50,7 +50,7 @@ CHECKS = {
         "words are split into {:.2f} pieces on average",
         "if spaces separate words, the vocabulary does not suit it: train one with `bert vocab`, or choose another",
     ),
-    "unknown_share_of_tokens": (
+    "unknown_token_fraction": (
         (0.0, 0.01, "tokens", 1000),
         "{:.1%} of the tokens are [UNK]",
         "the vocabulary lacks letters of this text: train one with `bert vocab`, or choose one for its language",
@@ -60,12 +60,12 @@ CHECKS = {
         "the text of an example occurs {:.2f} more times in the folder, on average",
         "remove duplicate text: `bert preprocess --deduplicate`",
     ),
-    "largest_shard_share": (
+    "largest_shard_fraction": (
         (0.0, 0.75, "files", 2),
         "{:.0%} of the records are in one shard",
         "its texts are paired only with each other; split its input into files of similar size",
     ),
-    "masked_share_of_tokens": (
+    "masked_token_fraction": (
         (0.1, 0.2, "tokens", 1000),
         "{:.1%} of the tokens are predicted",
         "for dynamic records give the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
@@ -76,13 +76,13 @@ CHECKS = {
         "{:.1%} of the predicted tokens are shown as [MASK], not 80 %",
         "the records were made by another recipe; make them again with `bert tokenize`",
     ),
-    "random_next_share": (
+    "random_next_fraction": (
         (0.4, 0.6, "next_sentence_labels", 20),
         "{:.1%} of the pairs are random, not half",
         "documents of one sentence have no next sentence: split the text with `bert preprocess`, use --documents files "
         "where blank lines separate the paragraphs of a file, join short documents, or train without pairs",
     ),
-    "real_token_share": (
+    "real_token_fraction": (
         (0.5, 1.0, "records", 1),
         "only {:.1%} of the positions hold a token, the others are padding",
         "pack more sequences into an example with `bert pack`, or choose a shorter --sequence-length",
@@ -241,18 +241,18 @@ class SampleStatistics:
             "sequences": counts["sequences"],
             "tokens": counts["tokens"],
             "sequences_per_example": ratio("sequences", "examples"),
-            "real_token_share": ratio("tokens", "positions"),
+            "real_token_fraction": ratio("tokens", "positions"),
             "tokens_per_sequence": ratio("tokens", "sequences"),
             "predictions": counts["predictions"],
-            "masked_share_of_tokens": ratio("predictions", "tokens"),
+            "masked_token_fraction": ratio("predictions", "tokens"),
             "masks_shown_as_mask": ratio("masked", "predictions"),
             "masks_shown_as_another_word": ratio("replaced", "predictions"),
             "masks_shown_as_they_are": ratio("unchanged", "predictions"),
             "predictions_per_example": ratio("predictions", "examples"),
             "examples_with_all_predictions": ratio("full", "examples"),
             "next_sentence_labels": counts["labels"],
-            "random_next_share": ratio("random_labels", "labels"),
-            "unknown_share_of_tokens": ratio("unknown", "text_tokens"),
+            "random_next_fraction": ratio("random_labels", "labels"),
+            "unknown_token_fraction": ratio("unknown", "text_tokens"),
             "pieces_per_word": ratio("word_pieces", "words"),
             "repeated_texts": self._texts.total() - len(self._texts),
             "repeated_texts_with_their_masks": self._masked_texts.total() - len(self._masked_texts),
@@ -275,7 +275,7 @@ def _folder_report(name: str, source: Records) -> dict[str, Any]:
         "bytes": size,
         "bytes_per_record": size / len(source),
         "files": len(corpus["files"]),
-        "largest_shard_share": max(file["records"] for file in corpus["files"]) / len(source),
+        "largest_shard_fraction": max(file["records"] for file in corpus["files"]) / len(source),
         "copies": number_of_copies(source.folder, corpus),
     }
 
@@ -287,7 +287,7 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
         count = report[counted]
         if value is None or count < enough:
             continue
-        if name == "random_next_share":
+        if name == "random_next_fraction":
             # Few pairs deviate by chance: three standard deviations of a half.
             chance = 1.5 / math.sqrt(count)
             least = min(least, 0.5 - chance)
@@ -323,15 +323,15 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     masks = ("masks_shown_as_mask", "masks_shown_as_another_word", "masks_shown_as_they_are")
     rows = {
         "bytes per record": number("bytes_per_record"),
-        "records in the largest shard": percent("largest_shard_share"),
+        "records in the largest shard": percent("largest_shard_fraction"),
         "copies of the text": str(report["copies"] or "-"),
-        "positions that are not padding": percent("real_token_share"),
+        "positions that are not padding": percent("real_token_fraction"),
         "tokens per sequence": number("tokens_per_sequence"),
         "sequences per example": number("sequences_per_example"),
-        "predicted tokens": percent("masked_share_of_tokens"),
+        "predicted tokens": percent("masked_token_fraction"),
         "  shown as [MASK], another token, themselves": ", ".join(map(percent, masks)),
-        "random next sentences": percent("random_next_share"),
-        "unknown tokens": percent("unknown_share_of_tokens"),
+        "random next sentences": percent("random_next_fraction"),
+        "unknown tokens": percent("unknown_token_fraction"),
         "pieces per word, without punctuation": number("pieces_per_word"),
         "sequences with the text of an earlier sequence": f"{report['repeated_texts']:,}",
         "  with the same masks, too": f"{report['repeated_texts_with_their_masks']:,}",

@@ -75,7 +75,7 @@ def run(settings: PackSettings) -> None:
         "sequence_length": length,
         "max_sequences_per_pack": pack_size,
         "sequences": counts["sequences"],
-        "real_token_share": filled,
+        "real_token_fraction": filled,
     }
     copies = number_of_copies(folder, corpus)
     write_corpus(out, description | ({} if copies is None else {"duplication_factor": copies}))

@@ -41,8 +41,8 @@ def local_copy(url: str, cache: Path) -> Path:
     remote = Remote(url)
     text = remote.read(CORPUS)
     corpus = parse_corpus(f"{remote.url}/{CORPUS}", text)
-    files: list[File] = [*corpus.get("beside", []), *corpus["files"]]
-    if "beside" not in corpus or any("crc32c" not in file for file in files):
+    files: list[File] = [*corpus.get("other_files", []), *corpus["files"]]
+    if "other_files" not in corpus or any("crc32c" not in file for file in files):
         remedy = "run `bert index` on the folder that was copied there, and copy it again"
         raise DataError(f"{remote.url}/{CORPUS}", "has no checksums", remedy)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "_", remote.url.split("/")[-1])[-40:] or "corpus"
@@ -53,7 +53,7 @@ def local_copy(url: str, cache: Path) -> Path:
         path = folder / file["name"]
         if not path.is_file() or path.stat().st_size != file["bytes"]:
             return False
-        is_compared = file in corpus["beside"] and file["bytes"] <= SMALL
+        is_compared = file in corpus["other_files"] and file["bytes"] <= SMALL
         return not is_compared or file_crc32c(path) == file["crc32c"]
 
     is_described = (folder / CORPUS).is_file() and (folder / CORPUS).read_bytes() == text

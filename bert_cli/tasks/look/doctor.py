@@ -70,7 +70,7 @@ def run(settings: DoctorSettings) -> None:
     if settings.json_file is not None:
         columns = ("level", "what", "found", "remedy")
         rows = [
-            {**{name: getattr(one, name) for name in columns}, "figures": dict(one.values)}
+            {**{name: getattr(one, name) for name in columns}, "values": dict(one.values)}
             for one in report.findings
         ]
         summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}

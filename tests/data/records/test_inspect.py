@@ -80,16 +80,16 @@ def test_the_statistics_of_one_example_are_the_known_ones():
     unmasked_tokens = [CLS, THE, CAT, PLURAL, DOT, SEP, SAT, UNK, SEP, 0, 0, 0]
     assert unmasked(batch_of(ONE)).tolist() == [unmasked_tokens]
     expected = {
-        "real_token_share": 9 / 12,
+        "real_token_fraction": 9 / 12,
         "tokens_per_sequence": 9,
-        "masked_share_of_tokens": 3 / 9,
+        "masked_token_fraction": 3 / 9,
         "masks_shown_as_mask": 1 / 3,
         "masks_shown_as_another_word": 1 / 3,
         "masks_shown_as_they_are": 1 / 3,
-        "unknown_share_of_tokens": 1 / 6,
+        "unknown_token_fraction": 1 / 6,
         # the, cat ##s, sat: "." and [UNK] are not words that were split into pieces.
         "pieces_per_word": 4 / 3,
-        "random_next_share": 1.0,
+        "random_next_fraction": 1.0,
         "examples_with_all_predictions": 0.0,
     }
     report = counted(batch_of(ONE)).report(records=1)
@@ -104,7 +104,7 @@ def test_the_sequences_of_a_pack_are_counted_one_by_one():
     report = sample.report(1)
     assert (report["examples"], report["sequences"], report["equals_per_example"]) == (1, 2, None)
     assert sample.lengths == {5: 1, 4: 1}
-    assert (report["next_sentence_labels"], report["random_next_share"]) == (1, 1.0)
+    assert (report["next_sentence_labels"], report["random_next_fraction"]) == (1, 1.0)
     # The second sequence alone, unpacked, is the same text.
     sample.add(batch_of({"input_ids": [CLS, CAT, PLURAL, SEP], "input_mask": [1] * 4}))
     assert sample.report(2)["repeated_texts"] == 1
@@ -127,24 +127,24 @@ OF_FIVE_COPIES = {"next_sentence_labels": 0, "copies": 5, "equal_pairs": 40}
 # Change of the report of healthy records, the warning and its remedy.
 PROBLEMS = [
     ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
-    ({"unknown_share_of_tokens": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
-    ({"largest_shard_share": 0.9}, "90% of the records are in one shard", "similar size"),
-    ({"masked_share_of_tokens": 0.4}, "40.0% of the tokens", "--masked-lm-prob 0.15"),
-    ({"masked_share_of_tokens": 0.05}, "5.0% of the tokens", "--mask-tokens"),
+    ({"unknown_token_fraction": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
+    ({"largest_shard_fraction": 0.9}, "90% of the records are in one shard", "similar size"),
+    ({"masked_token_fraction": 0.4}, "40.0% of the tokens", "--masked-lm-prob 0.15"),
+    ({"masked_token_fraction": 0.05}, "5.0% of the tokens", "--mask-tokens"),
     ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
-    ({"random_next_share": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
+    ({"random_next_fraction": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
     ({"equals_per_example": 5.0, **OF_FIVE_COPIES}, "5.00 more times", "--deduplicate"),
-    ({"real_token_share": 0.3}, "only 30.0% of the positions", "bert pack"),
+    ({"real_token_fraction": 0.3}, "only 30.0% of the positions", "bert pack"),
     ({"copies": 1}, "static records of one copy", "--masking dynamic"),
-    ({"predictions": 0, "masked_share_of_tokens": None}, "no token is masked", "masks"),
+    ({"predictions": 0, "masked_token_fraction": None}, "no token is masked", "masks"),
 ]
 # Deviations that may be chance or are unknown.
 NO_PROBLEMS = [
-    {"random_next_share": None, "next_sentence_labels": 0},
-    {"random_next_share": 0.65, "next_sentence_labels": 50},
+    {"random_next_fraction": None, "next_sentence_labels": 0},
+    {"random_next_fraction": 0.65, "next_sentence_labels": 50},
     {"equals_per_example": 4.0, **OF_FIVE_COPIES},
     {"pieces_per_word": 4.0, "tokens": 30},
-    {"largest_shard_share": 1.0, "files": 1},
+    {"largest_shard_fraction": 1.0, "files": 1},
 ]
 
 
@@ -201,7 +201,11 @@ def corpus(request, tmp_path_factory):
 def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corpus, capsys):
     report = report_of(capsys, corpus)
     expected = {"warnings": [], "records": 600, "sample": 600, "files": 3}
-    expected |= {"lengths": {str(S): 600}, "largest_shard_share": 1 / 3, "random_next_share": 0.5}
+    expected |= {
+        "lengths": {str(S): 600},
+        "largest_shard_fraction": 1 / 3,
+        "random_next_fraction": 0.5,
+    }
     expected |= {"bytes": sum(path.stat().st_size for path in corpus.glob("*.tfrecord"))}
     assert {name: report[name] for name in expected} == expected
     assert json.loads(inspected(capsys, corpus, "--json", "-")) == report
@@ -213,7 +217,7 @@ def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corp
         with pytest.raises(ConfigError, match="masking: has no effect on"):
             inspected(capsys, *masking)
     else:
-        assert report_of(capsys, *masking)["masked_share_of_tokens"] == pytest.approx(3 / S)
+        assert report_of(capsys, *masking)["masked_token_fraction"] == pytest.approx(3 / S)
 
 
 def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):

@@ -98,7 +98,7 @@ def test_packs_hold_every_sequence_once_with_the_masks_of_the_unpacked_records(
         counts = rows["input_mask"].max(axis=1)
         assert np.array_equal(rows["next_sentence_weights"], np.arange(3) < counts[:, None])
         assert (rows["input_mask"] > 0).mean() == pytest.approx(
-            packs.source.corpus["real_token_share"]
+            packs.source.corpus["real_token_fraction"]
         )
     if kind == "dynamic":
         masking = Masking(unit="word", probability=0.4)
@@ -121,6 +121,13 @@ def test_corpus_and_manifest_describe_the_packs(corpora, packed, kind, capsys):
     assert json.loads((out / "manifest.json").read_text())["counts"]["sequences"] == 250
     index.run(IndexSettings(folder=out, processes=1))
     assert read_corpus(out) == corpus
+    path = out / "corpus.json"
+    written = path.read_text()
+    older = {"real_token_fraction": "real_token_share", "other_files": "beside"}
+    path.write_text(json.dumps({older.get(key, key): value for key, value in corpus.items()}))
+    assert read_corpus(out) == corpus
+    index.run(IndexSettings(folder=out, processes=1))
+    assert path.read_text() == written
     capsys.readouterr()
     pack.run(settings_of(corpora[kind], out))  # everything is complete
     line = f"pack: 250 sequences in {corpus['records']} packs of at most 3; of {WIDE} positions"

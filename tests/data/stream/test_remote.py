@@ -172,8 +172,8 @@ def test_a_corpus_json_that_describes_no_copy_is_refused(url, tmp_path):
     for edit, message in (
         (lambda corpus: corpus.pop("files"), r"corpus.json \(files\): Field required"),
         (lambda corpus: corpus["files"][0].update(name="../../evil"), outside),
-        (lambda corpus: corpus["beside"][0].update(name="/etc/evil"), outside),
-        (lambda corpus: corpus.pop("beside"), "has no checksums; run `bert index`"),
+        (lambda corpus: corpus["other_files"][0].update(name="/etc/evil"), outside),
+        (lambda corpus: corpus.pop("other_files"), "has no checksums; run `bert index`"),
         (lambda corpus: corpus["files"][1].pop("crc32c"), "has no checksums"),
     ):
         corpus = json.loads(good)

@@ -59,7 +59,7 @@ def test_a_changed_or_missing_vocabulary_is_noticed(tmp_path):
         open_stream(folder)
     # Without a checksum it is noticed where it decides the masks.
     corpus = json.loads((folder / "corpus.json").read_text())
-    (folder / "corpus.json").write_text(json.dumps(corpus | {"beside": []}))
+    (folder / "corpus.json").write_text(json.dumps(corpus | {"other_files": []}))
     open_stream(folder)
     with pytest.raises(DataError, match="is not the vocabulary"):
         open_stream(folder, masking=words)

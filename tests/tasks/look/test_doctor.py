@@ -288,7 +288,7 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     assert len(lines) == len(written["findings"]) + 1
     assert written["errors"] == 2 and ": 2 errors, " in lines[-1]
     wrong = next(one for one in written["findings"] if one["level"] == "error")
-    assert set(wrong) == {"level", "what", "found", "remedy", "figures"}
+    assert set(wrong) == {"level", "what", "found", "remedy", "values"}
     assert wrong["what"] == "dataset_dir" and wrong["found"] in "\n".join(lines)
     # Without a run only the machine is checked; JSON on standard output is alone.
     doctor.run(load(DoctorSettings, ["--json", "-"], "bert doctor")[0])
