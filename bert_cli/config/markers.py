@@ -35,9 +35,6 @@ Collective = Annotated[T, COLLECTIVE]
 UNTRACKED = "untracked"
 Untracked = Annotated[T, UNTRACKED]
 """A setting that cannot influence how good a run is: no hyperparameter for a tracker."""
-OF_SWEEP = "of a sweep"
-OfSweep = Annotated[T, OF_SWEEP]
-"""A setting of a sweep itself, not of the measurements that it starts."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 from bert_cli.config.data import DataSettings, Masking, Splitter, check_mask_tokens
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import BENCHMARKS, configs_folder
-from bert_cli.config.markers import Hidden, OfSweep, PathOrName, Positional
+from bert_cli.config.markers import Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     MemorySize,
@@ -258,7 +258,6 @@ class Measuring(Settings):
     """The command that is measured."""
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)
     """Settings that name real examples."""
-    NEEDS: ClassVar = {name: "sweep" for name in ("sweep_from", "most", "memory")}
 
     steps: Positive = 20
     """Number of measured steps."""
@@ -266,19 +265,11 @@ class Measuring(Settings):
     """Number of steps before the measurement."""
     generated_dataset: bool = True
     """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
-    checkpoint: OfSweep[bool] = True
+    checkpoint: bool = True
     """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes."""
     checkpoint_dir: Path | None = None
     """Folder of that checkpoint, which is deleted afterwards; by default the system's temporary folder."""
-    json_file: OfSweep[JsonFile] = None
-    sweep: OfSweep[Literal["micro-batch"] | None] = None
-    """Measure micro-batches of doubling size, each in its own process, until one does not fit in memory."""
-    sweep_from: OfSweep[Annotated[int, Field(ge=1, alias="from")]] = 1
-    """First micro-batch of a sweep."""
-    most: OfSweep[Positive | None] = None
-    """Last micro-batch of a sweep; by default the first micro-batch that does not fit."""
-    memory: OfSweep[MemorySize | None] = None
-    """Maximum host memory of a process of a sweep, such as 8GB; by default the free memory at its start."""
+    json_file: JsonFile = None
 
     @model_validator(mode="before")
     @classmethod
@@ -293,10 +284,7 @@ class Measuring(Settings):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Measuring":
-        if self.most is not None and self.most < self.sweep_from:
-            problem = f"{self.most} is less than from ({self.sweep_from})"
-            raise SettingError("most", problem, "raise it")
-        if self.checkpoint_dir is not None and (self.sweep or not self.checkpoint):
+        if self.checkpoint_dir is not None and not self.checkpoint:
             raise without_effect(self, "checkpoint_dir", "if no checkpoint is saved")
         for name in ("dry_run", "compile_only"):
             if getattr(self, name):

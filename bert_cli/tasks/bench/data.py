@@ -61,7 +61,7 @@ def run(settings: BenchDataSettings) -> None:
     if settings.json_file is not None:
         metrics: dict[str, Any] = {
             "what": "data",
-            "input": "made up" if settings.input is None else str(settings.input),
+            "input": "synthetic" if settings.input is None else str(settings.input),
             "steps": rows,
             "machine": described,
             "versions": package_versions(("numpy", "tokenizers")),
@@ -75,7 +75,7 @@ def _steps(settings: BenchDataSettings, folder: Path) -> Iterator[Row]:
     sentences = folder / "sentences"
     if settings.input is None:
         text.mkdir()
-        write_synthetic_text(text / "made_up.txt", settings.megabytes, settings.seed)
+        write_synthetic_text(text / "synthetic.txt", settings.megabytes, settings.seed)
     processes = {"processes": settings.processes}
     split = {"input": text, "out": sentences, "sentence_splitter": settings.sentence_splitter}
     values = PreprocessSettings.model_validate(split | processes)

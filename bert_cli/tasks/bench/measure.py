@@ -42,7 +42,7 @@ from bert_cli.train.metrics import print_line
 Settings = BenchPretrainSettings | BenchSquadSettings
 Step = dict[str, float]
 """The seconds of a step from the end of the previous one, those of `PARTS`, and the numbers of examples, tokens,
-positions ("places") and operations; `skipped` counts the steps so far whose gradient was not finite."""
+positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
 PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
 """The measured parts of a step; the rest is `other`."""
 CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
@@ -201,7 +201,7 @@ def _take_steps(run: Run, last: int) -> list[Step]:
             {
                 **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
                 "seconds": now - began,
-                "places": shape.examples * shape.positions,
+                "positions": shape.examples * shape.positions,
                 "flops": model_flops(config, blocks, shape),
                 "input_wait": info.seconds_waited,
                 **run.watch.seconds,
@@ -221,10 +221,10 @@ def _take_steps(run: Run, last: int) -> list[Step]:
         print_line("bench: stopped before its last step; nothing was measured")
         raise SystemExit(130)
     # Examples and tokens are sums over all processes already.
-    totals = group.all_reduce([[one["places"], one["flops"]] for one in times])
+    totals = group.all_reduce([[one["positions"], one["flops"]] for one in times])
     return [
-        {**one, "places": float(places), "flops": float(flops)}
-        for one, (places, flops) in zip(times, totals, strict=True)
+        {**one, "positions": float(positions), "flops": float(flops)}
+        for one, (positions, flops) in zip(times, totals, strict=True)
     ]
 
 
@@ -238,10 +238,10 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     rates = {
         f"{name}_per_second": statistics.median(one[name] / one["seconds"] for one in measured)
-        for name in ("examples", "tokens", "places", "flops")
+        for name in ("examples", "tokens", "positions", "flops")
     }
     fractions = {
-        f"{name}_share": sum(one.get(name, 0.0) for one in measured) / sum(seconds)
+        f"{name}_fraction": sum(one.get(name, 0.0) for one in measured) / sum(seconds)
         for name in PARTS
     }
     return {
@@ -251,7 +251,7 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
         "step_seconds": {"median": median, "low": low, "high": high},
         **rates,
         **fractions,
-        "other_share": 1.0 - sum(fractions.values()),
+        "other_fraction": 1.0 - sum(fractions.values()),
     }
 
 
@@ -321,7 +321,7 @@ def _description(run: Run) -> dict[str, Any]:
     real = {name: values[name] for name in settings.REAL_EXAMPLES}
     return {
         "what": settings.WHAT,
-        "input": "made up" if settings.generated_dataset else real,
+        "input": "synthetic" if settings.generated_dataset else real,
         "examples_per_step": plan.examples_per_step,
         "micro_batch_size": plan.micro_batch_size,
         "micro_batches_per_step": plan.micro_batches_per_step,

@@ -20,7 +20,7 @@ def measured(folder, *flags):
 def test_every_step_from_synthetic_text_to_batches_is_measured(tmp_path, capsys):
     metrics = measured(tmp_path, "--megabytes", "0.2")
     rows = {row["name"]: row for row in metrics["steps"]}
-    assert list(rows) == STEPS and metrics["input"] == "made up"
+    assert list(rows) == STEPS and metrics["input"] == "synthetic"
     for row in rows.values():
         assert row["megabytes_per_second"] == row["bytes"] / 1e6 / row["seconds"]
         if "examples" in row:

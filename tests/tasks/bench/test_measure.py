@@ -141,21 +141,21 @@ def test_the_parts_of_an_update_include_the_synchronization_of_the_devices(monke
 
 
 def step(seconds: float, waited: float = 0.0, computed: float = 0.0, skipped: float = 0.0):
-    counts = {"examples": 8, "tokens": 80, "places": 100, "flops": 1000, "skipped": skipped}
+    counts = {"examples": 8, "tokens": 80, "positions": 100, "flops": 1000, "skipped": skipped}
     return {"seconds": seconds, "input_wait": waited, "forward_backward": computed, **counts}
 
 
-def test_warm_up_and_one_slow_step_change_no_rate_and_the_shares_add_up_to_one():
+def test_warm_up_and_one_slow_step_change_no_rate_and_the_fractions_add_up_to_one():
     steps = [step(100.0, 90.0), step(50.0), step(2.0, 0.5, 1.0), step(2.0, 0.5, 1.0)]
     metrics = measure.summarize(steps, 2)
-    assert metrics["steps"] == 2 and metrics["input_wait_share"] == 0.25
+    assert metrics["steps"] == 2 and metrics["input_wait_fraction"] == 0.25
     assert metrics["step_seconds"] == {"median": 2.0, "low": 2.0, "high": 2.0}
-    names = ("examples", "tokens", "places", "flops")
+    names = ("examples", "tokens", "positions", "flops")
     assert [metrics[f"{name}_per_second"] for name in names] == [4.0, 40.0, 50.0, 500.0]
     metrics = measure.summarize([step(2.0, 0.5, 1.0), step(4.0, 0.1, 3.0), step(300.0)], 0)
-    shares = [value for name, value in metrics.items() if name.endswith("_share")]
-    assert sum(shares) == pytest.approx(1.0, abs=1e-12)
-    assert metrics["other_share"] == pytest.approx((0.5 + 0.9 + 300.0) / 306.0)
+    fractions = [value for name, value in metrics.items() if name.endswith("_fraction")]
+    assert sum(fractions) == pytest.approx(1.0, abs=1e-12)
+    assert metrics["other_fraction"] == pytest.approx((0.5 + 0.9 + 300.0) / 306.0)
     assert metrics["step_seconds"] == {"median": 4.0, "low": 3.0, "high": 152.0}
     assert measure.summarize([step(7.0)], 0)["step_seconds"]["high"] == 7.0
     skipped = [step(1.0, skipped=number) for number in (1, 2, 2, 3)]
