@@ -5,8 +5,6 @@ import hashlib
 import json
 import random
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -349,16 +347,3 @@ def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
     out = tmp_path / "one"
     reject(r"text_00 \(1 document in the group\).*raise --group-files")
     assert read_corpus(make(home, tmp_path / "two", input=folder, group_files=2))["records"] > 0
-
-
-def test_neither_tokenize_nor_inspect_loads_tensorflow(home, tmp_path):
-    code = (
-        "import sys; from bert_cli.cli import main; text, vocab, out = sys.argv[1:]; "
-        "main(['tokenize', text, out, '--vocab', vocab, '--masking', 'dynamic']); "
-        "main(['inspect', out]); "
-        "print(sorted({'tensorflow', 'keras', 'torch', 'transformers', 'nltk'} & set(sys.modules)))"
-    )
-    words = [home / "sentences", home / "vocab.txt", tmp_path / "out"]
-    command = [sys.executable, "-c", code, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith("\n[]\n"), done.stderr

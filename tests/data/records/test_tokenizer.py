@@ -103,18 +103,6 @@ def test_added_tokens_that_cannot_have_their_ids_are_refused(folder):
         read_tokenizer(folder)
 
 
-def test_a_tokenizer_saved_by_transformers_splits_text_equally(folder, tmp_path):
-    import transformers
-
-    theirs = transformers.BertTokenizerFast.from_pretrained(folder)
-    saved = tmp_path / "saved"
-    theirs.save_pretrained(saved)
-    assert (saved / "tokenizer.json").is_file()
-    text = "The cats. É Cat"
-    expected = theirs(text, add_special_tokens=False)["input_ids"]
-    assert ids(read_tokenizer(saved), text) == expected == ids(read_tokenizer(folder), text)
-
-
 @pytest.mark.parametrize("cased", [False, True])
 def test_a_models_tokenizer_json_gives_transformers_the_ids_and_keeps_the_fingerprint(
     cased, folder, tmp_path
