@@ -13,6 +13,7 @@ from bert_cli.config.finetune import QUESTION_SPECIALS, PredictSettings
 from bert_cli.config.load import changed
 from bert_cli.data.finetune import embeddings, tables
 from bert_cli.data.finetune.squad_windows import read_null_threshold, read_window_sizes
+from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import (
@@ -29,6 +30,8 @@ from bert_cli.tasks.use.model import (
     task_of,
 )
 
+LINES_JUDGED = 1000
+"""Lines of an input from which hard line breaks are recognised."""
 FIELDS = {
     "fill-mask": (("text",), ()),
     "question-answering": (("question", "context"), ()),
@@ -157,9 +160,14 @@ def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
         lines = _standard_input(task)
     if is_json:
         yield from _objects(lines, where, task)
-    else:
-        for number, line in enumerate(lines, 1):
-            yield Input(f"{where} (line {number})", {"text": line})
+        return
+    lines = list(lines)
+    if wrapped_width("\n".join(lines[:LINES_JUDGED])):
+        problem = "its lines end within sentences, and each line is taken as one text"
+        remedy = "write each text on one line, or as JSON lines with the key text"
+        print(f"warning: {where}: {problem}; {remedy}", file=sys.stderr)
+    for number, line in enumerate(lines, 1):
+        yield Input(f"{where} (line {number})", {"text": line})
 
 
 def _standard_input(task: str) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from textwrap import wrap
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from bert_cli.tasks.use.model import entities_of
 from bert_cli.tasks.use.predict import run
 
 CLOSE = 1e-5
+ROOT = Path(__file__).parents[3]
 WINDOWS = ["--max-query-length", 8, "--doc-stride", 8]
 
 
@@ -249,6 +251,17 @@ def test_vectors_of_a_model_that_fills_masks_come_with_a_warning(models, capsys)
 
 
 # --- inputs and settings
+
+
+def test_texts_with_hard_line_breaks_come_with_a_warning(models, capsys, tmp_path):
+    article = (ROOT / "data" / "sample" / "articles" / "Glacier.wiki").read_text(encoding="utf-8")
+    paragraphs = [line for line in article.split("\n") if len(line) > 400][:4]
+    lines = [line for text in paragraphs for line in (*wrap(text, 80), "")]
+    for texts, is_warned in ((lines, True), (paragraphs, False)):
+        path = as_file(tmp_path, "texts.txt", *texts)
+        assert main(["predict", str(models["text"]), "--input", str(path)]) == 0
+        warning = f"warning: {path}: its lines end within sentences, and each line is taken as one"
+        assert (warning in capsys.readouterr().err) == is_warned
 
 
 def test_an_empty_line_has_an_empty_answer(models, capsys, tmp_path):
