@@ -79,7 +79,6 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     import tensorflow as tf
 
     from bert_cli.config.pretrain import PretrainSettings
-    from bert_cli.config.settings import Cluster
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.look.machine import resident_bytes
@@ -87,7 +86,7 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.tasks.run.build import open_mesh
 
     run = PretrainSettings.model_validate(settings)
-    processes = find_processes(Cluster(), os.environ)
+    processes = find_processes(os.environ)
     mesh = open_mesh(run, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]

@@ -66,7 +66,6 @@ def build_ours(options: argparse.Namespace) -> Any:
 
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
     from bert_cli.config.pretrain import PretrainSettings
-    from bert_cli.config.settings import Cluster
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora
@@ -89,7 +88,7 @@ def build_ours(options: argparse.Namespace) -> Any:
             "total_num_train_samples": 10**6,
         }
     )
-    mesh = open_mesh(settings, find_processes(Cluster(), os.environ))
+    mesh = open_mesh(settings, find_processes(os.environ))
     plan = make_plan(settings, None)
     parts = build.build_run(settings, mesh, plan)
     return parts.engine, corpora.open_stream(settings)[0]

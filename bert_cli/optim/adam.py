@@ -18,6 +18,8 @@ from keras import ops
 from bert_cli.errors import ConfigError, nearest
 
 Array = Any  # a tensor of the Keras backend or anything that it converts
+RandomBits = Callable[[Array, tuple[int, ...], int], Array]
+"""(key, shape, start) -> uniform uint32 of the shape, those that a complete weight has from element `start` on."""
 
 KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")  # last parts of names of weights
 
@@ -50,9 +52,8 @@ class Optimizer:
     hyperparameters: Hyperparameters
     rules: Mapping[str, Rule]
     seed: int
-    random_bits: Callable[[Array, tuple[int, ...], int], Array] | None = None
-    """(key, shape, start) -> uniform uint32 of the shape, those that a complete weight has from element
-    `start` on. With it, new weights are rounded to float16 at random; without, to the nearest."""
+    random_bits: RandomBits | None = None
+    """With it, new weights are rounded to float16 at random; without, to the nearest."""
 
     def update_direction(
         self,

@@ -21,7 +21,6 @@ from typing import Annotated, Literal, TypeVar
 import psutil
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
-from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.launcher import divide_gpus
 
@@ -60,14 +59,27 @@ class Processes:
         return [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
 
 
-def find_processes(cluster: Cluster, environment: Mapping[str, str]) -> Processes:
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """How processes join one another, and when one of them is lost."""
+
+    bind_address: str | None = None
+    """Address or name of the interface to listen on; all of them by default."""
+    report_after_seconds: float = 60.0
+    lost_after_seconds: int = 20
+    stop_requested: Callable[[], bool] = lambda: False
+
+
+def find_processes(
+    environment: Mapping[str, str], workers: Sequence[str] = (), rank: int | None = None
+) -> Processes:
     """Return the processes as flags, TF_CONFIG or SLURM describe them, without connecting to any.
 
     Raises ConfigError for a description that is incomplete or contradicts itself.
     """
-    if cluster.workers:
-        assert cluster.rank is not None
-        return _checked(cluster.workers, cluster.rank, "--cluster.workers")
+    if workers:
+        assert rank is not None
+        return _checked(workers, rank, "--cluster.workers")
     if environment.get("TF_CONFIG", "").strip():
         return _from_tf_config(environment["TF_CONFIG"])
     # Only `srun` sets it: the shell of an allocation and the script of a job are single processes.
@@ -216,10 +228,7 @@ def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
 
 
 def wait_for_processes(
-    processes: Processes,
-    report_after_seconds: float,
-    stop_requested: Callable[[], bool] = lambda: False,
-    interface: str | None = None,
+    processes: Processes, rendezvous: Rendezvous, interface: str | None = None
 ) -> socket.socket:
     """Wait until a connection to every other process can be made, and return the socket that listens for theirs.
 
@@ -242,7 +251,7 @@ def wait_for_processes(
             if not missing:
                 stack.pop_all()
                 return listener
-            if stop_requested():
+            if rendezvous.stop_requested():
                 raise StoppedWhileJoiningError
             names = ", ".join(f"rank {rank} ({at})" for rank, at in missing.items())
             now = time.monotonic()
@@ -252,7 +261,7 @@ def wait_for_processes(
                     f"cannot be reached within {REGISTER_SECONDS} s",
                     "check that all processes are started and listen on the interface of their addresses",
                 )
-            if now - reported > report_after_seconds:
+            if now - reported > rendezvous.report_after_seconds:
                 reported = now
                 waited = f"rank {processes.rank} ({own}) has waited {now - began:.0f} s"
                 _print_line(f"{waited} for {names} to start")

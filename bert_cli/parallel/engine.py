@@ -1,14 +1,12 @@
-"""The interface of an engine, what a run needs from its framework, and a watchdog that names the ranks it waits for.
+"""The interface of an engine, and the parts of a step that all engines share.
 
-This file imports no framework. A second engine is a folder next to `tensorflow/` with subclasses of `ProcessGroup` and
-`Engine`, and functions `devices_here` and `open_mesh`.
+This file imports no framework.
 """
 
-import threading
-import time
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.group import ProcessGroup
 
-POLL_SECONDS = 1.0  # of the watchdog
-Batch = Mapping[str, npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Batch = Mapping[str, Array]
 """Columns of examples, arrays [M, B, ...] of M micro-batches."""
+Tensor = Any
+"""A tensor of the engine's framework."""
+StopRequested = Callable[[], bool]
 
 
 class StoppedBetweenMicroBatchesError(Exception):
@@ -39,15 +40,29 @@ class Value(Protocol):
     def is_sharded(self) -> bool:
         """Whether each process stores a part: then all of them must read it, in the same order."""
 
-    def numpy(self) -> npt.NDArray[Any]:
+    def numpy(self) -> Array:
         """Return the value."""
 
-    def assign(self, value: npt.NDArray[Any]) -> None:
+    def assign(self, value: Array) -> None:
         """Set the value."""
 
 
-class Head(Protocol):
-    """The last block of a model: the loss, and the sums that metrics are computed from.
+class Block(Protocol):
+    """A piece of the model, called with hidden values, columns and a dropout key; the first one gets no hidden."""
+
+    name: str
+    weights: Sequence[Any]
+    """Keras' variables."""
+    dropout_id: int
+    READS: Sequence[str]
+    """The columns that it reads."""
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the hidden values for the next block."""
+
+
+class Head(Block, Protocol):
+    """The last block of a model: its call with divisors of the loss returns the loss, and sums for metrics.
 
     COUNTS has the column whose sum a loss is divided by, MEANS the sum and the count whose ratio a metric is.
     """
@@ -55,145 +70,8 @@ class Head(Protocol):
     COUNTS: Mapping[str, str]
     MEANS: Mapping[str, tuple[str, str]]
 
-
-@dataclass(frozen=True)
-class Mesh:
-    """The replicas of a run, the devices of each of this process' replicas, and the device of the host's memory.
-
-    `number` is unique in the process, so that two meshes never share a collective key.
-    """
-
-    replicas: int
-    devices: tuple[tuple[str, ...], ...]
-    host: str
-    processes: Processes
-    number: int = 0
-
-    @property
-    def first_replica(self) -> int:
-        """Number of this process' first replica in the run."""
-        return self.processes.rank * len(self.devices)
-
-    @property
-    def kind(self) -> str:
-        """GPU, TPU or CPU."""
-        return self.devices[0][0].upper().split(":")[-2]
-
-
-def lost_process(rank: int | None) -> DeviceError:
-    """Return the error of a process that has lost another one, None for an unknown one."""
-    which = "another process" if rank is None else f"rank {rank}"
-    remedy = "read its last message, then start the same command again to continue from the last checkpoint"
-    return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
-
-
-class ProcessGroup(ABC):
-    """The processes of a run. Methods that communicate must be called by every process, in the same order."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.activity = "starting"
-        """What this process is doing. The watchdog publishes it."""
-        self.collectives = 0  # entered by this process
-        self.is_waiting = threading.Event()  # set while it is in one
-
-    def all_reduce(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the sum over all processes. Raises DeviceError when a process is lost."""
-        array = np.asarray(numbers, np.float64)
-        if self.world_size == 1:
-            return array
-        with self.collective():
-            return self._sum(array.reshape(-1)).reshape(array.shape)
-
-    def all_gather(self, number: float) -> list[float]:
-        """Return the number of every process, ordered by rank."""
-        numbers = np.zeros(self.world_size)
-        numbers[self.rank] = number
-        return self.all_reduce(numbers).tolist()
-
-    def broadcast(self, numbers: Sequence[float]) -> list[float]:
-        """Return the numbers that rank 0 passes, bit for bit."""
-        array = np.asarray(numbers, np.float64)
-        return self.all_reduce(array if self.rank == 0 else np.zeros_like(array)).tolist()
-
-    def barrier(self) -> None:
-        """Wait until every process has called this."""
-        self.all_reduce([0.0])
-
-    @contextmanager
-    def collective(self) -> Iterator[None]:
-        """Count and flag a collective while it runs. Raises DeviceError, with the rank, when a process is lost."""
-        self.collectives += 1
-        self.is_waiting.set()
-        try:
-            with self._naming_lost_process():
-                yield
-        finally:
-            self.is_waiting.clear()
-
-    @abstractmethod
-    def publish(self, text: str) -> None:
-        """Store a text that other processes can read with `published_by`, without a collective."""
-
-    @abstractmethod
-    def published_by(self, rank: int) -> str:
-        """Return the last text that a rank has published, or an empty one."""
-
-    @abstractmethod
-    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the sum of a vector over at least two processes."""
-
-    @abstractmethod
-    def _naming_lost_process(self) -> AbstractContextManager[None]:
-        """Return a context manager that turns the framework's error about a lost process into DeviceError."""
-
-
-@contextmanager
-def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
-    """Print from a thread which ranks this process waits for; with one process nothing is done.
-
-    Each process publishes once a second how many collectives it has entered and what it is doing. Whether a process is
-    lost is decided by the cluster's heartbeats.
-    """
-    ended = threading.Event()
-    thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)
-    if group.world_size > 1:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if thread.is_alive():
-            thread.join(timeout=10 * POLL_SECONDS)
-
-
-def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Event) -> None:
-    published = ""
-    since = time.monotonic()
-    reported = 0.0
-    # The store ends with the rank that holds it; the error of the run says so.
-    with suppress(Exception):
-        while not ended.wait(POLL_SECONDS):
-            progress = f"{group.collectives} {group.activity}"
-            if progress != published:
-                group.publish(progress)
-                published = progress
-                since = time.monotonic()
-                reported = 0.0
-            waited = time.monotonic() - since
-            if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
-                reported = waited
-                missing = " and ".join(_late_ranks(group)) or "the network"
-                print(f"rank {group.rank} has waited {waited:.0f} s for {missing}", flush=True)
-
-
-def _late_ranks(group: ProcessGroup) -> Iterator[str]:
-    """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
-    for rank in range(group.world_size):
-        collectives, _, activity = group.published_by(rank).partition(" ")
-        if rank != group.rank and int(collectives or 0) < group.collectives:
-            yield f"rank {rank} ({activity or 'nothing published yet'})"
+    def logits(self, hidden: Tensor, key: Tensor) -> Tensor:
+        """Return the logits of a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +104,14 @@ class UpdateResult(NamedTuple):
     weight_norm: float
 
 
+class StepResult(NamedTuple):
+    """The head's sums over the micro-batches of this process, and squared norms of the complete step."""
+
+    sums: dict[str, float]
+    gradient_squared: float
+    weight_squared: float
+
+
 class Engine(ABC):
     """Computes steps, evaluations and predictions of one model on the devices of a mesh."""
 
@@ -256,18 +142,32 @@ class Engine(ABC):
     def gather_weights(self) -> None:
         """Make the weights of `evaluate` and `predict` complete in each process; all processes must call it."""
 
-    @abstractmethod
     def update(
-        self,
-        batch: Batch,
-        request: UpdateRequest,
-        stop_requested: Callable[[], bool] = lambda: False,
+        self, batch: Batch, request: UpdateRequest, stop_requested: StopRequested = lambda: False
     ) -> UpdateResult:
         """Update the weights with the gradient of a step, of which `batch` is this process' part.
 
         All processes skip the update when the gradient is not finite. Raises StoppedBetweenMicroBatchesError when a
         stop is requested on any, DeviceError when a micro-batch does not fit the memory or a process is lost.
         """
+        self.group.activity = f"step {request.step + 1}"
+        counts = self._all_reduced(count(batch, self.head.COUNTS))
+        # Without a masked token, or a labelled one, the loss is 0 and not 0 / 0.
+        divisors = {name: max(number, 1.0) for name, number in counts.items()}
+        result = self._run_step(batch, request, divisors, stop_requested)
+        sums = self._all_reduced(result.sums)
+        norms = math.sqrt(result.gradient_squared), math.sqrt(result.weight_squared)
+        return UpdateResult(sums, counts, *norms)
+
+    @abstractmethod
+    def _run_step(
+        self,
+        batch: Batch,
+        request: UpdateRequest,
+        divisors: Mapping[str, float],
+        stop_requested: StopRequested,
+    ) -> StepResult:
+        """Compute the gradient of a step whose losses are divided by `divisors`, and update the weights with it."""
 
     @abstractmethod
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
@@ -279,7 +179,38 @@ class Engine(ABC):
 
     @abstractmethod
     def predict(self, examples: Batch) -> Any:
-        """Return the head's logits for examples [B, ...], on this process alone, as NumPy arrays."""
+        """Return the head's logits for examples [B, ...], on this process alone."""
+
+    def means(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+        """Return each metric of the head: a sum divided by a count, if there is a sum and the count is not 0."""
+        return {
+            name: sums[over] / counts[by]
+            for name, (over, by) in self.head.MEANS.items()
+            if over in sums and counts[by]
+        }
+
+    def first_index(self, batch: Batch, request: UpdateRequest) -> int:
+        """Return the sample index of this process' first micro-batch."""
+        return request.first_micro_batch + self.group.rank * len(batch["input_ids"])
+
+    @contextmanager
+    def reporting_out_of_memory(self) -> Iterator[None]:
+        """Turn the framework's error about memory into DeviceError."""
+        try:
+            yield
+        except Exception as error:
+            if not self._is_out_of_memory(error):
+                raise
+            raise DeviceError(
+                "global_batch.micro_batch_size",
+                "the run does not fit the device's memory",
+                "lower it and raise grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a "
+                "layout",
+            ) from error
+
+    @abstractmethod
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        """Return whether an error of the framework says that the device's memory is full."""
 
     def _all_reduced(self, numbers: Mapping[str, float]) -> dict[str, float]:
         totals = self.group.all_reduce(list(numbers.values()))
@@ -293,14 +224,6 @@ class Engine(ABC):
 def kind_of(block: Any) -> Hashable:
     """Return a key that is equal for blocks that may share one trace."""
     return type(block), len(getattr(block, "weights", ())), *getattr(block, "factors", {}).items()
-
-
-def out_of_memory() -> DeviceError:
-    """Return the error of a micro-batch that does not fit."""
-    remedy = "lower it and raise grad_acc_steps_per_replica, set --parallel.recompute, or ask `bert plan` for a layout"
-    return DeviceError(
-        "global_batch.micro_batch_size", "the run does not fit the device's memory", remedy
-    )
 
 
 def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
-from bert_cli.config.settings import Cluster
 from bert_cli.config.tools import LaunchSettings, expand_benchmark
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
@@ -65,7 +64,7 @@ def _check_command(settings: LaunchSettings) -> None:
     if inner.exit_code_when_stopped:
         problem = "would be a failure to bert launch, like every code except 0"
         raise ConfigError("exit_code_when_stopped", problem, "have a scheduler start the processes")
-    group = find_processes(Cluster(), os.environ)
+    group = find_processes(os.environ)
     if group.count > 1:
         where = f"{group.source} (rank {group.rank} of {group.count})"
         problem = "this process is"

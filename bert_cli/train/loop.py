@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import numpy.typing as npt
-
 from bert_cli.errors import DeviceError
 from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import (
+    Array,
     Batch,
     Engine,
     StoppedBetweenMicroBatchesError,
@@ -26,7 +25,6 @@ from bert_cli.parallel.engine import (
     Value,
 )
 
-Array = npt.NDArray[Any]
 Hook = Callable[["Info"], None]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 # A process gets SIGHUP when its terminal is closed.
@@ -115,7 +113,6 @@ class Step:
             loss_scale=scale.value,
             max_gradient_norm=self.max_gradient_norm,
         )
-        self.engine.group.activity = f"step {state.step + 1}"
         batch = self.prepare(self.engine, batch, request)
         result = self.engine.update(batch, request, self.stop_requested)
         state.loss_scale = scale.after(math.isfinite(result.gradient_norm))
@@ -130,7 +127,7 @@ class Step:
                 "with optimizer_opts.loss_scaling lower or dynamic",
             )
         return {
-            **means(result.sums, result.counts, self.engine.head.MEANS),
+            **self.engine.means(result.sums, result.counts),
             "learning_rate": request.learning_rate,
             "gradient_norm": result.gradient_norm,
             "weight_norm": result.weight_norm,
@@ -139,17 +136,6 @@ class Step:
             "tokens": max(result.counts["tokens"], 1.0),
             "examples": max(result.counts["examples"], 1.0),
         }
-
-
-def means(
-    sums: Mapping[str, float], counts: Mapping[str, float], table: Mapping[str, tuple[str, str]]
-) -> dict[str, float]:
-    """Return each metric of a head's table: a sum divided by a count, if there is a sum and the count is not 0."""
-    return {
-        name: sums[over] / counts[by]
-        for name, (over, by) in table.items()
-        if over in sums and counts[by]
-    }
 
 
 @dataclass(frozen=True)

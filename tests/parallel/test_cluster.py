@@ -7,11 +7,11 @@ import socket
 import psutil
 import pytest
 
-from bert_cli.config.settings import Cluster
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel import cluster
 from bert_cli.parallel.cluster import (
     Processes,
+    Rendezvous,
     StoppedWhileJoiningError,
     _expand_counts,
     _expand_hosts,
@@ -21,7 +21,6 @@ from bert_cli.parallel.cluster import (
     wait_for_processes,
 )
 
-UNSET = Cluster()
 ADDRESSES = [
     entry for name, entries in psutil.net_if_addrs().items() if name != "lo" for entry in entries
 ]
@@ -51,27 +50,27 @@ def hosts(found: Processes) -> list[str]:
 
 def test_flags_come_before_tf_config_whose_chief_is_rank_0_and_that_before_slurm():
     environment = {**tf_config({"worker": ["b:1"], "chief": ["a:1"]}), **slurm(2)}
-    by_flags = find_processes(Cluster(workers=["x:5", "y:5", "y:6"], rank=1), environment)
+    by_flags = find_processes(environment, ["x:5", "y:5", "y:6"], 1)
     assert (by_flags.workers, by_flags.source) == (("x:5", "y:5", "y:6"), "--cluster.workers")
-    by_tf_config = find_processes(UNSET, environment)
+    by_tf_config = find_processes(environment)
     assert (by_tf_config.workers, by_tf_config.rank) == (("a:1", "b:1"), 1)
     environment |= tf_config({"worker": ["b:1"], "chief": ["a:1"]}, "chief")
-    assert find_processes(UNSET, environment).rank == 0
+    assert find_processes(environment).rank == 0
     del environment["TF_CONFIG"]
-    assert find_processes(UNSET, environment).source == "SLURM"
+    assert find_processes(environment).source == "SLURM"
 
 
 def test_an_empty_environment_a_list_of_one_and_a_step_of_one_task_are_a_single_process():
-    single = find_processes(UNSET, {})
+    single = find_processes({})
     assert (single.count, single.rank, single.workers, single.local_ranks) == (1, 0, (), [0])
     for text in (" ", "{}", '{"environment": "cloud"}'):
-        assert find_processes(UNSET, {"TF_CONFIG": text}) == single
-    assert find_processes(UNSET, tf_config({"worker": ["a:1"]})) == single
-    assert find_processes(Cluster(workers=["a:1"], rank=0), {}) == single
+        assert find_processes({"TF_CONFIG": text}) == single
+    assert find_processes(tf_config({"worker": ["a:1"]})) == single
+    assert find_processes({}, ["a:1"], 0) == single
     # A batch script or a shell has no step, and a step may have one task.
     script = slurm(0, nodes="")
     step = slurm(0, SLURM_STEP_NUM_TASKS="1")
-    assert find_processes(UNSET, script) == find_processes(UNSET, step) == single
+    assert find_processes(script) == find_processes(step) == single
 
 
 WRONG = [
@@ -91,35 +90,35 @@ WRONG = [
 def test_a_wrong_description_is_an_error_that_names_its_source():
     for environment, message in WRONG:
         with pytest.raises(ConfigError) as error:
-            find_processes(UNSET, environment)
+            find_processes(environment)
         source = "TF_CONFIG" if "TF_CONFIG" in environment else "SLURM"
         assert str(error.value).startswith(source) and message in str(error.value), message
     for worker in ("b", "b:70000"):
         with pytest.raises(ConfigError, match=rf"--cluster.workers \({worker}\): is no host:port"):
-            find_processes(Cluster(workers=["a:1", worker], rank=0), {})
+            find_processes({}, ["a:1", worker], 0)
 
 
 def test_the_tasks_of_a_step_agree_on_ranks_hosts_and_ports():
-    found = [find_processes(UNSET, slurm(rank)) for rank in range(3)]
+    found = [find_processes(slurm(rank)) for rank in range(3)]
     assert len({one.workers for one in found}) == 1
     assert hosts(found[0]) == ["n1", "n1", "n2"]
     assert [one.local_ranks for one in found] == [[0, 1], [0, 1], [2]]
     of_job = slurm(2, SLURM_TASKS_PER_NODE="2,1", SLURM_STEP_NUM_TASKS="", per_node="")
-    assert hosts(find_processes(UNSET, of_job)) == ["n1", "n1", "n2"]
+    assert hosts(find_processes(of_job)) == ["n1", "n1", "n2"]
     # Linux gives ports from 32,768 on to sockets without one.
     assert all(20_000 <= int(worker.rpartition(":")[2]) < 32_768 for worker in found[0].workers)
     # Two jobs, or two steps of a job, on a host have different ones.
     of = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("77", "78") for step in "01"]
-    workers = [find_processes(UNSET, slurm(0, **names)).workers for names in of]
+    workers = [find_processes(slurm(0, **names)).workers for names in of]
     assert len({worker for of_step in workers for worker in of_step}) == 12
 
 
 def test_distributions_other_than_block():
     cyclic = slurm(1, SLURM_DISTRIBUTION="cyclic:block", SLURM_NODEID="1", SLURM_LOCALID="0")
-    assert hosts(find_processes(UNSET, cyclic)) == ["n1", "n2", "n1"]
+    assert hosts(find_processes(cyclic)) == ["n1", "n2", "n1"]
     # Any is the same with one task a host.
     arbitrary = slurm(2, "n1,n2,n3", "1(x3)", SLURM_DISTRIBUTION="arbitrary")
-    assert hosts(find_processes(UNSET, arbitrary)) == ["n1", "n2", "n3"]
+    assert hosts(find_processes(arbitrary)) == ["n1", "n2", "n3"]
 
 
 def test_host_lists_are_expanded_as_tensorflow_does():
@@ -150,7 +149,10 @@ def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_end
     requests = iter([False] * 6 + [True])
     listens = socket.create_server(("localhost", int(other.rpartition(":")[2])))
     with listens, pytest.raises(StoppedWhileJoiningError):
-        wait_for_processes(Processes((here, absent, other), 0), 0.02, lambda: next(requests))
+        wait_for_processes(
+            Processes((here, absent, other), 0),
+            Rendezvous(report_after_seconds=0.02, stop_requested=lambda: next(requests)),
+        )
     printed = capsys.readouterr().err
     assert f" s for rank 1 ({absent}) to start" in printed and other not in printed
 
@@ -159,10 +161,10 @@ def test_a_process_that_does_not_start_and_a_port_in_use_are_errors(monkeypatch)
     here, absent = free_ports(2)
     monkeypatch.setattr(cluster, "REGISTER_SECONDS", 0.1)
     with pytest.raises(DeviceError, match=rf"rank 0 \({absent}\)\): cannot be reached"):
-        wait_for_processes(Processes((absent, here), 1), 60)
+        wait_for_processes(Processes((absent, here), 1), Rendezvous())
     uses = socket.create_server(("", int(here.rpartition(":")[2])))
     with uses, pytest.raises(DeviceError, match=rf"cluster \({here}\): its port cannot be opened"):
-        wait_for_processes(Processes((here, absent), 0), 60)
+        wait_for_processes(Processes((here, absent), 0), Rendezvous())
 
 
 def test_one_host_uses_its_loopback_and_several_every_interface_or_the_chosen_one():

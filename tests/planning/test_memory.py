@@ -18,7 +18,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 from bert_cli.planning.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Mesh
+from bert_cli.parallel.runtime import Mesh
 from bert_cli.tasks.run import build, corpora
 for values in json.loads(sys.stdin.read()):
     settings = PretrainSettings.model_validate(values)

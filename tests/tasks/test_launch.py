@@ -15,7 +15,6 @@ from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.load import load
-from bert_cli.config.settings import Cluster
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.errors import BertError, ConfigError, DeviceError
 from bert_cli.parallel.cluster import find_processes
@@ -46,7 +45,7 @@ def test_ranks_count_host_by_host_and_hosts_get_the_named_variables():
     assert [process.host for process in processes] == ["me@a", "me@a", "b", "b"]
     for rank, process in enumerate(processes):
         names = variables(process)
-        group = find_processes(Cluster(), names)
+        group = find_processes(names)
         assert (process.rank, group.rank, group.source) == (rank, rank, "TF_CONFIG")
         assert group.workers == ("a:4000", "a:4001", "b:4000", "b:4001")
         assert f"launcher {rank % 2} 2 " in process.words[-1]
@@ -60,7 +59,7 @@ def test_ranks_count_host_by_host_and_hosts_get_the_named_variables():
 
 def test_ports_on_this_host_are_free_and_gpus_can_be_divided():
     processes = launch.make_processes(settings("--processes", "3"), {"CUDA_VISIBLE_DEVICES": ""})
-    workers = find_processes(Cluster(), variables(processes[0])).workers
+    workers = find_processes(variables(processes[0])).workers
     assert len({*workers}) == 3 and all(worker.startswith("127.0.0.1:") for worker in workers)
     with socket.create_server(("", 0)) as used:
         port = used.getsockname()[1]

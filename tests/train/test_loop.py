@@ -14,7 +14,8 @@ from bert_cli.errors import DeviceError
 from bert_cli.optim.adam import Rule
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Mesh, StoppedBetweenMicroBatchesError, count
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count
+from bert_cli.parallel.runtime import Mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.train import loop

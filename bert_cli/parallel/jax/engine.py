@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +21,25 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.config.settings import Parallel
 from bert_cli.model.bert import named_weights
 from bert_cli.model.fused import shifted_key
-from bert_cli.optim.adam import Optimizer
+from bert_cli.optim.adam import Optimizer, RandomBits
 from bert_cli.parallel.engine import (
+    Array,
     Batch,
+    Block,
     Engine,
-    Mesh,
+    Head,
+    StepResult,
+    StopRequested,
     UpdateRequest,
-    UpdateResult,
     count,
     kind_of,
-    out_of_memory,
     scaled_for_accumulation,
 )
 from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
+from bert_cli.parallel.runtime import BuildBlock, Layout, Mesh
 
 Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
@@ -70,14 +72,14 @@ class DividedArray:
         """Whether this process stores only a part."""
         return sum(shard.data.size for shard in _shards(self.array)) < self.array.size
 
-    def numpy(self) -> npt.NDArray[Any]:
+    def numpy(self) -> Array:
         """Return the value."""
         value = np.empty(self.shape, self.array.dtype)
         for shard in _shards(self.gather(self.array) if self.is_sharded else self.array):
             value[shard.index] = shard.data
         return value
 
-    def assign(self, value: npt.NDArray[Any]) -> None:
+    def assign(self, value: Array) -> None:
         """Set the parts of this process."""
         new = _placed(value.astype(self.array.dtype), self.array.sharding)
         self.state[self.name][self.part] = new
@@ -88,25 +90,25 @@ class JaxEngine(Engine):
 
     def __init__(
         self,
-        blocks: Sequence[tuple[str, Any]],
+        body: Sequence[Block],
+        head: Head,
         mesh: Mesh,
         *,
         seed: int,
         optimizer: Optimizer | None,
-        parallel: Parallel,
-        accumulation: int,
+        layout: Layout,
     ) -> None:
-        """`accumulation` are the micro-batches of a replica in a step; without an optimizer there are no steps."""
+        """Without an optimizer there are no steps."""
         super().__init__()
-        self.body = [block for _, block in blocks[:-1]]
-        self.head: Any = blocks[-1][1]
-        self.reads = {column for _, block in blocks for column in block.READS}
+        self.body = body
+        self.head = head
+        blocks = [*body, head]
+        self.reads = {column for block in blocks for column in block.READS}
         self.seed = seed
         self.optimizer = optimizer
-        self.parallel = parallel
-        self.accumulation = accumulation
+        self.layout = layout
         self.group = JaxProcessGroup(mesh)
-        self.grid = device_grid(mesh, parallel.tensor_shape)
+        self.grid = device_grid(mesh, layout.tensor_shape)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
         self.specs: dict[str, PartitionSpec] = {}
@@ -114,16 +116,16 @@ class JaxEngine(Engine):
         self.shardings: dict[str, list[NamedSharding]] = {}
         """How it and its moments are stored."""
         self.state: State = {}
-        shards_moments = parallel.shard_weights or parallel.replicated_tensor_sharding
-        for name, weight in named_weights(blocks).items():
+        shards_moments = layout.shard_weights or layout.shard_moments
+        for name, weight in named_weights((block.name, block) for block in blocks).items():
             spec = self.specs[name] = spec_of(name, weight.shape, self.grid)
             divided = NamedSharding(self.grid, over_replicas(spec, weight.shape, self.grid))
             complete = NamedSharding(self.grid, spec)
             values = [np.asarray(weight.value)]
             if optimizer is not None:
                 values += [np.zeros(weight.shape, np.float32)] * 2
-            shards = [parallel.shard_weights, shards_moments, shards_moments][: len(values)]
-            self.shardings[name] = [divided if one else complete for one in shards]
+            shards = [layout.shard_weights, shards_moments, shards_moments][: len(values)]
+            self.shardings[name] = [divided if is_sharded else complete for is_sharded in shards]
             self.state[name] = list(map(_placed, values, self.shardings[name]))
         self.programs: dict[tuple[tuple[int, ...], ...], Any] = {}
         """The compiled step for the shapes of each batch."""
@@ -150,25 +152,27 @@ class JaxEngine(Engine):
     def compile(self, batch: Batch) -> None:
         """Compile the step for the shape of a batch of one micro-batch for each local replica."""
         counts = count(batch, self.head.COUNTS)
-        batch = {name: np.repeat(column, self.accumulation, 0) for name, column in batch.items()}
+        batch = {
+            name: np.repeat(column, self.layout.accumulation, 0) for name, column in batch.items()
+        }
         self._program(*self._arguments(batch, UpdateRequest(), counts))
 
-    def update(
+    def _run_step(
         self,
         batch: Batch,
         request: UpdateRequest,
-        stop_requested: Callable[[], bool] = lambda: False,
-    ) -> UpdateResult:
+        divisors: Mapping[str, float],
+        stop_requested: StopRequested,
+    ) -> StepResult:
         """Run the compiled step; a request to stop waits for its end."""
-        counts = self._all_reduced(count(batch, self.head.COUNTS))
-        arguments = self._arguments(batch, request, counts)
+        arguments = self._arguments(batch, request, divisors)
         program = self._program(*arguments)
         self._local = None
         # Not `collective()`: the step is computing, and does not wait for another rank.
         naming = self.group._naming_lost_process()
-        with self.record("forward_backward"), naming, reporting_out_of_memory():
+        with self.record("forward_backward"), naming, self.reporting_out_of_memory():
             state, sums, squared, weight_squared = program(*arguments)
-            norms = math.sqrt(squared), math.sqrt(weight_squared)
+            norms = float(squared), float(weight_squared)
         self.state.update(state)
         # Added exactly and rounded once, so that the order of the micro-batches does not matter.
         local = {
@@ -179,17 +183,16 @@ class JaxEngine(Engine):
             )
             for name, rows in sums.items()
         }
-        return UpdateResult(self._all_reduced(local), counts, *norms)
+        return StepResult(local, *norms)
 
     def _arguments(
-        self, batch: Batch, request: UpdateRequest, counts: Mapping[str, float]
+        self, batch: Batch, request: UpdateRequest, divisors: Mapping[str, float]
     ) -> tuple[State, Arrays, Any, Any]:
         """Return the arguments of the compiled step."""
-        here = len(batch["input_ids"])
         replicas = len(self.local_grid.devices)
-        first = request.first_micro_batch + self.group.rank * here
+        first = self.first_index(batch, request)
         columns: dict[str, Any] = {n: column for n, column in batch.items() if n in self.reads}
-        columns["index"] = (first + np.arange(here)) % 2**31
+        columns["index"] = (first + np.arange(len(batch["input_ids"]))) % 2**31
         where = NamedSharding(self.grid, PartitionSpec(None, "replica"))
         for name, column in columns.items():
             # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
@@ -203,8 +206,8 @@ class JaxEngine(Engine):
             "updates": np.int32(request.updates),
             "step": np.int32(request.step),
         }
-        divisors = {name: np.float32(max(number, 1.0)) for name, number in counts.items()}
-        return self.state, columns, divisors, numbers
+        counts = {name: np.float32(number) for name, number in divisors.items()}
+        return self.state, columns, counts, numbers
 
     def _program(self, *arguments: Any) -> Any:
         """Return the compiled step for arguments of these shapes."""
@@ -213,12 +216,12 @@ class JaxEngine(Engine):
             complete = NamedSharding(self.grid, COMPLETE)
             of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
             results = self.shardings, of_each, complete, complete
-            step = jax.jit(self._run_step, donate_argnums=0, out_shardings=results)
-            with jax.set_mesh(self.grid), reporting_out_of_memory():
+            step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
+            with jax.set_mesh(self.grid), self.reporting_out_of_memory():
                 self.programs[shapes] = step.lower(*arguments).compile()
         return self.programs[shapes]
 
-    def _run_step(
+    def _compute(
         self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays
     ) -> tuple[State, Arrays, jax.Array, jax.Array]:
         """Return the new state, sums [accumulation, replicas], and the squared norms of gradient and weights."""
@@ -229,8 +232,8 @@ class JaxEngine(Engine):
         gradients, sums = self._accumulate(weights, columns, counts, numbers["scale"])
         squared = _squared_norm(gradients.values()) / numbers["scale"] ** 2
         norm = jnp.sqrt(squared)
-        most = numbers["max_norm"]
-        factor = jnp.where(norm <= most, 1.0, most / norm) / numbers["scale"]
+        max_norm = numbers["max_norm"]
+        factor = jnp.where(norm <= max_norm, 1.0, max_norm / norm) / numbers["scale"]
         for name, (weight, first, second) in state.items():
             rule = optimizer.rules[name]
             gradient = gradients[name]
@@ -252,7 +255,7 @@ class JaxEngine(Engine):
     ) -> tuple[Arrays, Arrays]:
         """Return the gradients of the loss times `scale` over all micro-batches, and the head's sums of each."""
         in_replicas = partial(jax.vmap, spmd_axis_name="replica")
-        is_sharded = self.parallel.shard_weights
+        is_sharded = self.layout.shard_weights
         replicas = self.grid.shape["replica"]
 
         def loss_of(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
@@ -292,7 +295,8 @@ class JaxEngine(Engine):
         """Return the logits of the micro-batches [M, ...], of all replicas at once."""
         state, columns, _, _ = self._arguments(batch, request, {})
         weights = {name: parts[0] for name, parts in state.items()}
-        with jax.set_mesh(self.grid), self.group._naming_lost_process(), reporting_out_of_memory():
+        naming = self.group._naming_lost_process()
+        with jax.set_mesh(self.grid), naming, self.reporting_out_of_memory():
             logits = jax.block_until_ready(self._forward(weights, columns))
         # [accumulation, replicas, ...], of which this process has some replicas.
         shards = sorted(_shards(logits), key=lambda shard: shard.index[1].start or 0)
@@ -321,7 +325,7 @@ class JaxEngine(Engine):
     def _hidden(self, weights: Arrays, columns: Arrays, key: Any) -> Any:
         """Return the output of the blocks before the head."""
         hidden: Any = None
-        recomputes = self.parallel.recompute and key is not None
+        recomputes = self.layout.saved != "all" and key is not None
         for _, group in groupby(self.body, kind_of):
             blocks = list(group)
             parts = [_weights_of(block, weights) for block in blocks]
@@ -392,6 +396,9 @@ class JaxEngine(Engine):
         """Return the head's logits for examples [B, ...]."""
         return jax.tree.map(np.asarray, self._infer(examples, None))
 
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        return "RESOURCE_EXHAUSTED" in str(error) and isinstance(error, jax.errors.JaxRuntimeError)
+
     def _infer(self, batch: Batch, counts: Any) -> Any:
         weights = self._local or {name: parts[0] for name, parts in self.state.items()}
         grid = self.local_grid
@@ -399,8 +406,27 @@ class JaxEngine(Engine):
         axis = "replica" if examples % grid.shape["replica"] == 0 else None
         columns = {n: np.asarray(column) for n, column in batch.items() if n in self.reads}
         placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))
-        with jax.set_mesh(grid), reporting_out_of_memory():
+        with jax.set_mesh(grid), self.reporting_out_of_memory():
             return jax.block_until_ready(self._run(weights, placed, None, counts))
+
+
+def build_engine(
+    names: Sequence[str],
+    build_block: BuildBlock,
+    mesh: Mesh,
+    layout: Layout,
+    *,
+    seed: int,
+    make_optimizer: Callable[[Sequence[str], RandomBits], Optimizer] | None,
+) -> JaxEngine:
+    """Return an engine with new weights; a `BuildEngine`."""
+    blocks: dict[str, Block] = {}
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        for name in names:
+            blocks[name] = build_block(name, before=blocks)
+    optimizer = make_optimizer and make_optimizer(list(named_weights(blocks.items())), random_bits)
+    *body, head = blocks.values()
+    return JaxEngine(body, cast(Head, head), mesh, seed=seed, optimizer=optimizer, layout=layout)
 
 
 def _identity(arrays: Any) -> Any:
@@ -413,7 +439,7 @@ def _shards(array: jax.Array) -> list[Any]:
     return list({str(shard.index): shard for shard in array.addressable_shards}.values())
 
 
-def _placed(value: npt.NDArray[Any], sharding: Any) -> jax.Array:
+def _placed(value: Array, sharding: Any) -> jax.Array:
     """Return a value divided over the devices; of several processes each places its part."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
@@ -424,17 +450,6 @@ def _weights_of(block: Any, weights: Arrays) -> list[jax.Array]:
 
 def _squared_norm(arrays: Iterable[jax.Array]) -> jax.Array:
     return sum((jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays), jnp.float32(0))
-
-
-@contextmanager
-def reporting_out_of_memory() -> Iterator[None]:
-    """Turn XLA's error about memory into DeviceError."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            raise out_of_memory() from error
-        raise
 
 
 def random_bits(key: jax.Array, shape: Sequence[int], start: int) -> jax.Array:

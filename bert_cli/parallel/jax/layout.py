@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
-from bert_cli.parallel.engine import Mesh
+from bert_cli.parallel.runtime import Mesh
 
 AXES = ("replica", "tensor", "tensor_2")
 # Pattern of a weight's name -> the axis of the grid over which each of its axes is divided. The first match counts.

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,19 +31,20 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
-from bert_cli.config.settings import Cluster, Parallel
-from bert_cli.errors import DeviceError, count
+from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
     Processes,
+    Rendezvous,
     device_memory,
     find_interface,
     part_of_gpus,
     wait_for_processes,
 )
-from bert_cli.parallel.engine import Mesh, ProcessGroup, lost_process
+from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.launcher import visible_gpus
+from bert_cli.parallel.runtime import Layout, Mesh, divide_devices
 
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections have shown why
@@ -109,7 +111,11 @@ class Links:
         os._exit(DeviceError.exit_code)
 
 
-_links = Links()  # set by `open_mesh`
+@dataclass(frozen=True)
+class JaxMesh(Mesh):
+    """A mesh with the connections of its processes."""
+
+    links: Links = field(default_factory=Links)
 
 
 class JaxProcessGroup(ProcessGroup):
@@ -117,6 +123,7 @@ class JaxProcessGroup(ProcessGroup):
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.processes.rank, mesh.processes.count)
+        self.links = mesh.links if isinstance(mesh, JaxMesh) else Links()
 
     def publish(self, text: str) -> None:
         """Store a text in the coordination service."""
@@ -136,18 +143,18 @@ class JaxProcessGroup(ProcessGroup):
 
     @contextmanager
     def _naming_lost_process(self) -> Iterator[None]:
-        _links.waiting_since = time.monotonic()
+        self.links.waiting_since = time.monotonic()
         try:
             yield
         except (RuntimeError, ValueError) as error:  # JAX raises both
             until = time.monotonic() + NOTICE_SECONDS
-            while _links.sockets and not _links.lost and time.monotonic() < until:
+            while self.links.sockets and not self.links.lost and time.monotonic() < until:
                 time.sleep(0.1)
-            if not _links.lost:
+            if not self.links.lost:
                 raise
-            raise lost_process(_links.lost[0]) from error
+            raise lost_process(self.links.lost[0]) from error
         finally:
-            _links.waiting_since = math.inf
+            self.links.waiting_since = math.inf
 
 
 def _client() -> Any:
@@ -193,22 +200,10 @@ def configure_runtime(precision: str, deterministic: bool) -> None:
         os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 1 + deterministic]])
 
 
-def open_mesh(
-    processes: Processes,
-    replicas: int,
-    parallel: Parallel,
-    cluster: Cluster,
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> Mesh:
-    """Take the devices of a layout and join the other processes; each holds as many replicas.
-
-    Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
-    layout that does not fit the processes or devices.
-    """
-    local = replicas // processes.count
-    each = math.prod(parallel.tensor_shape)
+def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
+    """Take the devices of a layout and join the other processes; see `Runtime`."""
     kind = _kind()
-    needed = local * each
+    needed = layout.replicas // processes.count * layout.devices_of_replica
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     if platforms and "cpu" not in platforms:
         jax.config.update("jax_platforms", f"{platforms},cpu")  # where weights are made
@@ -223,20 +218,17 @@ def open_mesh(
     elif kind == "GPU":
         gpus = ",".join(map(str, _gpus(processes)[:needed]))
         jax.config.update("jax_cuda_visible_devices", gpus)
+    links = Links(rendezvous.lost_after_seconds)
     if processes.count > 1:
-        processes = _join(processes, cluster, stop_requested)
-    devices = [one for one in jax.local_devices() if (one.platform == "cpu") == (kind == "CPU")]
-    devices = devices[:needed]
-    if len(devices) < needed:
-        where = f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)"
-        remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, f"needs {count(needed, kind)}, but finds {len(devices)}", remedy)
-    names = [f"jax:{kind}:{number}" for number in range(needed)]
-    rows = tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))
-    mesh = Mesh(replicas, rows, "", processes)
+        processes = _join(processes, rendezvous, links)
+    is_cpu = kind == "CPU"
+    devices = [device for device in jax.local_devices() if (device.platform == "cpu") == is_cpu]
+    names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
+    rows = divide_devices(names, kind, processes, layout)
+    mesh = JaxMesh(layout.replicas, rows, "", processes, links=links)
     if processes.count > 1:
         with JaxProcessGroup(mesh).collective():
-            _connect_devices(device_grid(mesh, parallel.tensor_shape))
+            _connect_devices(device_grid(mesh, layout.tensor_shape))
     return mesh
 
 
@@ -254,24 +246,21 @@ def _gpus(processes: Processes) -> list[int]:
     return part_of_gpus(list(range(len(visible_gpus(os.environ)))), processes)
 
 
-def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:
+def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Processes:
     """Join the other processes; return them with the addresses of their rendezvous."""
-    global _links
-    _links = Links(cluster.lost_after_seconds)
-    processes, interface = find_interface(processes, cluster.bind_address)
+    processes, interface = find_interface(processes, rendezvous.bind_address)
     rank = processes.rank
-    report_after = cluster.report_waiting_after_seconds
     host, _, port = processes.workers[0].rpartition(":")
     try:
-        with wait_for_processes(processes, report_after, stop_requested, interface) as listener:
+        with wait_for_processes(processes, rendezvous, interface) as listener:
             if rank == 0:
-                service = _start_service(processes.count, interface)
-                link = _accept_links(listener, processes.count, service)
+                service = _start_service(processes.count, interface, links)
+                link = _accept_links(listener, processes.count, service, links)
             else:
                 link = socket.create_connection((host.strip("[]"), int(port)), REGISTER_SECONDS)
                 link.sendall(b"%d\n" % rank)
                 service = int(link.recv(16))
-                _links.add(0, link)
+                links.add(0, link)
         os.environ.setdefault("no_grpc_proxy", host)  # a proxy is not for the next host
         options = {"heartbeat_timeout": FOREVER, "shutdown_on_destruction": False}
         client = _jax.get_distributed_runtime_client(f"{host}:{service}", rank, **options)
@@ -294,7 +283,7 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
     return processes
 
 
-def _start_service(count: int, interface: str | None) -> int:
+def _start_service(count: int, interface: str | None, links: Links) -> int:
     """Start JAX's coordination service on an interface, or on all of them, and return its port."""
     addresses = psutil.net_if_addrs().get(interface or "", ())
     host = next((one.address for one in addresses if one.family == socket.AF_INET), "0.0.0.0")
@@ -303,7 +292,7 @@ def _start_service(count: int, interface: str | None) -> int:
     words = [sys.executable, "-c", SERVICE, f"{host}:{port}", str(count)]
     pipe = subprocess.PIPE
     # Its standard input stays open as long as this process lives.
-    process = _links.service = subprocess.Popen(
+    process = links.service = subprocess.Popen(
         words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
@@ -312,16 +301,16 @@ def _start_service(count: int, interface: str | None) -> int:
     return port
 
 
-def _accept_links(listener: socket.socket, count: int, service: int) -> socket.socket:
+def _accept_links(listener: socket.socket, count: int, service: int, links: Links) -> socket.socket:
     """Accept a connection from each other rank and send it the port of the service; return the last one."""
     listener.settimeout(REGISTER_SECONDS)
-    while len(_links.sockets) < count - 1:
+    while len(links.sockets) < count - 1:
         link = listener.accept()[0]
         link.settimeout(REGISTER_SECONDS)
         if rank := link.recv(16):  # a connection of `wait_for_processes` sends nothing
-            _links.add(int(rank), link)
+            links.add(int(rank), link)
     # When all are here: a rank that has its port no longer listens for the others.
-    for link in _links.sockets.values():
+    for link in links.sockets.values():
         link.sendall(b"%d" % service)
     return link
 

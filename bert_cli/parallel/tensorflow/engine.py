@@ -7,10 +7,10 @@ depend on the layout.
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,24 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.config.settings import Parallel
-from bert_cli.optim.adam import Optimizer, clip_factor
+from bert_cli.model.bert import named_weights
+from bert_cli.optim.adam import Optimizer, RandomBits, clip_factor
 from bert_cli.parallel.engine import (
+    Array,
     Batch,
+    Block,
     Engine,
-    Mesh,
-    ProcessGroup,
+    StepResult,
     StoppedBetweenMicroBatchesError,
+    StopRequested,
+    Tensor,
     UpdateRequest,
-    UpdateResult,
     Value,
     count,
-    out_of_memory,
     scaled_for_accumulation,
 )
+from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parallel.runtime import BuildBlock, Layout, Mesh
 from bert_cli.parallel.tensorflow.mesh import (
     TensorFlowProcessGroup,
     abort_collectives,
@@ -47,7 +50,7 @@ from bert_cli.parallel.tensorflow.pipeline import (
     work_of,
 )
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.update import DeviceUpdate
+from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
 
 AGREE_SECONDS = 1.0  # between the questions of the processes during a step whether to stop
 
@@ -65,12 +68,12 @@ class ReplicatedVariable:
         """Shape of the value."""
         return tuple(self.variables[0].shape)
 
-    def numpy(self) -> npt.NDArray[Any]:
+    def numpy(self) -> Array:
         """Return the value."""
         variable = self.variables[0]
         return np.asarray(variable.value if hasattr(variable, "path") else variable)
 
-    def assign(self, value: npt.NDArray[Any]) -> None:
+    def assign(self, value: Array) -> None:
         """Set the value on every replica."""
         for variable in self.variables:
             variable.assign(value)
@@ -97,7 +100,7 @@ class ShardedVariable:
         self.first = mesh.first_replica
         self.shards = mesh.replicas
 
-    def numpy(self) -> npt.NDArray[Any]:
+    def numpy(self) -> Array:
         """Return the complete value. All processes must call this in the same order."""
         flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
         for number, variable in enumerate(self.variables, self.first):
@@ -106,7 +109,7 @@ class ShardedVariable:
         complete = self.group.all_reduce(flat).astype(np.float32)
         return complete.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
 
-    def assign(self, value: npt.NDArray[Any]) -> None:
+    def assign(self, value: Array) -> None:
         """Set the shards of this process."""
         flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
         flat.reshape(-1)[: value.size] = value.reshape(-1)
@@ -124,30 +127,30 @@ class TensorFlowEngine(Engine):
         *,
         seed: int,
         optimizer: Optimizer | None = None,
-        parallel: Parallel | None = None,
-        compiled: bool = True,
+        layout: Layout | None = None,
     ) -> None:
-        """Without an optimizer weights are not updated; XLA compiles the updates of large weights if `compiled`."""
+        """Without an optimizer weights are not updated."""
         super().__init__()
         self.replicas = replicas
         self.mesh = mesh
         self.group = TensorFlowProcessGroup(mesh)
-        parallel = parallel or Parallel()
+        layout = layout or Layout()
         self.seed = seed
-        self.schedule = parallel.schedule
-        # The first of three steps still warms up.
-        self.trace = Trace(3 if parallel.trace is not None else 0)
-        self.head: Any = replicas[0][-1].head
+        self.schedule = layout.schedule
+        self.trace = Trace(layout.traced_steps)
+        head = replicas[0][-1].head
+        assert head is not None
+        self.head = head
         self.weights = replicated_weights(replicas)
         self.updates: list[list[DeviceUpdate]] = [[] for _ in replicas]
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
-                pairs = zip(replicas[replica], parallel.pipeline_device_mapping or [0], strict=True)
+                pairs = zip(replicas[replica], layout.stage_devices, strict=True)
                 stages = [stage for stage, on in pairs if on == device]
                 # A device may have only the gather of the masked positions, which has no weights.
                 if optimizer is not None and any(stage.weights for stage in stages):
-                    parts = stages, device_group(mesh, replica, device), optimizer, parallel
-                    row.append(DeviceUpdate(*parts, compiled, mesh.host))
+                    group = device_group(mesh, replica, device)
+                    row.append(DeviceUpdate(stages, group, optimizer, layout, mesh.host))
         self._is_one_stage = len(replicas) == len(replicas[0]) == self.group.world_size == 1
         # A GPU computes later than it is asked to.
         self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
@@ -195,7 +198,7 @@ class TensorFlowEngine(Engine):
         self._traced_shapes.add(_shapes(batch))
         for workers in self._workers(batch, 0, counts, 1.0, threading.Event()):
             *others, last = workers
-            with reporting_out_of_memory():
+            with self.reporting_out_of_memory():
                 for worker in others:
                     worker.run([Work("forward", 0)])
                 last.run([Work("forward-backward", 0)])
@@ -203,25 +206,21 @@ class TensorFlowEngine(Engine):
                     worker.run([Work("backward", 0)])
         self.clear_gradients()
 
-    def update(
+    def _run_step(
         self,
         batch: Batch,
         request: UpdateRequest,
-        stop_requested: Callable[[], bool] = lambda: False,
-    ) -> UpdateResult:
+        divisors: Mapping[str, float],
+        stop_requested: StopRequested,
+    ) -> StepResult:
         """Accumulate the gradients of the step, all-reduce them, and update the weights if they are finite."""
-        counts = self._all_reduced(count(batch, self.head.COUNTS))
-        # Without a masked token, or a labelled one, the loss is 0 and not 0 / 0.
-        divisors = {name: max(number, 1.0) for name, number in counts.items()}
         scale = scaled_for_accumulation(request.loss_scale, request.micro_batches)
-        here = len(batch["input_ids"])
-        first_index = request.first_micro_batch + self.group.rank * here
         with self.record("forward_backward"):
+            first_index = self.first_index(batch, request)
             sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)
         with self.record("reduction"):
             # In 16 bits gradients are all-reduced as large as they would be without accumulation.
             squared = self.all_reduce_gradients(request.loss_scale / scale) / scale**2
-        sums = self._all_reduced(sums)
         with self.record("optimizer"):
             if math.isfinite(squared):
                 factor = clip_factor(squared, request.max_gradient_norm or math.inf) / scale
@@ -231,7 +230,7 @@ class TensorFlowEngine(Engine):
             else:
                 self.clear_gradients()
                 weight_squared = math.fsum(float(on.weight_squared()) for on in self.updates[0])
-        return UpdateResult(sums, counts, math.sqrt(squared), math.sqrt(weight_squared))
+        return StepResult(sums, squared, weight_squared)
 
     def accumulate(
         self,
@@ -239,7 +238,7 @@ class TensorFlowEngine(Engine):
         first_index: int,
         counts: Mapping[str, float],
         loss_scale: float,
-        stop_requested: Callable[[], bool] = lambda: False,
+        stop_requested: StopRequested = lambda: False,
     ) -> dict[str, float]:
         """Accumulate the gradients of this process' micro-batches [M, B, ...]; return the head's sums over them.
 
@@ -252,7 +251,7 @@ class TensorFlowEngine(Engine):
         abandoned = threading.Event()
         workers = self._workers(batch, first_index, counts, loss_scale, abandoned)
         try:
-            with reporting_out_of_memory():
+            with self.reporting_out_of_memory():
                 if self._is_one_stage:
                     work = work_of(self.schedule, 0, 1, len(batch["input_ids"]))
                     workers[0][0].run(work, stop_requested)
@@ -283,18 +282,16 @@ class TensorFlowEngine(Engine):
 
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
         """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
-        here = len(batch["input_ids"])
-        first = request.first_micro_batch + self.group.rank * here
-        each = here // len(self.replicas)
-        rows = range(here)
-        scale = tf.constant(1.0)
-        micro_batches = MicroBatches(batch, rows, first, self.seed, {}, scale)
-        with reporting_out_of_memory():
+        rows = range(len(batch["input_ids"]))
+        each = len(rows) // len(self.replicas)
+        first = self.first_index(batch, request)
+        micro_batches = MicroBatches(batch, rows, first, self.seed, {}, tf.constant(1.0))
+        with self.reporting_out_of_memory():
             logits = [
                 _logits(self.replicas[n // each], micro_batches.columns(n), micro_batches.key(n))
                 for n in rows
             ]
-            return np.stack([one.numpy() for one in logits])
+            return np.stack([array.numpy() for array in logits])
 
     def clear_gradients(self) -> None:
         """Have the next gradients overwrite the accumulated ones."""
@@ -314,9 +311,12 @@ class TensorFlowEngine(Engine):
 
     def predict(self, examples: Batch) -> Any:
         """Return the head's logits for examples [B, ...] by this process' first replica."""
-        with reporting_out_of_memory():
+        with self.reporting_out_of_memory():
             logits = _logits(self.replicas[0], examples, None)
             return tf.nest.map_structure(lambda tensor: tensor.numpy(), logits)
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        return isinstance(error, tf.errors.ResourceExhaustedError)
 
     def _workers(
         self,
@@ -345,7 +345,7 @@ class TensorFlowEngine(Engine):
         self,
         workers: Sequence[Sequence[StageWorker]],
         abandoned: threading.Event,
-        stop_requested: Callable[[], bool],
+        stop_requested: StopRequested,
     ) -> None:
         """Run all stages, a thread each, while the processes ask one another whether to stop."""
         futures: list[Future[None]] = []
@@ -376,7 +376,7 @@ class TensorFlowEngine(Engine):
     def _on_every_device(self, function: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
         """Call a function for all devices at once, because its collectives wait for one another."""
         flat = [update for row in self.updates for update in row]
-        with self.group.collective(), reporting_out_of_memory():
+        with self.group.collective(), self.reporting_out_of_memory():
             if len(flat) == 1:
                 return [function(flat[0])]
             futures = [self._pool.submit(function, update) for update in flat]
@@ -391,6 +391,46 @@ class TensorFlowEngine(Engine):
             return [future.result() for future in futures]
 
 
+def build_engine(
+    names: Sequence[str],
+    build_block: BuildBlock,
+    mesh: Mesh,
+    layout: Layout,
+    *,
+    seed: int,
+    make_optimizer: Callable[[Sequence[str], RandomBits], Optimizer] | None,
+) -> TensorFlowEngine:
+    """Return an engine with new weights; a `BuildEngine`."""
+    replicas = [_build_replica(names, build_block, row, layout) for row in mesh.devices]
+    optimizer = make_optimizer and make_optimizer(list(replicated_weights(replicas)), random_bits)
+    return TensorFlowEngine(replicas, mesh, seed=seed, optimizer=optimizer, layout=layout)
+
+
+def _build_replica(
+    names: Sequence[str], build_block: BuildBlock, devices: Sequence[str], layout: Layout
+) -> list[Stage]:
+    """Return the stages of a replica on its devices."""
+    stages: list[Stage] = []
+    blocks: dict[str, Block] = {}
+    rest = iter(names)
+    lengths = layout.stage_lengths or [len(names)]
+    for length, number in zip(lengths, layout.stage_devices, strict=True):
+        device = devices[number]
+        stage = list(islice(rest, length))
+        with tf.device(device):
+            for name in stage:
+                blocks[name] = build_block(name, before=blocks)
+        has_head = names[-1] in stage
+        weights = named_weights([(name, blocks[name]) for name in stage])
+        body = [blocks[name] for name in (stage[:-1] if has_head else stage)]
+        compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
+        head = blocks[names[-1]] if has_head else None
+        stages.append(
+            Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
+        )
+    return stages
+
+
 def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, ReplicatedVariable]:
     """Return the weights of a model by name, each with its variables on all replicas."""
     names = {name: None for stage in replicas[0] for name in stage.weights}
@@ -402,22 +442,13 @@ def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, Replica
     }
 
 
-def _logits(stages: Sequence[Stage], examples: Batch, key: Any) -> Any:
+def _logits(stages: Sequence[Stage], examples: Batch, key: Tensor) -> Any:
     """Return the head's logits of examples [B, ...], with a key also dropout."""
     *others, last = stages
     hidden: Any = None
     for stage in others:
         hidden = stage.infer(hidden, stage.columns(examples), key)
     return last.logits(hidden, last.columns(examples), key)
-
-
-@contextmanager
-def reporting_out_of_memory() -> Iterator[None]:
-    """Turn TensorFlow's error about memory into DeviceError."""
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        raise out_of_memory() from error
 
 
 def _run(worker: StageWorker, work: Sequence[Work], abandoned: threading.Event) -> None:

@@ -21,18 +21,19 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
-from bert_cli.config.settings import Cluster, Parallel
-from bert_cli.errors import ConfigError, DeviceError, count
+from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import (
     REGISTER_SECONDS,
     Processes,
+    Rendezvous,
     bind_to_interface,
     device_memory,
     find_interface,
     part_of_gpus,
     wait_for_processes,
 )
-from bert_cli.parallel.engine import Mesh, ProcessGroup, lost_process
+from bert_cli.parallel.group import ProcessGroup, lost_process
+from bert_cli.parallel.runtime import Layout, Mesh, divide_devices
 
 LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
@@ -216,47 +217,34 @@ def configure_runtime(precision: str, deterministic: bool) -> None:
         tf.config.optimizer.set_experimental_options({"remapping": False})
 
 
-def open_mesh(
-    processes: Processes,
-    replicas: int,
-    parallel: Parallel,
-    cluster: Cluster,
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> Mesh:
-    """Take the devices of a layout and join the other processes; each holds as many replicas.
-
-    Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for a
-    layout that does not fit the processes or devices.
-    """
-    device_mapping = parallel.pipeline_device_mapping or [0]
-    local = replicas // processes.count
-    stages = max(device_mapping) + 1
-    needed = local * stages
+def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
+    """Take the devices of a layout and join the other processes; see `Runtime`."""
+    local = layout.replicas // processes.count
+    needed = local * layout.devices_of_replica
     gpus = gpus_of(processes)
-    if gpus and parallel.reduce_precision == "bfloat16":
+    if gpus and layout.reduce_precision == "bfloat16":
         problem = "NCCL's sums in TensorFlow are not known to support it"
         raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
-    if gpus and len(gpus) < needed:
-        where = f"layout ({count(local, 'replica')} x {count(stages, 'device')} in this process)"
-        remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, f"needs {count(needed, 'GPU')}, but finds {len(gpus)}", remedy)
+    if gpus:
+        divide_devices(list(map(str, gpus)), "GPU", processes, layout)  # before the join
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()
         fuse_results()
         # Stages without a thread each run one after another. The default is one thread per core.
-        threads = max(2 + local * len(device_mapping), os.cpu_count() or 1)
+        threads = max(2 + local * len(layout.stage_devices), os.cpu_count() or 1)
         if tf.config.threading.get_inter_op_parallelism_threads() < threads:
             tf.config.threading.set_inter_op_parallelism_threads(threads)
         if processes.count > 1:
-            processes = _join(processes, cluster, stop_requested)
+            processes = _join(processes, rendezvous)
     except RuntimeError as error:
         if len(_names("CPU", processes)) < needed or processes.count > 1:
             problem = f"TensorFlow was started before they were set ({error})"
             raise DeviceError("devices", problem, "start a new process") from error
-    names = _names("GPU" if gpus else "CPU", processes)
-    rows = tuple(tuple(names[r * stages : (r + 1) * stages]) for r in range(local))
-    return Mesh(replicas, rows, _names("CPU", processes)[0], processes, next(_numbers))
+    kind = "GPU" if gpus else "CPU"
+    rows = divide_devices(_names(kind, processes), kind, processes, layout)
+    host = _names("CPU", processes)[0]
+    return Mesh(layout.replicas, rows, host, processes, next(_numbers))
 
 
 def _names(kind: str, processes: Processes) -> list[str]:
@@ -311,20 +299,19 @@ def are_results_fused() -> bool:
     return FUSES_RESULTS in os.environ.get("XLA_FLAGS", "")
 
 
-def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], bool]) -> Processes:
+def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
     """Join the other processes; return them with the addresses of their rendezvous.
 
     MultiWorkerMirroredStrategy starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on GPUs) and
     its service that knows which processes are alive; it serves no other purpose here.
     """
-    processes, interface = find_interface(processes, cluster.bind_address)
-    report_after = cluster.report_waiting_after_seconds
+    processes, interface = find_interface(processes, rendezvous.bind_address)
     # TensorFlow's server takes the port over.
-    wait_for_processes(processes, report_after, stop_requested, interface).close()
+    wait_for_processes(processes, rendezvous, interface).close()
     context.context().configure_coordination_service(
         "standalone",
         service_leader="/job:worker/replica:0/task:0",
-        heartbeat_timeout_in_ms=1000 * cluster.lost_after_seconds,
+        heartbeat_timeout_in_ms=1000 * rendezvous.lost_after_seconds,
         cluster_register_timeout_in_ms=1000 * REGISTER_SECONDS,
         shutdown_barrier_timeout_in_ms=1000 * LEAVE_SECONDS,
         coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=processes.count)],
@@ -348,5 +335,5 @@ def _join(processes: Processes, cluster: Cluster, stop_requested: Callable[[], b
         ) from error
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])
-        bind_to_interface(interface, port, is_required=cluster.bind_address is not None)
+        bind_to_interface(interface, port, is_required=rendezvous.bind_address is not None)
     return processes

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from bert_cli.config.settings import Parallel
 from bert_cli.optim.adam import Optimizer, Rule
+from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 
@@ -35,25 +35,25 @@ class DeviceUpdate:
         stages: Sequence[Stage],
         group: DeviceGroup,
         optimizer: Optimizer,
-        parallel: Parallel,
-        compiled: bool = True,
+        layout: Layout,
         host: str = "CPU:0",
     ) -> None:
         self.group = group
         self.optimizer = optimizer
-        self.parallel = parallel
+        self.layout = layout
         self.device = group.device
         # The device that has the moments and computes the update.
-        self.moment_device = host if parallel.optimizer_state_offload else self.device
+        self.moment_device = host if layout.offload_moments else self.device
         self.weights: dict[str, tf.Variable] = {}
         self.accumulators: dict[str, list[tf.Variable]] = {}
         for stage in stages:
             self.weights |= stage.weights
             for name, accumulator in stage.accumulators.items():
                 self.accumulators.setdefault(name, []).append(accumulator)
-        self.sharded = parallel.replicated_tensor_sharding and group.size > 1
+        self.sharded = layout.shard_moments and group.size > 1
         self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
-        self.compiled = compiled and sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
+        is_large = sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
+        self.compiled = is_large and layout.compile != "nothing"
         self.moments: dict[str, list[tf.Variable]] = {}
         with tf.device(self.moment_device):
             for name, weight in self.weights.items():
@@ -68,7 +68,7 @@ class DeviceUpdate:
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
         sizes = {name: 4 * size for name, size in self.sizes.items()}
-        self.buckets = buckets(sizes, 10**6 * parallel.reduce_bucket_megabytes)
+        self.buckets = buckets(sizes, layout.reduce_bucket_bytes)
         # Each function has one collective, with a number of its own.
         self._reduce_buckets = [
             traced(partial(self._all_reduce_bucket, names, number))
@@ -146,7 +146,7 @@ class DeviceUpdate:
     def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: tf.Tensor) -> None:
         accumulators = [self.accumulators[name][0] for name in names]
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in accumulators], axis=0)
-        precision = self.parallel.reduce_precision
+        precision = self.layout.reduce_precision
         if precision != "float32":
             flat = tf.cast(flat * shrink, precision)
         flat = self.group.all_reduce(flat, number)
@@ -200,7 +200,7 @@ class DeviceUpdate:
         with tf.device(self.moment_device):
             key = self.optimizer.key(weight_id, step)
             # Copied to the device that computes, if the weight is on another one.
-            is_copied = self.parallel.optimizer_state_offload
+            is_copied = self.layout.offload_moments
             inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
             if rule.adapts:
                 function = self.function(self.update_moments, rule, weight)

@@ -26,7 +26,7 @@ from bert_cli.data.shards.manifest import package_versions
 from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import ConfigError, DataError, DeviceError
 from bert_cli.files import is_stdout
-from bert_cli.parallel.engine import Mesh
+from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning import layout
 from bert_cli.planning.flops import Product, model_flops, products, shape_of
 from bert_cli.planning.plan import describe

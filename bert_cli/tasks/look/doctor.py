@@ -31,12 +31,12 @@ from bert_cli.tasks.run import corpora, probe
 
 try:
     from bert_cli.optim.schedule import first_loss_scale
-    from bert_cli.parallel.engine import Batch, Engine, Mesh
+    from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.tasks.run import build, models, start, train
     from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints
-    from bert_cli.train.loop import State, means
+    from bert_cli.train.loop import State
 
     IMPORT_ERROR = ""
 except ImportError as error:  # of Keras' backend; becomes a finding
@@ -109,7 +109,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     settings = corpora.with_sizes_of_records(settings, source)
     processes = report.attempt(
         "processes",
-        lambda: find_processes(settings.cluster, os.environ),
+        lambda: find_processes(os.environ, settings.cluster.workers, settings.cluster.rank),
         _described,
     )
     devices = None if processes is None else _check_devices(report, settings, processes)
@@ -395,7 +395,7 @@ def check_first_loss(
 
 def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["Engine", str]:
     """Return the model on the CPU, and where its weights are from."""
-    mesh: Mesh = build.runtime(settings.engine).cpu_mesh()
+    mesh = build.runtime(settings.engine).cpu_mesh()
     built = build.build_engine(settings, mesh, trains=False)
     weights = "new weights"
     if source is not None:
@@ -408,7 +408,7 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
     """Return the mean losses without dropout, and none that no example has: a corpus may have no sentence pairs."""
     counts = counts_of({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}
-    losses = means(built.evaluate(rows), counts, built.head.MEANS)
+    losses = built.means(built.evaluate(rows), counts)
     absent = {
         n for n, column in WEIGHTS_OF_LOSSES.items() if column in rows and not rows[column].any()
     }

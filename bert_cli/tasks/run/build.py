@@ -7,9 +7,10 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +21,20 @@ from bert_cli.config.training import BatchShape, TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.errors import DeviceError
 from bert_cli.model import scaling
-from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
+from bert_cli.model.bert import block_names, build_block
+from bert_cli.model.fused import compile_fused
+from bert_cli.optim.adam import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
-from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Batch, Engine, Mesh, UpdateRequest, count
+from bert_cli.parallel.cluster import Processes, Rendezvous
+from bert_cli.parallel.engine import Batch, Engine, UpdateRequest, count
+from bert_cli.parallel.runtime import BuildEngine, Layout, Mesh, Runtime
 from bert_cli.planning import checks
 from bert_cli.planning.layout import check_processes
 from bert_cli.planning.plan import Plan
 from bert_cli.processes import quiet_imports
 from bert_cli.train.checkpoint import Format
-from bert_cli.train.loop import Prepare, State, Step, means
+from bert_cli.train.loop import Prepare, State, Step
 from bert_cli.train.metrics import BITS_PER_BYTE, Forecast, format_duration, print_line
-
-RandomBits = Callable[[Any, tuple[int, ...], int], Any]
 
 
 class Parts(NamedTuple):
@@ -127,10 +129,10 @@ def forecast(run: Run) -> Forecast:
     return Forecast(report)
 
 
-def runtime(engine: str) -> Any:
+def runtime(engine: str) -> Runtime:
     """Return the module of an engine's devices and processes, `parallel/ENGINE/mesh`; it imports the framework."""
     with quiet_imports():
-        return import_module(f"bert_cli.parallel.{engine}.mesh")
+        return cast(Runtime, import_module(f"bert_cli.parallel.{engine}.mesh"))
 
 
 def find_devices(settings: TrainSettings, processes: Processes) -> tuple[str, int, int]:
@@ -148,6 +150,29 @@ def find_devices(settings: TrainSettings, processes: Processes) -> tuple[str, in
     return kind, number, memory
 
 
+def layout_of(settings: TrainSettings) -> Layout:
+    """Return the layout that the settings describe."""
+    parallel = settings.parallel
+    stages = parallel.pipeline_stages
+    return Layout(
+        replicas=settings.global_batch.replicas,
+        accumulation=settings.global_batch.grad_acc_steps_per_replica,
+        stage_lengths=None if stages is None else list(map(len, stages)),
+        stage_devices=parallel.pipeline_device_mapping or [0],
+        schedule=parallel.schedule,
+        tensor_shape=parallel.tensor_shape,
+        saved=parallel.recompute_by if parallel.recompute else "all",
+        shard_weights=parallel.shard_weights,
+        shard_moments=parallel.replicated_tensor_sharding,
+        offload_moments=parallel.optimizer_state_offload,
+        reduce_precision=parallel.reduce_precision,
+        reduce_bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
+        compile=settings.compile,
+        # The first of three steps still warms up.
+        traced_steps=0 if parallel.trace is None else 3,
+    )
+
+
 def open_mesh(
     settings: TrainSettings,
     processes: Processes,
@@ -156,20 +181,42 @@ def open_mesh(
     """Take the devices of the settings' layout and join the other processes."""
     check_processes(settings.global_batch, processes.count)
     module = runtime(settings.engine)
-    replicas = settings.global_batch.replicas
     module.configure_runtime(settings.precision, settings.deterministic)
-    layout = settings.parallel, settings.cluster
-    mesh: Mesh = module.open_mesh(processes, replicas, *layout, stop_requested)
-    return mesh
+    cluster = settings.cluster
+    rendezvous = Rendezvous(
+        bind_address=cluster.bind_address,
+        report_after_seconds=cluster.report_waiting_after_seconds,
+        lost_after_seconds=cluster.lost_after_seconds,
+        stop_requested=stop_requested,
+    )
+    return module.open_mesh(processes, layout_of(settings), rendezvous)
 
 
 def build_engine(
     settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
 ) -> Engine:
     """Return the engine with new weights. Raises ConfigError for an optimizer without a rule for one of them."""
-    builder = import_module(f"bert_cli.tasks.run.{settings.engine}_engine")
-    engine: Engine = builder.build_engine(settings, mesh, labels, trains=trains)
-    return engine
+    compile_fused(settings.compile != "nothing")
+    config = settings.bert_config
+    make_block = partial(
+        build_block,
+        config=config,
+        seed=settings.seed,
+        policy=settings.precision,
+        labels=labels,
+        chunks=settings.parallel.embedding_serialization_factor,
+        factors=factors_of(settings),
+    )
+    module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
+    build: BuildEngine = module.build_engine
+    return build(
+        block_names(config, settings.last_blocks),
+        make_block,
+        mesh,
+        layout_of(settings),
+        seed=settings.seed,
+        make_optimizer=partial(optimizer_for, settings) if trains else None,
+    )
 
 
 def factors_of(settings: TrainSettings) -> scaling.Table:
@@ -283,7 +330,7 @@ def evaluate(
     reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
     summed = dict(zip(sums, reduced, strict=False))
     counts = dict(zip(counts, reduced[len(sums) :], strict=True))
-    metrics = means(summed, counts, head.MEANS)
+    metrics = engine.means(summed, counts)
     if counts["bytes"]:
         bits = metrics["mlm_loss"] * counts["masked"] / math.log(2)
         metrics[BITS_PER_BYTE] = bits / counts["bytes"]

@@ -26,7 +26,8 @@ from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DataError, DeviceError, combine
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import class_name
-from bert_cli.parallel.engine import Batch, Engine, Mesh
+from bert_cli.parallel.engine import Batch, Engine
+from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train

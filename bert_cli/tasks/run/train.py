@@ -28,7 +28,9 @@ from bert_cli.data.stream.reader import read_ahead
 from bert_cli.errors import CheckpointError, ConfigError, DataError, count
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
-from bert_cli.parallel.engine import Engine, Mesh, ProcessGroup, watchdog
+from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.group import ProcessGroup, watchdog
+from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
 from bert_cli.tasks.run import build, start
@@ -58,7 +60,8 @@ Status = Literal["finished", "stopped", "compiled"]
 def prepare(settings: Settings, stack: ExitStack) -> tuple[Settings, Mesh, StopRequest]:
     """Handle signals, find the other processes, choose the layout and take the devices."""
     stop = stack.enter_context(StopRequest())
-    processes = find_processes(settings.cluster, os.environ)
+    cluster = settings.cluster
+    processes = find_processes(os.environ, cluster.workers, cluster.rank)
     metrics.silent = processes.rank > 0
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")

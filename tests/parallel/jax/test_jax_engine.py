@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.config.settings import Parallel
 from bert_cli.optim.adam import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+from bert_cli.parallel.runtime import Layout
 
 
 def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches():
@@ -27,6 +27,7 @@ def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches():
             state={},
             group=SimpleNamespace(rank=rank),
         )
+        engine.first_index = partial(JaxEngine.first_index, engine)
         request = UpdateRequest(first_micro_batch=18, micro_batches=9)
         columns = JaxEngine._arguments(engine, batch, request, {})[1]
         indices += np.asarray(columns["index"]).ravel().tolist()
@@ -62,7 +63,7 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
     )
     for step in (7, 8):
         numbers = {"scale": 1.0, "max_norm": 1.0, "rate": 0.1, "updates": 3, "step": step}
-        JaxEngine._run_step(engine, {"a": [weight] * 3}, {}, {}, numbers)
+        JaxEngine._compute(engine, {"a": [weight] * 3}, {}, {}, numbers)
     assert keys == [(41, 7), (41, 8)]
 
 
@@ -75,7 +76,7 @@ def test_gradients_of_float16_are_added_in_float32():
 
     complete = [NamedSharding(grid, PartitionSpec())] * 3
     engine = SimpleNamespace(
-        grid=grid, seed=1, parallel=Parallel(), shardings={"a": complete}, _run_head=run_head
+        grid=grid, seed=1, layout=Layout(), shardings={"a": complete}, _run_head=run_head
     )
     columns = {"sizes": jnp.array([[4096.0], [1.0]]), "index": jnp.array([[0], [1]])}
     with jax.set_mesh(grid):

@@ -13,11 +13,11 @@ import pytest
 from support.processes import wait_for
 
 import bert_cli
-from bert_cli.config.settings import Cluster, Parallel
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.jax import mesh as runtime
 from bert_cli.parallel.jax.mesh import devices_here, open_mesh
+from bert_cli.parallel.runtime import Layout
 
 # Runs a scenario of `{steps}` as rank `{rank}` in place of a command of `bert`.
 PROGRAM = """
@@ -27,9 +27,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from bert_cli import cli
-from bert_cli.config.settings import Cluster, Parallel
 from bert_cli.errors import DataError
-from bert_cli.parallel.cluster import find_processes
+from bert_cli.parallel.cluster import Rendezvous, find_processes
+from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.jax.mesh import JaxProcessGroup, open_mesh
 
@@ -37,9 +37,9 @@ rank, scenario, workers, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3:-1],
 
 def run(words):
     global group, grid, total
-    cluster = Cluster(workers=workers, rank=rank, lost_after_seconds=5)
-    parallel = Parallel(tensor=[2])
-    mesh = open_mesh(find_processes(cluster, {}), len(workers), parallel, cluster)
+    layout = Layout(replicas=len(workers), tensor_shape=(2, 1))
+    rendezvous = Rendezvous(lost_after_seconds=5)
+    mesh = open_mesh(find_processes({}, workers, rank), layout, rendezvous)
     print(mesh.devices, mesh.kind, jax.config.jax_compilation_cache_dir)
     group, grid = JaxProcessGroup(mesh), device_grid(mesh, (2, 1))
     replicated = NamedSharding(grid, PartitionSpec())
@@ -158,10 +158,10 @@ def test_two_processes_sum_wait_for_a_slow_one_and_end_at_different_times(start,
     assert "late" in ranks.texts[1]
 
 
-def test_the_coordination_service_ends_with_the_last_rank(monkeypatch):
-    monkeypatch.setattr(runtime, "_links", runtime.Links())
-    port = runtime._start_service(2, None)
-    service = runtime._links.service
+def test_the_coordination_service_ends_with_the_last_rank():
+    links = runtime.Links()
+    port = runtime._start_service(2, None, links)
+    service = links.service
     try:
         with socket.create_connection(("127.0.0.1", port)):  # that of another rank
             service.stdin.close()  # as rank 0 does by its end
@@ -211,7 +211,7 @@ def test_a_layout_that_does_not_fit_the_gpus_is_rejected(monkeypatch):
     monkeypatch.setattr(runtime, "_kind", lambda: "GPU")
     monkeypatch.setattr(runtime, "visible_gpus", lambda environment: ["0", "1"])
     with pytest.raises(DeviceError, match=r"needs 4 GPUs, but finds 0; .*parallel.layout auto"):
-        open_mesh(Processes(()), 2, Parallel(tensor=[2]), Cluster())
+        open_mesh(Processes(()), Layout(replicas=2, tensor_shape=(2, 1)), Rendezvous())
 
 
 def test_a_machine_without_accelerator_divides_its_memory_among_its_processes():

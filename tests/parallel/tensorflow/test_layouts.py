@@ -296,8 +296,8 @@ COUNT_LOOPS = """
 import json
 from types import SimpleNamespace
 import tensorflow as tf
-from bert_cli.config.settings import Parallel
 from bert_cli.optim.adam import Hyperparameters, Optimizer, Rule
+from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow import update
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, fuse_results
 
@@ -311,7 +311,7 @@ for name, adapts in (("update_element_wise", False), ("update_moments", True)):
     weight, gradient = (tf.Variable(tf.ones(shape)) for _ in range(2))
     stage = SimpleNamespace(weights={"w": weight}, accumulators={"w": gradient})
     group = DeviceGroup(1, 1, 0, "CPU:0")
-    device = update.DeviceUpdate([stage], group, optimizer, Parallel())
+    device = update.DeviceUpdate([stage], group, optimizer, Layout())
     variables = [weight, gradient, *device.moments["w"]]
     numbers = [tf.constant(1.0), tf.constant(0)]
     if not adapts:

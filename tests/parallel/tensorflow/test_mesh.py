@@ -8,7 +8,7 @@ from support.layouts import settings_of
 
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import lost_process
+from bert_cli.parallel.group import lost_process
 from bert_cli.parallel.tensorflow import mesh as runtime
 from bert_cli.parallel.tensorflow.mesh import TensorFlowProcessGroup, rank_in
 from bert_cli.tasks.run.build import open_mesh

@@ -1,0 +1,133 @@
+"""The processes of a run: what they exchange, and a watchdog that names the ranks it waits for.
+
+This file imports no framework; an engine has a subclass of `ProcessGroup`.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.errors import DeviceError
+
+POLL_SECONDS = 1.0  # of the watchdog
+
+
+def lost_process(rank: int | None) -> DeviceError:
+    """Return the error of a process that has lost another one, None for an unknown one."""
+    which = "another process" if rank is None else f"rank {rank}"
+    remedy = "read its last message, then start the same command again to continue from the last checkpoint"
+    return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
+
+
+class ProcessGroup(ABC):
+    """The processes of a run. Methods that communicate must be called by every process, in the same order."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.activity = "starting"
+        """What this process is doing. The watchdog publishes it."""
+        self.collectives = 0  # entered by this process
+        self.is_waiting = threading.Event()  # set while it is in one
+
+    def all_reduce(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the sum over all processes. Raises DeviceError when a process is lost."""
+        array = np.asarray(numbers, np.float64)
+        if self.world_size == 1:
+            return array
+        with self.collective():
+            return self._sum(array.reshape(-1)).reshape(array.shape)
+
+    def all_gather(self, number: float) -> list[float]:
+        """Return the number of every process, ordered by rank."""
+        numbers = np.zeros(self.world_size)
+        numbers[self.rank] = number
+        return self.all_reduce(numbers).tolist()
+
+    def broadcast(self, numbers: Sequence[float]) -> list[float]:
+        """Return the numbers that rank 0 passes, bit for bit."""
+        array = np.asarray(numbers, np.float64)
+        return self.all_reduce(array if self.rank == 0 else np.zeros_like(array)).tolist()
+
+    def barrier(self) -> None:
+        """Wait until every process has called this."""
+        self.all_reduce([0.0])
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Count and flag a collective while it runs. Raises DeviceError, with the rank, when a process is lost."""
+        self.collectives += 1
+        self.is_waiting.set()
+        try:
+            with self._naming_lost_process():
+                yield
+        finally:
+            self.is_waiting.clear()
+
+    @abstractmethod
+    def publish(self, text: str) -> None:
+        """Store a text that other processes can read with `published_by`, without a collective."""
+
+    @abstractmethod
+    def published_by(self, rank: int) -> str:
+        """Return the last text that a rank has published, or an empty one."""
+
+    @abstractmethod
+    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the sum of a vector over at least two processes."""
+
+    @abstractmethod
+    def _naming_lost_process(self) -> AbstractContextManager[None]:
+        """Return a context manager that turns the framework's error about a lost process into DeviceError."""
+
+
+@contextmanager
+def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
+    """Print from a thread which ranks this process waits for; with one process nothing is done.
+
+    Each process publishes once a second how many collectives it has entered and what it is doing. Whether a process is
+    lost is decided by the cluster's heartbeats.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)
+    if group.world_size > 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join(timeout=10 * POLL_SECONDS)
+
+
+def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Event) -> None:
+    published = ""
+    since = time.monotonic()
+    reported = 0.0
+    # The store ends with the rank that holds it; the error of the run says so.
+    with suppress(Exception):
+        while not ended.wait(POLL_SECONDS):
+            progress = f"{group.collectives} {group.activity}"
+            if progress != published:
+                group.publish(progress)
+                published = progress
+                since = time.monotonic()
+                reported = 0.0
+            waited = time.monotonic() - since
+            if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
+                reported = waited
+                missing = " and ".join(_late_ranks(group)) or "the network"
+                print(f"rank {group.rank} has waited {waited:.0f} s for {missing}", flush=True)
+
+
+def _late_ranks(group: ProcessGroup) -> Iterator[str]:
+    """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
+    for rank in range(group.world_size):
+        collectives, _, activity = group.published_by(rank).partition(" ")
+        if rank != group.rank and int(collectives or 0) < group.collectives:
+            yield f"rank {rank} ({activity or 'nothing published yet'})"

@@ -1,0 +1,138 @@
+"""What a run needs of an engine besides its steps: devices, processes, memory.
+
+An engine is a folder of this package: its `mesh.py` has the functions of `Runtime`, its `engine.py` has `build_engine`,
+a `BuildEngine`. This file imports no framework.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from bert_cli.errors import DeviceError, count
+from bert_cli.parallel.cluster import Processes, Rendezvous
+from bert_cli.parallel.engine import Block, Engine
+
+if TYPE_CHECKING:
+    from bert_cli.optim.adam import Optimizer, RandomBits
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The replicas of a run, the devices of each of this process' replicas, and the device of the host's memory.
+
+    `number` is unique in the process, so that two meshes never share a collective key.
+    """
+
+    replicas: int
+    devices: tuple[tuple[str, ...], ...]
+    host: str
+    processes: Processes
+    number: int = 0
+
+    @property
+    def first_replica(self) -> int:
+        """Number of this process' first replica in the run."""
+        return self.processes.rank * len(self.devices)
+
+    @property
+    def kind(self) -> str:
+        """GPU, TPU or CPU."""
+        return self.devices[0][0].upper().split(":")[-2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a step is spread over devices. An engine ignores what it does not support: settings refuse it before."""
+
+    replicas: int = 1
+    accumulation: int = 1
+    """Micro-batches of a replica in a step."""
+    stage_lengths: Sequence[int] | None = None
+    """The number of blocks in each stage of a pipeline; one stage by default."""
+    stage_devices: Sequence[int] = (0,)
+    """The device of each stage, in its replica."""
+    schedule: str = "1F1B"
+    tensor_shape: tuple[int, int] = (1, 1)
+    """Devices of a replica along the two axes of tensor parallelism."""
+    saved: Literal["all", "layer", "stage"] = "all"
+    """Activations that are saved for the backward pass: all, or the inputs of each layer or stage."""
+    shard_weights: bool = False
+    shard_moments: bool = False
+    offload_moments: bool = False
+    reduce_precision: str = "float32"
+    reduce_bucket_bytes: int = 64 * 10**6
+    compile: str = "auto"
+    traced_steps: int = 0
+    """Steps that are recorded for a trace."""
+
+    @property
+    def devices_of_replica(self) -> int:
+        """Return the number of devices of a replica."""
+        return (max(self.stage_devices) + 1) * math.prod(self.tensor_shape)
+
+
+class Runtime(Protocol):
+    """The module of an engine's devices and processes."""
+
+    def devices_here(self, processes: Processes) -> tuple[str, int, int]:
+        """Return GPU, TPU or CPU, the number of devices of this process, and the bytes of memory of each."""
+
+    def device_names(self) -> list[str]:
+        """Return the names of the accelerators."""
+
+    def cpu_mesh(self) -> Mesh:
+        """Return a mesh of the CPU alone."""
+
+    def configure_runtime(self, precision: str, deterministic: bool) -> None:
+        """Set the options of the framework, before anything is computed."""
+
+    def open_mesh(self, processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
+        """Take the devices of a layout and join the other processes; each has as many replicas.
+
+        Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for
+        a layout that does not fit the processes or devices.
+        """
+
+    def used_memory(self, mesh: Mesh) -> tuple[int, int]:
+        """Return the most bytes that an accelerator of this process uses now, and has used."""
+
+    def synchronize(self) -> None:
+        """Wait until the accelerators have finished."""
+
+
+class BuildBlock(Protocol):
+    """Builds a block of the model, with its first weights, on the current device."""
+
+    def __call__(self, name: str, *, before: Mapping[str, Block]) -> Block:
+        """Return the block of a name; it may share weights of the blocks `before` it."""
+
+
+class BuildEngine(Protocol):
+    """Builds an engine with new weights; without `make_optimizer` it has no steps."""
+
+    def __call__(
+        self,
+        names: Sequence[str],
+        build_block: BuildBlock,
+        mesh: Mesh,
+        layout: Layout,
+        *,
+        seed: int,
+        make_optimizer: "Callable[[Sequence[str], RandomBits], Optimizer] | None",
+    ) -> Engine:
+        """Return the engine of the blocks with these names, in the order in which they run."""
+
+
+def divide_devices(
+    names: Sequence[str], kind: str, processes: Processes, layout: Layout
+) -> tuple[tuple[str, ...], ...]:
+    """Return the devices of each of this process' replicas; raise DeviceError if there are too few."""
+    local = layout.replicas // processes.count
+    each = layout.devices_of_replica
+    if len(names) < local * each:
+        where = f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)"
+        problem = f"needs {count(local * each, kind)}, but finds {len(names)}"
+        remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
+        raise DeviceError(where, problem, remedy)
+    return tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))
