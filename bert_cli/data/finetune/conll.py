@@ -1,8 +1,8 @@
 """Words with labels: CoNLL files, their features, predictions of words, and the scores of entities.
 
-Labels are O, B-type and I-type. In the older IOB1 (CoNLL-2003 as published) I- starts an entity; it becomes B-. A
-word's first piece carries its label (Devlin et al. 2019, section 5.3). Entities are those of conlleval (Tjong Kim
-Sang and Buchholz 2000).
+Labels are O, B-type and I-type. Files in the older IOB1 (CoNLL-2003 as published) start entities with I-, which is
+converted to B-. The first piece of a word carries its label (Devlin et al. 2019, section 5.3). Entities are counted
+as by conlleval (Tjong Kim Sang and Buchholz 2000).
 """
 
 import re
@@ -35,7 +35,7 @@ _CHUNK = re.compile(f"[{_HAN}]|[^\\s{_HAN}]+")
 
 @dataclass(frozen=True)
 class Sentences:
-    """Words with a label number each, sentence by sentence."""
+    """The words of sentences, and a label number for each word."""
 
     words: list[list[str]]
     labels: list[list[int]]
@@ -47,16 +47,16 @@ class Sentences:
         return len(self.words)
 
     def names(self, labels: Iterable[Iterable[int]]) -> list[list[str]]:
-        """Return label numbers of each sentence's words as names."""
+        """Return the label names for the label numbers of each sentence's words."""
         return [[self.label_names[number] for number in sentence] for sentence in labels]
 
 
 def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentences:
     """Return the sentences of a CoNLL file; tabs separate columns, or spaces where there are no tabs.
 
-    Without label names they are O, then B- and I- of each type in the file, sorted. A line that starts with "# "
-    is a comment only if its last column is no label, or if it has no tab in a file of tabs. DataError with file
-    and line.
+    Without `label_names` the names are O, then B- and I- of each type in the file, sorted. A line that starts with
+    "# " is a comment only if its last column is no label, or if it has no tab in a file of tabs. Raises DataError
+    with file and line.
     """
     lines = read_lines(path)
     separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
@@ -122,10 +122,10 @@ def _start_with_b(sentence: list[tuple[str, str]]) -> int:
 def word_features(
     sentences: Sentences, tokenizer: TextTokenizer, max_seq_length: int
 ) -> tuple[Features, Mapping[str, int]]:
-    """Return [CLS] pieces [SEP] of each sentence, and what was cut -> how often.
+    """Return the features, [CLS] pieces [SEP] for each sentence, and the number of cuts of each kind.
 
-    Their position labels are `labels` and `label_weights` [T], 1 at a word's first piece. A sentence that is too
-    long becomes several examples of complete words. ConfigError for a max_seq_length without room for a word.
+    Position labels are `labels` and `label_weights` [T]; the weight is 1 at a word's first piece. A sentence that is
+    too long becomes several examples of complete words. Raises ConfigError if max_seq_length has no room for a word.
     """
     room = max_seq_length - 2
     special = tokenizer.special
@@ -175,7 +175,7 @@ def word_features(
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Return the first character of each word of a text and the one after its last, as in CoNLL files.
+    """Return the (start, end) characters of each word of a text, split as in CoNLL files.
 
     Punctuation at either end of a word is a word itself, and so is each Han character: Chinese files label
     characters.
@@ -198,7 +198,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 def of_words(
     sentences: Sentences, features: Features, values: npt.NDArray[Any]
 ) -> list[npt.NDArray[Any]]:
-    """Return the values of each sentence's words, at their first pieces, from those of all tokens [T]."""
+    """Return the values of each sentence's words: of `values` [T], the entry at each word's first piece."""
     ends = np.cumsum([len(words) for words in sentences.words])
     return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])
 
@@ -213,7 +213,7 @@ class EntityScore:
 
     @property
     def precision(self) -> float:
-        """Return the fraction of predicted entities that are right."""
+        """Return the fraction of predicted entities that are correct."""
         return self.right / self.predicted if self.predicted else 0.0
 
     @property
@@ -223,7 +223,7 @@ class EntityScore:
 
     @property
     def f1(self) -> float:
-        """Return the harmonic mean of both."""
+        """Return the harmonic mean of precision and recall."""
         both = self.predicted + self.support
         return 2 * self.right / both if both else 0.0
 
@@ -249,9 +249,9 @@ def chunks(labels: Sequence[str]) -> list[tuple[str, int, int]]:
 def entity_scores(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
 ) -> tuple[EntityScore, dict[str, EntityScore]]:
-    """Return the score of all entities together (the micro average), and those of each type.
+    """Return the score of all entities together (the micro average), and the score of each type.
 
-    Takes label names of each sentence's words.
+    `labels` and `predictions` are the label names of each sentence's words.
     """
     gold, predicted = (
         {(number, *chunk) for number, sentence in enumerate(side) for chunk in chunks(sentence)}

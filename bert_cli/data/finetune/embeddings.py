@@ -1,6 +1,6 @@
-"""Vectors of texts: the files to train and to score them on, the scores, and the files that describe the model.
+"""Vectors of texts: their training and evaluation files, their scores, and the files that describe the model.
 
-The files that describe it are those of sentence-transformers, which opens the folder. Retrieval files are those of BEIR
+The model's folder is described for sentence-transformers, which opens it. Retrieval files have the format of BEIR
 (Thakur et al. 2021): queries.jsonl, corpus.jsonl and qrels/X.tsv in one folder.
 """
 
@@ -28,14 +28,14 @@ FILES = (MODULES, POOLING, LIMITS)
 PACKAGE = "sentence_transformers.models"
 MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
 BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
-DEPTHS = (10, 100)  # of the recall; nDCG has the first
+DEPTHS = (10, 100)  # of the recall; nDCG uses the first
 
 
 # --- files of texts
 
 
 def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
-    """Return the texts of each row of a table, or of each line of a .txt. DataError for an empty one."""
+    """Return the texts of each row of a table, or of each line of a .txt. Raises DataError for an empty text."""
     if tables.file_kind(path) == ".txt":
         if len(columns) > 1:
             problem = "has a text on each line, not pairs"
@@ -51,7 +51,7 @@ def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
 
 
 def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], Floats]:
-    """Return pairs of texts and the score of each. DataError for a score that is no number."""
+    """Return pairs of texts and the score of each. Raises DataError for a score that is not a number."""
     pairs = []
     scores = []
     for where, row in tables.table_rows(path, columns, Counter()):
@@ -74,7 +74,7 @@ def _number(word: str, where: str) -> float:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Queries, documents, and for each query the relevance of documents by their number."""
+    """Queries, documents, and for each query the relevance of documents by document number."""
 
     queries: Sequence[str]
     documents: Sequence[str]
@@ -82,7 +82,7 @@ class Retrieval:
 
 
 def read_retrieval(qrels: Path) -> Retrieval:
-    """Return the queries that the judgements name, with all documents. DataError for an unknown id.
+    """Return the queries that occur in the judgements, and all documents. Raises DataError for an unknown id.
 
     As in BEIR's script, the last judgement of a pair counts, and a query without relevant documents stays.
     """
@@ -104,7 +104,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
 
 
 def _by_id(path: Path) -> dict[str, str]:
-    """Return the texts of a .jsonl by `_id`, those with a `title` after it."""
+    """Return the texts of a .jsonl by `_id`; a `title` is put before its text."""
     texts = {}
     for where, row in tables.json_lines(tables.read_lines(path), str(path)):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
@@ -113,7 +113,7 @@ def _by_id(path: Path) -> dict[str, str]:
 
 
 def retrieval_of_pairs(rows: Sequence[Sequence[str]]) -> Retrieval:
-    """Return rows of anchor, positive, ... as queries, each of which has its positive among all of them."""
+    """Return rows (anchor, positive, ...) as a retrieval task: anchors are the queries, positives the documents."""
     numbers: dict[str, int] = {}
     relevant = [{numbers.setdefault(row[1], len(numbers)): 1.0} for row in rows]
     return Retrieval([row[0] for row in rows], list(numbers), relevant)
@@ -138,7 +138,7 @@ def retrieval_scores(
 ) -> dict[str, float]:
     """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
 
-    Documents are ranked by their cosine with the query; of equal ones the earlier is first. The scores of a query
+    Documents are ranked by their cosine with the query; ties keep the order of the documents. The scores of a query
     without relevant documents are 0.
     """
     queries = unit_vectors(queries)
@@ -170,7 +170,7 @@ def retrieval_scores(
 
 
 def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, bytes]:
-    """Return the files that make the folder of a model with vectors of a size one of sentence-transformers, by name."""
+    """Return the files (name -> content) with which sentence-transformers opens a model of vectors of a size."""
     modules: list[JSON] = [
         {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"{PACKAGE}.{kind}"}
         for n, kind in enumerate(("Transformer", "Pooling", "Normalize"))
@@ -185,9 +185,9 @@ def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, b
 
 
 def read_embedding(folder: Path) -> dict[str, Any]:
-    """Return `pooling`, `normalize` and `max_seq_length` of a folder of sentence-transformers, those that it has.
+    """Return `pooling`, `normalize` and `max_seq_length` of a sentence-transformers folder; absent values are left out.
 
-    DataError for a pooling that is neither the mean nor [CLS].
+    Raises DataError for a pooling that is neither the mean nor [CLS].
     """
 
     def read(name: str, kind: type[Value]) -> Value:

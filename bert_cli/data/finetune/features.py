@@ -1,7 +1,7 @@
 """Tokenized examples of a task in flat arrays, and the batch of a step from them, padded to its longest example.
 
 The examples of a step are a function of (seed, step), by the permutation of pre-training. Shapes: n examples, T
-tokens of all examples, M micro-batches of a step, B examples of one, S sequence length.
+tokens of all examples, M micro-batches of a step, B examples of a micro-batch, S sequence length.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from bert_cli.data.stream.reader import Batching, Stream
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 
-LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more would trace longer
+LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
 
@@ -33,7 +33,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 class Features:
     """Tokenized examples in flat arrays."""
 
-    tokens: npt.NDArray[np.int32]  # [T] ids of all examples, special ones included
+    tokens: npt.NDArray[np.int32]  # [T] ids of all examples, with special tokens
     segments: npt.NDArray[np.int8]  # [T] 0 in the first text, 1 in the second
     ends: npt.NDArray[np.int64]  # [n] end of each example
     labels: Arrays = field(default_factory=dict)  # columns [n]
@@ -50,7 +50,7 @@ class Features:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Return the tokens of each example [n]."""
+        """Return the number of tokens of each example [n]."""
         return self.ends - self.starts
 
     @property
@@ -65,7 +65,7 @@ class Features:
         """Return all arrays by name, for a cache or a fingerprint."""
         names = ("tokens", "segments", "ends")
         plain: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in names}
-        # An older name: another one would change the fingerprint in the checkpoints of existing runs.
+        # The old name of position labels: a new name would change the fingerprint in existing checkpoints.
         groups = {"labels": self.labels, "place_labels": self.position_labels}
         columns = {
             f"{group}.{n}": column
@@ -76,7 +76,7 @@ class Features:
 
     @staticmethod
     def of(arrays: Arrays) -> "Features":
-        """Return the features of these arrays; others among them are ignored."""
+        """Return the features that `arrays` hold; arrays with unknown names are ignored."""
         groups: dict[str, dict[str, npt.NDArray[Any]]] = {"labels": {}, "place_labels": {}}
         for key, column in arrays.items():
             prefix, _, name = key.partition(".")
@@ -116,7 +116,7 @@ def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.
 
 
 class FeatureReader(Stream):
-    """`reader[step]` is the batch of a step, the same examples on every layout."""
+    """Batches of a task: `reader[step]` has the same examples on every layout."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class FeatureReader(Stream):
         sequence_length: int,
         group: int = 1,
     ) -> None:
-        """Read examples of at most `sequence_length` tokens in a random order, `group` consecutive ones as one."""
+        """Read examples of at most `sequence_length` tokens in a random order that keeps each `group` together."""
         self.features = features
         self.batching = batching
         self.seed = seed
@@ -138,7 +138,7 @@ class FeatureReader(Stream):
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the batch of a step, [M, B, ...].
 
-        It is as long as the longest example of the complete step: dropout does not depend on the number of
+        It is padded to the longest example of the complete step, so that dropout does not depend on the number of
         processes.
         """
         complete = self._numbers(self.batching.step_indices(step))
@@ -149,7 +149,7 @@ class FeatureReader(Stream):
         return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
 
     def _numbers(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the features at sample indices of groups."""
+        """Return the example numbers of the groups at these sample indices."""
         _, groups = record_at(indices, self.epoch_size, self.seed)
         return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
 
@@ -162,10 +162,10 @@ def encode_texts(
     *,
     max_seq_length: int,
 ) -> tuple[Features, int]:
-    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and how many examples were cut.
+    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and the number of truncated examples.
 
-    A second text without tokens adds no [SEP], as in Google's `run_classifier.py`. Of a pair that is too long,
-    the longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
+    A second text without tokens adds no [SEP], as in Google's `run_classifier.py`. In a pair that is too long, the
+    longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
     """
     special = tokenizer.special
     cut = 0
@@ -195,12 +195,12 @@ def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two texts after the longer one has lost its last piece until they fit.
+    """Return the lengths of two texts after the longer text has lost its last piece until both fit.
 
-    Of two equally long ones the second loses.
+    At equal lengths the second text loses a piece.
     """
     over = max(0, first + second - room)
-    # The longer one alone, down to the shorter; then both alternately.
+    # First the longer text is cut to the length of the shorter; then both are cut alternately.
     alone = min(over, abs(first - second))
     first, second = (first - alone, second) if first > second else (first, second - alone)
     rest = over - alone
@@ -210,9 +210,9 @@ def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
 def cached(
     folder: Path | None, made_from: Mapping[str, Any], build: Callable[[], Arrays]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that `build` returns, from the cache where it was built from the same before.
+    """Return the arrays of `build`, from the cache if they were built from the same values before.
 
-    `made_from` has everything the arrays depend on. DataError when the folder cannot be written.
+    `made_from` has everything the arrays depend on. Raises DataError when the folder cannot be written.
     """
     if folder is None:
         return dict(build())

@@ -1,8 +1,8 @@
 """The tasks of GLUE (Wang et al. 2018) and CLUE (Xu et al. 2020): one table and one reader.
 
 A labelled row that is too short is an error, except in QQP, whose published files have a few: they are left out
-and counted, as are CLUE's rows without a label. A test row is never left out: the server wants a prediction for
-each.
+and counted, like CLUE's rows without a label. A test row is never left out: the server expects a prediction for
+every row.
 """
 
 import json
@@ -38,28 +38,28 @@ HIGHEST_SIMILARITY = 5.0  # STS-B's similarities are 0 to 5
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task's texts and labels are, and how it is scored."""
+    """The files, columns, labels and metrics of a task."""
 
-    folders: tuple[str, ...]  # names of its folder
+    folders: tuple[str, ...]  # accepted names of its folder
     columns: tuple[str, ...]  # of the texts
-    label_names: tuple[str, ...] | None  # None: those of the files, or regression
+    label_names: tuple[str, ...] | None  # None: read from the files, or regression
     server_files: Mapping[str, str]  # split -> file that the benchmark's server accepts
     label: str = "label"  # column of the labels
-    labels: tuple[str, ...] | None = None  # those in the files, if not the names
+    labels: tuple[str, ...] | None = None  # spelling in the files, if not the names
     metrics: tuple[str, ...] = ("accuracy",)
     best: str = "accuracy"  # in GLUE the metric of Devlin et al. 2019, table 1
     files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)  # split -> file
-    ids: tuple[str, ...] = ("index",)  # columns of the ids, where there is one
+    ids: tuple[str, ...] = ("index",)  # possible columns of the ids
     headless: tuple[str, ...] = ()  # columns of labelled files without a header
     make_texts: Callable[[tables.Row, str], tuple[str, ...]] | None = None
-    """Makes one text or two of a row and where it is, if they are more than columns."""
+    """Make one text or two from a row and its location, where columns alone do not suffice."""
     may_lack_columns: bool = False  # labelled rows that are too short are left out
     may_lack_label: bool = False  # labelled rows whose label is "-" are left out
     is_regression: bool = False
 
 
 def _keywords(row: tables.Row, where: str) -> tuple[str, str]:
-    """Return CSL's keywords, and the abstract second: of a pair the longer text is cut."""
+    """Return CSL's keywords and its abstract; a pair that is too long loses the end of the abstract."""
     words = row.get("keyword")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise DataError(where, "'keyword' is not a list of strings", "get the file again")
@@ -87,7 +87,7 @@ def _marked(row: tables.Row, where: str) -> tuple[str]:
 
 
 def _clue(task: str, columns: tuple[str, ...], **more: Any) -> Task:
-    """Return a task of CLUE; its server file is named as for version 1.1 of 2021, if not given."""
+    """Return a task of CLUE; by default its server file is named as for version 1.1 of 2021."""
     values: dict[str, Any] = {
         "folders": (task, f"{task}_public"),
         "label_names": ("0", "1"),
@@ -151,10 +151,11 @@ TASKS: Mapping[str, Task] = {
 
 
 def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
-    """Return a split of a task: train, validation, test; of MNLI also validation_ and test_mismatched.
+    """Return a split of a task: train, validation, test; for MNLI also validation_mismatched and test_mismatched.
 
-    `folder` contains the tasks' folders, or is the task's own. Labels of a test file are not read. ConfigError
-    for an unknown task or split. DataError, with file and line, for anything in a file that is not as published.
+    `folder` contains the folders of the tasks, or is the folder of this task. Labels of a test file are not read.
+    Raises ConfigError for an unknown task or split, and DataError, with file and line, for a file that differs from
+    the published format.
     """
     if name not in TASKS:
         raise ConfigError(f"glue_task ({name})", "is unknown", f"choose one of {', '.join(TASKS)}")
@@ -201,7 +202,7 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
 
 
 def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> tables.Rows:
-    """Yield where each row of a TSV or a JSON-lines file is, and its columns."""
+    """Yield the (location, columns) of each row of a TSV or JSON-lines file."""
     if path.suffix == ".json":
         yield from tables.json_lines(tables.read_lines(path), str(path))
         return
@@ -227,7 +228,7 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
 def _labels(
     task: Task, words: Sequence[tuple[str, str]], names: Sequence[str] | None
 ) -> tables.Labels:
-    """Return the label numbers, or for regression the scores [n], of labels with where they are."""
+    """Return the label numbers [n], or for regression the scores [n], of (location, label) pairs."""
     if not task.is_regression:
         return tables.label_numbers(words, task.labels or names or ())
     scores = np.zeros(len(words), np.float32)
@@ -241,7 +242,7 @@ def _labels(
 
 
 def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
-    """Return the labels of labels.json or, if it is absent, those of the training file, sorted."""
+    """Return the labels of labels.json or, if it is absent, the sorted labels of the training file."""
     path = folder / LABELS_FILE
     path = path if path.is_file() else _find_file(folder, task, "train")
     rows = tables.json_lines(tables.read_lines(path), str(path))

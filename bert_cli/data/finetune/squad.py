@@ -1,8 +1,8 @@
 """Questions of SQuAD 1.1 and 2.0 from their JSON files, and the official scores of answers.
 
-F1 and exact match are those of Rajpurkar et al. 2016 and 2018 and their `evaluate-v1.1.py` and
-`evaluate-v2.0.py`. The scripts differ where nothing is left of a text: 1.1 gives F1 0 for two empty texts, 2.0
-gives 1. A missing answer is 0 in both.
+F1 and exact match are computed as in `evaluate-v1.1.py` and `evaluate-v2.0.py` of Rajpurkar et al. 2016 and 2018.
+The scripts differ when normalization leaves nothing of a text: 1.1 gives F1 0 for two empty texts, 2.0 gives 1. A
+missing answer scores 0 in both.
 """
 
 import re
@@ -101,10 +101,10 @@ def _read(path: Path) -> list[Question]:
 def read_squad(
     path: Path, *, version_2: bool, training: bool
 ) -> tuple[list[Question], tuple[str, ...]]:
-    """Return the questions of a SQuAD file, and remarks on what was left out or is odd, a line each.
+    """Return the questions of a SQuAD file, and a line for each kind of problem that was left out or tolerated.
 
-    For training an answer whose text is not at its offset is left out, and the question if it has no other;
-    otherwise it is included, as only its text is scored. DataError names the field or the question.
+    For training, answers whose text is not at their offset are left out, and so are questions without another
+    answer; for scoring they are included, because only the text counts. Raises DataError with the field or question.
     """
     questions: list[Question] = []
     names: set[str] = set()
@@ -138,7 +138,7 @@ def read_squad(
 def _fault(
     question: Question, names: set[str], *, version_2: bool, training: bool
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a question, and the remedy."""
+    """Return the problem of a question and its remedy, or None."""
     if question.id in names:
         return "comes twice", "give each question its own id"
     if not question.context.strip():
@@ -153,7 +153,7 @@ def _fault(
 
 
 def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return remark -> question ids as lines with their number and the first ids."""
+    """Return a line for each remark, with the number of its questions and the first ids."""
     lines = []
     for remark, names in ids.items():
         shown = list(dict.fromkeys(names))[:LISTED_IDS]
@@ -165,7 +165,7 @@ def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 def gold_of(questions: Sequence[Question]) -> Gold:
     """Return the gold answers of questions.
 
-    DataError for a question without answers, unless some are impossible: then it counts as one of these.
+    Raises DataError for a question without answers, unless some questions are impossible: then it is, too.
     """
     version_2 = any(row.is_impossible for row in questions)
     for row in questions:
@@ -219,7 +219,7 @@ def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tup
 
 
 def normalize(text: str) -> str:
-    """Return a text as it is compared: lower case, no ASCII punctuation or articles, single spaces."""
+    """Return a text normalized for comparison: lower case, no ASCII punctuation or articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 

@@ -41,9 +41,9 @@ class Windows:
     """Questions, each with a part of its context."""
 
     features: Features
-    """For training with the labels `start_positions` and `end_positions` int32 [n], positions in the window;
-    0 where the answer is not completely inside, or impossible."""
-    question: npt.NDArray[np.int32]  # [n] its number; its windows are consecutive
+    """For training they have the labels `start_positions` and `end_positions` int32 [n], positions in the window;
+    0 where the answer is impossible or not completely inside."""
+    question: npt.NDArray[np.int32]  # [n] number of the question; its windows are consecutive
     offsets: npt.NDArray[np.int32]  # [T, 2] characters in the context; -1 outside of it
     best_context: npt.NDArray[np.bool_]  # [T] whether no window has more context
     remarks: tuple[str, ...] = ()
@@ -90,10 +90,10 @@ def make_windows(
     max_query_length: int,
     training: bool,
 ) -> Windows:
-    """Return the windows of all questions; for training labelled with each question's first answer.
+    """Return the windows of all questions; for training they are labelled with each question's first answer.
 
-    `doc_stride` is the step from a window's start to the next one's. ConfigError where a question leaves fewer
-    positions.
+    `doc_stride` is the distance between the starts of consecutive windows. Raises ConfigError if a question leaves
+    fewer positions than that.
     """
     if error := window_error(max_seq_length, doc_stride, max_query_length):
         raise ConfigError("max_seq_length", *error)
@@ -108,7 +108,7 @@ def make_windows(
     spans = np.zeros((len(questions), 2), np.int64)
     if training:
         spans = _answer_pieces(questions, context, texts, list(number_of))
-        # Labelled as impossible, these would teach the model something wrong.
+        # These questions have an answer; labelled as impossible, they would be wrong training data.
         has_pieces = spans[:, 0] <= spans[:, 1]
         ids[NO_PIECES] = [questions[number].id for number in np.flatnonzero(~has_pieces).tolist()]
         numbers = np.flatnonzero(has_pieces)
@@ -203,10 +203,10 @@ def _features(
 def _best_context(
     offsets: npt.NDArray[np.int32], text_starts: Numbers, layout: _Layout
 ) -> npt.NDArray[np.bool_]:
-    """Return whether, of all windows, this one has the most context around a token [T], of equal ones the first.
+    """Return for each token [T] whether its window has the most context around it; ties go to the first window.
 
-    As in Google's code: the smaller number of pieces left and right of it, plus a hundredth of the window's
-    length.
+    Context is measured as in Google's code: the smaller number of pieces left and right of the token, plus a
+    hundredth of the window's length.
     """
     best = offsets[:, 0] >= 0
     # Most questions have one window, which is the best for all its pieces.
@@ -218,7 +218,7 @@ def _best_context(
     left = piece - np.repeat(first, length)
     sizes = np.repeat(length, length)
     value = 100 * np.minimum(left, sizes - 1 - left) + sizes
-    # The best of each piece of each question comes first, and of equals the earlier window's.
+    # For each piece of each question the best window comes first, at ties the earlier window.
     owner = np.repeat(question, length)
     order = np.lexsort((-value, piece, owner))
     owner = owner[order]
@@ -236,9 +236,9 @@ class Answers:
 
     predictions: dict[str, str]
     nbest: dict[str, list[Entry]]
-    """The best answers of different text with `text`, `probability`, `start_logit`, `end_logit`; for SQuAD
-    2.0 also the empty one."""
-    null_odds: dict[str, float]  # score of no answer minus that of the best one; for SQuAD 2.0 only
+    """The best distinct answers with `text`, `probability`, `start_logit`, `end_logit`; for SQuAD 2.0 also the
+    empty answer."""
+    null_odds: dict[str, float]  # SQuAD 2.0 only: score of no answer minus the best answer's score
 
 
 def answers(
@@ -265,7 +265,7 @@ def answers(
     finish = windows.offsets[last, 1].tolist()
     starts = start[first].tolist()
     ends = end[last].tolist()
-    # The [CLS] [q] of each question's window where no answer scores lowest, of equals the first.
+    # [q]: each question's [CLS] in the window where no answer scores lowest, at ties the first.
     cls = windows.features.starts
     order = np.lexsort((cls, (start + end)[cls], windows.question))
     nulls = cls[order[np.searchsorted(windows.question[order], np.arange(len(questions)))]]
@@ -306,9 +306,9 @@ def _sum(entry: Entry) -> float:
 def _best_spans(
     windows: Windows, start: Floats, end: Floats, limit: int, max_answer_length: int
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Return question, first and last position among all T of the `limit` best spans of each window.
+    """Return the question and the first and last position (of all T) of the `limit` best spans of each window.
 
-    They are sorted by question, score and position.
+    Spans are sorted by question, score and position.
     """
     features = windows.features
     inside = windows.offsets[:, 0] >= 0
@@ -364,7 +364,7 @@ class WindowSizes(BaseModel):
 
 
 def read_window_sizes(run: Path) -> dict[str, int]:
-    """Return the sizes in a run's folder, none where it has no settings. DataError where they cannot be read."""
+    """Return the sizes in a run's settings, empty without a settings file. Raises DataError for an unreadable file."""
     path = run / "settings.json"
     if not path.is_file():
         return {}
@@ -377,7 +377,7 @@ class _Threshold(BaseModel):
 
 
 def read_null_threshold(run: Path) -> float | None:
-    """Return the threshold in a run's folder, or None. DataError where it cannot be read."""
+    """Return the threshold in a run's folder, or None. Raises DataError if its file cannot be read."""
     path = run / NULL_THRESHOLD
     if not path.is_file():
         return None
@@ -387,17 +387,17 @@ def read_null_threshold(run: Path) -> float | None:
 def with_null_threshold(
     predictions: Mapping[str, str], null_odds: Mapping[str, float], threshold: float
 ) -> dict[str, str]:
-    """Return the predictions, empty where no answer is better by more than the threshold."""
+    """Return the predictions, replaced by "" where no answer scores better by more than the threshold."""
     return {name: "" if null_odds[name] > threshold else text for name, text in predictions.items()}
 
 
 def best_null_threshold(
     null_odds: Mapping[str, float], predictions: Mapping[str, str], questions: Sequence[Question]
 ) -> float:
-    """Return the threshold with the best F1, of equals the smallest; `predictions` are those without a threshold.
+    """Return the smallest threshold with the best F1; `predictions` were made without a threshold.
 
-    As in `evaluate-v2.0.py`, except that one below all odds, which may be negative, is tried too, and equal odds
-    change together.
+    Differs from `evaluate-v2.0.py` in two points: a threshold below all odds, which may be negative, is tried too,
+    and questions with equal odds change together.
     """
     gold = gold_of(questions).answers
     names = sorted(gold, key=lambda name: null_odds[name])

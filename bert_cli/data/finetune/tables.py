@@ -1,7 +1,7 @@
-"""Texts with labels: the files they come from, a CSV, TSV or JSON table of one's own, and their scores.
+"""Texts with labels: the user's CSV, TSV or JSON table, and the metrics of predicted labels.
 
 A line ends at a line feed only, because real text contains U+2028, U+0085 and form feeds. Quotes delimit cells in
-CSV. In TSV they are text: one that is never closed would swallow the rows after it.
+CSV. In TSV they are text: a quote that is never closed would swallow the rows after it.
 """
 
 import csv
@@ -45,7 +45,7 @@ class TextExamples:
     labels: Labels | None  # [n] int32, float32 for regression; None: a test file
     ids: list[str]  # as in the file, or the row's number from 0
     label_names: tuple[str, ...] | None  # by number; None: regression, or a file without labels
-    remarks: Mapping[str, int] = field(default_factory=dict)  # what is odd -> how often
+    remarks: Mapping[str, int] = field(default_factory=dict)  # problem -> its number of rows
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -67,7 +67,7 @@ class TextExamples:
 def read_text(path: Path) -> str:
     """Return a file as text, decompressed if its name ends in .gz, without a byte order mark.
 
-    DataError when it is missing, empty, damaged or not UTF-8 (with the line).
+    Raises DataError when it is missing, empty, damaged or not UTF-8 (with the line).
     """
     try:
         data = path.read_bytes()
@@ -94,7 +94,7 @@ def read_text(path: Path) -> str:
 
 
 def file_kind(path: Path) -> str:
-    """Return the suffix of a file's name, that before .gz for a compressed file."""
+    """Return the suffix of a file's name; for a compressed file, the suffix before .gz."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
@@ -104,7 +104,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def json_lines(lines: Iterable[str], source: str) -> Rows:
-    """Yield where each line is and its JSON object. DataError for a line that is none."""
+    """Yield the (location, JSON object) of each line. Raises DataError for a line that is not an object."""
     for number, line in enumerate(lines, 1):
         where = f"{source} (line {number})"
         yield where, _object(_parsed(line, where), where)
@@ -124,7 +124,7 @@ def _object(value: object, where: str) -> dict[str, Any]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file complete or not at all. DataError when that is not possible."""
+    """Write a text file completely or not at all. Raises DataError when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
@@ -134,7 +134,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def text_of(row: Row, name: str, where: str) -> str:
-    """Return a row's text in a column; null is an empty text. DataError for any other kind."""
+    """Return a row's text in a column; null is an empty text. Raises DataError for other types."""
     check_columns(where, [name], row)
     value = row[name]
     if not isinstance(value, str | None):
@@ -143,7 +143,7 @@ def text_of(row: Row, name: str, where: str) -> str:
 
 
 def label_of(row: Row, name: str, where: str) -> str:
-    """Return a row's label as a word: true and 3 are "true" and "3". DataError for any other kind."""
+    """Return a row's label as a word: true and 3 are "true" and "3". Raises DataError for other types."""
     check_columns(where, [name], row)
     value = row[name]
     word = str(value).lower() if isinstance(value, bool) else str(value)
@@ -153,7 +153,7 @@ def label_of(row: Row, name: str, where: str) -> str:
 
 
 def check_columns(where: str, needed: Iterable[str], columns: Iterable[str]) -> None:
-    """Raise DataError for a column that is not there, or twice."""
+    """Raise DataError for a column that is absent or occurs twice."""
     names = list(columns)
     for name in needed:
         if name not in names:
@@ -165,14 +165,14 @@ def check_columns(where: str, needed: Iterable[str], columns: Iterable[str]) -> 
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names in quotes, the first LISTED_NAMES of them."""
+    """Return the first LISTED_NAMES names in quotes."""
     more = len(names) - LISTED_NAMES
     shown = ", ".join(f"'{name}'" for name in names[:LISTED_NAMES])
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:
-    """Return the numbers of labels [n], each with where it is. DataError for the first unknown label."""
+    """Return the numbers [n] of labels, given as (location, label). Raises DataError for an unknown label."""
     number_of = {name: number for number, name in enumerate(names)}
     numbers = []
     for where, word in rows:
@@ -199,9 +199,9 @@ def read_table(
     label_column: str | None,
     label_names: Sequence[str] | None = None,
 ) -> TextExamples:
-    """Return the texts, or pairs, of one or two columns with the labels of another, or without labels.
+    """Return the texts of one column, or pairs of two, with the labels of another column or without labels.
 
-    Without label names they are those of the file, sorted. DataError, with file and line, for anything odd.
+    Without label names, the sorted labels of the file are the names. Raises DataError with file and line.
     """
     if len(text_columns) not in (1, 2):
         raise ConfigError(
@@ -237,14 +237,14 @@ def examples_of(
     label_names: tuple[str, ...] | None,
     remarks: Counter[str],
 ) -> TextExamples:
-    """Return rows of one text or two as examples, those with an empty text counted in the remarks."""
+    """Return rows of one text or two as examples; the remarks count rows with an empty text."""
     remarks[EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
     first, *second = (list(column) for column in zip(*texts, strict=True))
     return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
 
 
 def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows:
-    """Yield where each row of a CSV, TSV or JSON table is, and its columns; count what is odd in `remarks`."""
+    """Yield the (location, columns) of each row of a CSV, TSV or JSON table; count problems in `remarks`."""
     kind = file_kind(path)
     if kind not in KINDS:
         remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
@@ -264,7 +264,7 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
 
 
 def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
-    """Yield where each row of a CSV file begins and its cells, the header first."""
+    """Yield the (location, cells) of each row of a CSV file, the header first."""
     before = csv.field_size_limit(LONGEST_CELL)
     where = f"{path} (line 1)"
     try:
@@ -296,10 +296,10 @@ def _with_header(cells: Cells, needed: Sequence[str]) -> Rows:
 def hold_out(
     examples: TextExamples, fraction: float, seed: int
 ) -> tuple[TextExamples, TextExamples]:
-    """Return the examples to train on and those held out for validation, both in file order.
+    """Return the training examples and the held-out validation examples, both in file order.
 
-    Of each label the same fraction is held out, at least one and never all. DataError when no label has two
-    examples.
+    The same fraction of each label is held out, at least one example and never all. Raises DataError when no label
+    has two examples.
     """
     strata = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
@@ -311,9 +311,9 @@ def hold_out(
 def held_out_rows(
     strata: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> npt.NDArray[np.bool_]:
-    """Return which rows [n] are held out: of each stratum the same fraction, at least one and never all.
+    """Return a mask [n] of held-out rows: the same fraction of each stratum, at least one row and never all.
 
-    DataError when no stratum has two rows.
+    Raises DataError when no stratum has two rows.
     """
     held = np.zeros(len(strata), np.bool_)
     for stratum in np.unique(strata):
@@ -328,12 +328,11 @@ def held_out_rows(
 
 
 def score(names: Sequence[str], labels: Column, predictions: Column) -> dict[str, float]:
-    """Return the metrics of these names; each is a number, never NaN, so that the best checkpoint is well
-    defined.
+    """Return the metrics by name. An undefined metric is 0, never NaN, so that the best checkpoint is well defined.
 
-    `f1` is of label 1 against label 0, `macro_f1` the mean of the labels that occur. An undefined metric is 0.
+    `f1` is the F1 of label 1 against label 0, `macro_f1` the mean over the labels that occur.
     """
-    # Late, since they take a second to import.
+    # Imported here because they take a second.
     from scipy import stats
     from sklearn import metrics
 
@@ -358,7 +357,7 @@ def _correlation(function: Callable[..., Any], labels: Column, predictions: Colu
 
 
 def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:
-    """Return how often each label (row) was predicted as each label (column), of `size` labels."""
+    """Return the confusion matrix of `size` labels: a row for each label, a column for each prediction."""
     from sklearn.metrics import confusion_matrix
 
     rows: list[list[int]] = confusion_matrix(labels, predictions, labels=range(size)).tolist()
