@@ -31,9 +31,9 @@ TRUNCATED_DEVIATION = 0.8796
 PRETRAINING = ("enc_out", "pool", "heads")
 # Name of a block, or architecture of a layer -> its class, and the attributes that it takes besides `config`.
 BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
-    "emb": (Embeddings, "dropout_id"),
-    "bert": (EncoderLayer, "dropout_id"),
-    "groupbert": (GroupLayer, "dropout_id", "is_last"),
+    "emb": (Embeddings,),
+    "bert": (EncoderLayer, "number"),
+    "groupbert": (GroupLayer, "number"),
     "enc_out": (GatherPositions,),
     "pool": (Pooler,),
     "heads": (PretrainingHeads, "word_table", "chunks"),
@@ -71,14 +71,13 @@ def build_block(
     """
     is_layer = name.startswith("hid_")
     ids = BLOCKS[config.architecture][0].DROPOUT_IDS
-    layers = int(name.removeprefix("hid_")) if is_layer else config.num_hidden_layers
     attributes = {
         "encoder": [block for n, block in (before or {}).items() if n == "emb" or "hid_" in n],
         "word_table": before["emb"].word.embeddings if before else None,
         "labels": labels,
         "chunks": chunks,
-        "dropout_id": 0 if name == "emb" else 1 + ids * layers,
-        "is_last": layers == config.num_hidden_layers - 1,
+        "dropout_id": 1 + ids * config.num_hidden_layers,
+        "number": int(name.removeprefix("hid_")) if is_layer else None,
     }
     block_class, *taken = BLOCKS[config.architecture if is_layer else name]
     block = block_class(

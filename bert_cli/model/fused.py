@@ -218,12 +218,12 @@ def gelu(x: Tensor) -> Tensor:
     return ops.gelu(x, approximate=False)
 
 
-def normalize(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
+def normalize(x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> Tensor:
     """Return LayerNorm over the last axis (Ba et al. 2016, equation 4); float32 in and out."""
     centred = x - ops.mean(x, axis=-1, keepdims=True)
     variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
     scale = float32(gamma) * ops.rsqrt(variance + epsilon)
-    return centred * scale + float32(beta)
+    return centred * scale if beta is None else centred * scale + float32(beta)
 
 
 def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:

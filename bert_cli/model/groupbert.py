@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import keras
 from keras import ops
 
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, matmul
 
@@ -21,8 +22,12 @@ class Grouped(Layer):
     A kernel [K, W, D] is that of a convolution along the sequence, zero beyond the ends.
     """
 
-    shape: tuple[int, ...]
-    groups: int
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, shape: tuple[int, ...], groups: int
+    ) -> None:
+        self.shape = shape
+        self.groups = groups
+        super().__init__(name=name, policy=policy)
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", *self.shape)
@@ -111,15 +116,21 @@ class GroupLayer(ConfiguredLayer):
 
     DROPOUT_IDS = 5
     READS = ("input_mask", "position_ids", "next_sentence_positions")
-    dropout_id: int
-    is_last: bool
+
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, number: int
+    ) -> None:
+        self.dropout_id = 1 + number * self.DROPOUT_IDS
+        self.is_last = number == config.num_hidden_layers - 1
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}
         self.convolution = Convolution(name="convolution", **shared)
         self.feed_forward_1 = GroupedFeedForward(name="feed_forward_1", **shared)
-        attention = {"dropout_id": self.dropout_id + 4, "is_pre_norm": True}
-        self.attention = SelfAttention(name="self_attention", **shared, **attention)
+        self.attention = SelfAttention(
+            name="self_attention", **shared, dropout_id=self.dropout_id + 4, is_pre_norm=True
+        )
         self.feed_forward_2 = GroupedFeedForward(name="feed_forward_2", **shared)
         self.final_norm = self.norm("final_norm") if self.is_last else None
 

@@ -8,7 +8,8 @@ sequence length, P masked positions, C sequences of a pack (1 without packing), 
 intermediate size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -29,6 +30,8 @@ from bert_cli.model.scaling import Factor
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
+# Attributes of Keras' own, and those in which layers with one trace may differ.
+NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "factors", "dropout_id"}
 
 
 def matmul(x: Tensor, kernel: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class Layer(keras.layers.Layer):
     """Factors of Unit Scaling, by path below this layer."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy, **attributes: Any) -> None:
-        """Set the attributes and create the weights."""
+        """Create the weights; a class sets the attributes that they depend on before it calls this."""
         super().__init__(name=name, dtype=policy, autocast=False)
         for attribute, value in attributes.items():
             setattr(self, attribute, value)
@@ -64,6 +67,24 @@ class Layer(keras.layers.Layer):
     def add_zeros(self, name: str, *shape: int) -> keras.Variable:
         """Return a new weight; `build_block` sets its first value."""
         return self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
+
+    @cached_property
+    def trace_key(self) -> Hashable:
+        """A key that is equal for layers that may share one trace.
+
+        Their classes and attributes are equal, in the layers inside too. The values of their weights and the dropout
+        ids may differ. An attribute that cannot be compared keeps a layer from sharing.
+        """
+        values: list[Any] = [type(self), self.dtype_policy.name, *self.factors.items()]
+        for name, value in vars(self).items():
+            if name.startswith("_") or name in NOT_IN_TRACE_KEY:
+                continue
+            if isinstance(value, Layer):
+                value = value.trace_key
+            elif isinstance(value, keras.Variable):
+                value = value.shape
+            values.append((name, value if isinstance(value, Hashable) else id(value)))
+        return tuple(values)
 
     def set_factors(self, table: Mapping[str, Factor]) -> None:
         """Take the factors of this layer and of those in it from a table of Unit Scaling, by path."""
@@ -82,28 +103,52 @@ class Layer(keras.layers.Layer):
 class Dense(Layer):
     """x @ kernel in the compute dtype, plus bias in float32; the result stays float32."""
 
-    inputs: int
-    outputs: int
+    def __init__(
+        self,
+        *,
+        name: str,
+        policy: keras.DTypePolicy,
+        inputs: int,
+        outputs: int,
+        has_bias: bool = True,
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.has_bias = has_bias
+        super().__init__(name=name, policy=policy)
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", self.inputs, self.outputs)
-        self.bias = self.add_zeros("bias", self.outputs)
+        self.bias = self.add_zeros("bias", self.outputs) if self.has_bias else None
 
     def call(self, x: Tensor) -> Tensor:
         """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
         product = ops.cast(matmul(x, self.scaled("kernel", self.kernel)), "float32")
+        if self.bias is None:
+            return product
         return product + ops.cast(self.scaled("bias", self.bias), "float32")
 
 
 class LayerNorm(Layer):
     """LayerNorm over the last axis, float32 in and out."""
 
-    size: int
-    epsilon: float
+    def __init__(
+        self,
+        *,
+        name: str,
+        policy: keras.DTypePolicy,
+        size: int,
+        epsilon: float,
+        has_beta: bool = True,
+    ) -> None:
+        self.size = size
+        self.epsilon = epsilon
+        self.has_beta = has_beta
+        super().__init__(name=name, policy=policy)
 
     def _create_weights(self) -> None:
         self.gamma = self.add_zeros("gamma", self.size)
-        self.beta = self.add_zeros("beta", self.size)
+        self.beta = self.add_zeros("beta", self.size) if self.has_beta else None
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], both float32."""
@@ -111,7 +156,7 @@ class LayerNorm(Layer):
         return normalize(x, *self.scales, epsilon)
 
     @property
-    def scales(self) -> tuple[Tensor, Tensor]:
+    def scales(self) -> tuple[Tensor, Tensor | None]:
         """Return gamma and beta."""
         return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta)
 
@@ -119,8 +164,10 @@ class LayerNorm(Layer):
 class Embedding(Layer):
     """A table whose rows are looked up by number, as float32."""
 
-    rows: int
-    size: int
+    def __init__(self, *, name: str, policy: keras.DTypePolicy, rows: int, size: int) -> None:
+        self.rows = rows
+        self.size = size
+        super().__init__(name=name, policy=policy)
 
     def _create_weights(self) -> None:
         self.embeddings = self.add_zeros("embeddings", self.rows, self.size)
@@ -134,24 +181,33 @@ class Embedding(Layer):
 class ConfiguredLayer(Layer):
     """A layer of the model's sizes."""
 
-    config: BertConfig
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, **attributes: Any
+    ) -> None:
+        self.config = config
+        super().__init__(name=name, policy=policy, **attributes)
 
-    def dense(self, name: str, inputs: int, outputs: int) -> Dense:
+    def dense(self, name: str, inputs: int, outputs: int, *, has_bias: bool = True) -> Dense:
         """Return a new dense layer of this layer's policy."""
-        return Dense(name=name, policy=self.dtype_policy, inputs=inputs, outputs=outputs)
+        policy = self.dtype_policy
+        return Dense(name=name, policy=policy, inputs=inputs, outputs=outputs, has_bias=has_bias)
 
-    def norm(self, name: str = "layer_norm") -> LayerNorm:
+    def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> LayerNorm:
         """Return a new LayerNorm of this layer's policy."""
-        size = self.config.hidden_size
-        epsilon = self.config.layer_norm_eps
-        return LayerNorm(name=name, policy=self.dtype_policy, size=size, epsilon=epsilon)
+        return LayerNorm(
+            name=name,
+            policy=self.dtype_policy,
+            size=self.config.hidden_size,
+            epsilon=self.config.layer_norm_eps,
+            has_beta=has_beta,
+        )
 
 
 class Embeddings(ConfiguredLayer):
     """Block `emb`, the first one: word + position + segment embeddings, LayerNorm, dropout."""
 
     READS = ("input_ids", "segment_ids", "position_ids")
-    dropout_id: int
+    dropout_id = 0
 
     def _create_weights(self) -> None:
         config = self.config
@@ -176,8 +232,18 @@ class Embeddings(ConfiguredLayer):
 class Output(ConfiguredLayer):
     """The end of both halves of an encoder layer: dense, dropout, residual, LayerNorm (post-norm)."""
 
-    inputs: int
-    dropout_id: int
+    def __init__(
+        self,
+        *,
+        name: str,
+        policy: keras.DTypePolicy,
+        config: BertConfig,
+        inputs: int,
+        dropout_id: int,
+    ) -> None:
+        self.inputs = inputs
+        self.dropout_id = dropout_id
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         self.projection = self.dense("dense", self.inputs, self.config.hidden_size)
@@ -205,8 +271,18 @@ class SelfAttention(ConfiguredLayer):
     With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
     """
 
-    dropout_id: int
-    is_pre_norm = False
+    def __init__(
+        self,
+        *,
+        name: str,
+        policy: keras.DTypePolicy,
+        config: BertConfig,
+        dropout_id: int,
+        is_pre_norm: bool = False,
+    ) -> None:
+        self.dropout_id = dropout_id
+        self.is_pre_norm = is_pre_norm
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -248,7 +324,11 @@ class SelfAttention(ConfiguredLayer):
 class FeedForward(ConfiguredLayer):
     """Two dense layers with the exact GELU between them, and the residual."""
 
-    dropout_id: int
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, dropout_id: int
+    ) -> None:
+        self.dropout_id = dropout_id
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -270,7 +350,12 @@ class EncoderLayer(ConfiguredLayer):
 
     DROPOUT_IDS = 3
     READS = ("input_mask", "position_ids")
-    dropout_id: int
+
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, number: int
+    ) -> None:
+        self.dropout_id = 1 + number * self.DROPOUT_IDS
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}

@@ -54,6 +54,8 @@ class Block(Protocol):
     weights: Sequence[Any]
     """Keras' variables."""
     dropout_id: int
+    trace_key: Hashable
+    """Equal for blocks that may share one trace."""
     READS: Sequence[str]
     """The columns that it reads."""
 
@@ -219,11 +221,6 @@ class Engine(ABC):
     def write_trace(self, path: Path) -> None:
         """Write when each stage worked on which micro-batch. Only for an engine that has `traced_steps`."""
         raise NotImplementedError
-
-
-def kind_of(block: Any) -> Hashable:
-    """Return a key that is equal for blocks that may share one trace."""
-    return type(block), len(getattr(block, "weights", ())), *getattr(block, "factors", {}).items()
 
 
 def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +10,7 @@ from support.model_inputs import counts_of, gradients_of, hidden_of, make_exampl
 
 from bert_cli.model import fused
 from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.layers import Dense, LayerNorm
 
 COMPUTE = {
     "float32": "float32",
@@ -117,3 +119,15 @@ def test_dropout_is_applied_as_in_the_paper(model, monkeypatch):
     assert len({seed for _, _, seed in draws}) == len(draws) == 1 + 2 * len(layer)
     hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(model.vocab_size), None)
     assert len(draws) == 1 + 2 * len(layer)  # none without a key
+
+
+def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
+    policy = keras.DTypePolicy("float32")
+    dense = Dense(name="dense", policy=policy, inputs=3, outputs=2, has_bias=False)
+    norm = LayerNorm(name="norm", policy=policy, size=2, epsilon=1e-12, has_beta=False)
+    assert [w.path for w in (*dense.weights, *norm.weights)] == ["dense/kernel", "norm/gamma"]
+    dense.kernel.assign([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    norm.gamma.assign([2.0, 3.0])
+    product = dense(np.array([[1.0, 0.0, 2.0]], np.float32))
+    np.testing.assert_allclose(product, [[11.0, 14.0]])
+    np.testing.assert_allclose(norm(product), [[-2.0, 3.0]], rtol=1e-6)

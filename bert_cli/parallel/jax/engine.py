@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, cast
 
 import jax
@@ -34,7 +35,6 @@ from bert_cli.parallel.engine import (
     StopRequested,
     UpdateRequest,
     count,
-    kind_of,
     scaled_for_accumulation,
 )
 from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
@@ -326,7 +326,7 @@ class JaxEngine(Engine):
         """Return the output of the blocks before the head."""
         hidden: Any = None
         recomputes = self.layout.saved != "all" and key is not None
-        for _, group in groupby(self.body, kind_of):
+        for _, group in groupby(self.body, attrgetter("trace_key")):
             blocks = list(group)
             parts = [_weights_of(block, weights) for block in blocks]
             if recomputes and len(blocks) > 1:
@@ -341,7 +341,7 @@ class JaxEngine(Engine):
     def _scan(
         self, blocks: Sequence[Any], parts: Sequence[Any], hidden: Any, columns: Arrays, key: Any
     ) -> Any:
-        """Run blocks of one kind in a loop that saves only their inputs; of unrolled blocks XLA would save all."""
+        """Run blocks of one trace key in a loop that saves only their inputs; of unrolled blocks XLA would save all."""
         first = blocks[0]
         # The first block's dropout ids with a shifted key draw the masks of another block.
         keys = [shifted_key(key, block.dropout_id - first.dropout_id) for block in blocks]

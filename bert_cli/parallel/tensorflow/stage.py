@@ -13,35 +13,35 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Batch, kind_of
+from bert_cli.parallel.engine import Batch
 from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]
 
 
 class SharedTraces:
-    """Runs the blocks of a stage; blocks of one class with as many weights and the same factors share a trace.
+    """Runs the blocks of a stage; blocks with equal trace keys share a trace.
 
     TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. The runtime inlines the calls
-    before it optimizes, so the result is that of separate traces, bit for bit. A block alone of its class is called
+    before it optimizes, so the result is that of separate traces, bit for bit. A block alone with its key is called
     directly.
     """
 
     def __init__(self, blocks: Sequence[Any]) -> None:
-        many = Counter(map(kind_of, blocks))
+        many = Counter(block.trace_key for block in blocks)
         self._first = {
-            kind_of(block): block for block in reversed(blocks) if many[kind_of(block)] > 1
+            block.trace_key: block for block in reversed(blocks) if many[block.trace_key] > 1
         }
-        # By class and shape: one function for several would be traced for unknown ones, and dropout needs to know.
+        # By key and shape: one function for several would be traced for unknown ones, and dropout needs to know.
         self.functions: dict[Hashable, Any] = {}
 
     def run(self, block: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
         """Return `block(hidden, columns, key)`."""
-        first = self._first.get(kind_of(block))
+        first = self._first.get(block.trace_key)
         if first is None or tf.executing_eagerly():
             return block(hidden, columns, key)
         read = {name: columns[name] for name in block.READS if name in columns}
-        function = kind_of(block), *hidden.shape
+        function = block.trace_key, *hidden.shape
         if function not in self.functions:
             self.functions[function] = traced(first.stateless_call)
         weights = [weight.value for weight in block.weights]

@@ -2,12 +2,14 @@
 
 from functools import partial
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.model.bert import build_block
+from bert_cli.model.layers import EncoderLayer
 from bert_cli.parallel.tensorflow.mesh import traced
 from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage
 
@@ -71,6 +73,35 @@ def test_layers_with_a_shared_trace_are_the_layers_bit_for_bit_at_every_length()
     assert not single.functions
 
 
+class WindowLayer(EncoderLayer):
+    """An encoder layer that ignores the positions from `window` on."""
+
+    def __init__(self, *, window: int, **options):
+        self.window = window
+        super().__init__(**options)
+
+    def call(self, hidden, batch, key):
+        mask = batch["input_mask"] * (np.arange(hidden.shape[1]) < self.window)
+        return super().call(hidden, {"input_mask": mask}, key)
+
+
+def test_layers_of_one_class_with_different_attributes_share_no_trace():
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    blocks = [
+        WindowLayer(name=f"hid_{n}", policy=policy, config=CONFIG, number=n, window=window)
+        for n, window in enumerate((4, 4, 16))
+    ]
+    draw = np.random.default_rng(1)
+    for weight in (weight for block in blocks for weight in block.weights):
+        weight.assign(draw.standard_normal(weight.shape) / 4)
+    shared = SharedTraces(blocks)
+    values = forward_and_backward(blocks, shared.run)(16)
+    expected = forward_and_backward(blocks, lambda block, *rest: block(*rest))(16)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_array_equal(value, other)
+    assert list(shared.functions) == [(blocks[0].trace_key, B, S, 16)]
+
+
 @pytest.mark.parametrize(("saved", "many"), [("stage", 1), ("layer", 2)])
 def test_a_stage_saves_its_input_or_those_of_its_layers(saved, many):
     stage = Stage(layers(), None, {}, device="CPU:0", saved=saved)
@@ -107,6 +138,7 @@ def test_the_first_gradients_overwrite_and_a_weight_without_a_part_in_the_loss_h
         return loss, {"loss": loss}
 
     body.READS = head.READS = head.COUNTS = ()
+    body.trace_key = "body"
     weights = {"table": table, "other": other}
     stage = Stage([body], head, weights, device="CPU:0", saved=saved, compiled=compiled)
     for accumulator in stage.accumulators.values():
