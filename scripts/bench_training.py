@@ -305,8 +305,9 @@ def growth_by_scores(options: argparse.Namespace) -> int:
     """Return the growth of peak memory, in bytes, while this process computes the loss and its gradients."""
     import tensorflow as tf
 
+    from bert_cli.model.chunked_loss import chunked_loss
     from bert_cli.model.fused import compile_fused
-    from bert_cli.model.heads import chunked_loss, loss_sums
+    from bert_cli.model.heads import loss_sums
     from bert_cli.tasks.look.machine import resident_bytes
 
     compile_fused(options.compile != "nothing")

@@ -5,7 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from bert_cli.config import heads
 from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.heads import Head
 from bert_cli.config.markers import Fixed
 from bert_cli.config.settings import SettingError, is_set, without_effect
 from bert_cli.errors import count
@@ -22,7 +24,7 @@ class EmbedSettings(FinetuneSettings):
     --validation-file sts-dev.tsv --save-ckpt-path runs/vectors
     """
 
-    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("mean_pool", "embed_head")
+    HEAD: ClassVar[Head] = heads.SENTENCE_EMBEDDING
     NEEDS: ClassVar = {
         "temperature": ("objective", "pairs", "simcse"),
         "held_out_fraction": "do_validation",
@@ -57,11 +59,15 @@ class EmbedSettings(FinetuneSettings):
     """Number of epochs."""
 
     @property
+    def head(self) -> Head:
+        """Return the head of this run."""
+        is_denoising = self.objective == "tsdae" and self.do_training
+        return heads.DENOISING if is_denoising else self.HEAD
+
+    @property
     def last_blocks(self) -> tuple[str, ...]:
         """Return the blocks after the encoder layers of this run."""
-        is_denoising = self.objective == "tsdae" and self.do_training
-        head = "denoise_head" if is_denoising else "embed_head"
-        return ("mean_pool", head) if self.pooling == "mean" else (head,)
+        return self.head.last_blocks if self.pooling == "mean" else (self.head.name,)
 
     @property
     def columns(self) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from bert_cli.config import heads
+from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Positional, Usual
 from bert_cli.config.settings import (
     BertConfig,
@@ -24,8 +26,7 @@ from bert_cli.errors import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
-CLASSIFICATIONS = ("text-classification", "token-classification")
-PREDICT_TASKS = ("fill-mask", "question-answering", *CLASSIFICATIONS, "embed", "similarity")
+PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -108,7 +109,7 @@ class SquadSettings(FinetuneSettings):
     --dataset-dir data/squad --save-ckpt-path runs/squad_2
     """
 
-    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("qa_head",)
+    HEAD: ClassVar[Head] = heads.QUESTION_ANSWERING
     NEEDS: ClassVar = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
@@ -156,7 +157,7 @@ class GlueSettings(FinetuneSettings):
     --save-ckpt-path runs/rte --seeds 5
     """
 
-    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("pool", "glue_head")
+    HEAD: ClassVar[Head] = heads.SEQUENCE_CLASSIFICATION
     NEEDS: ClassVar = {"do_test": "do_validation"}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
@@ -184,7 +185,7 @@ class NerSettings(FinetuneSettings):
     --validation-file dev.conll --save-ckpt-path runs/ner --num-epochs 5 --seeds 3
     """
 
-    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("token_head",)
+    HEAD: ClassVar[Head] = heads.TOKEN_CLASSIFICATION
 
     train_file: Path | None = None
     """Training sentences: a token and its BIO label on each line, a blank line between sentences."""
@@ -203,7 +204,7 @@ class ClassifySettings(FinetuneSettings):
     --text-column first --text-column second --save-ckpt-path runs/pairs
     """
 
-    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("pool", "glue_head")
+    HEAD: ClassVar[Head] = heads.SEQUENCE_CLASSIFICATION
     NEEDS: ClassVar = {"held_out_fraction": "do_validation"}
 
     train_file: Path | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bert_cli.config.heads import Head
 from bert_cli.config.settings import RUN_LENGTHS
 
 # Old dotted key -> ours. A rename of a group renames everything in it.
@@ -152,7 +153,9 @@ def adapt(
     layout: Any = adapted.get("parallel")
     stages = layout.get("pipeline_stages") if isinstance(layout, Mapping) else None
     if "parallel.pipeline_stages" in renamed and isinstance(stages, list):
-        absent = [n for n in NOT_IN_EVERY_TASK if n not in getattr(settings, "LAST_BLOCKS", ())]
+        head: Head | None = getattr(settings, "HEAD", None)
+        blocks = head.last_blocks if head else ()
+        absent = [name for name in NOT_IN_EVERY_TASK if name not in blocks]
         without = [
             [name for name in stage if name not in absent] if isinstance(stage, list) else stage
             for stage in stages

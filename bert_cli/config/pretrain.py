@@ -6,7 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from bert_cli.config import heads
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
+from bert_cli.config.heads import Head
 from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
 from bert_cli.config.settings import (
     Positive,
@@ -16,7 +18,7 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.training import BatchShape, TrainSettings
 
 Scaling = Literal["unit", "u-mup"]
 
@@ -52,7 +54,7 @@ class PretrainSettings(TrainSettings):
     Example: bert pretrain --config pretrain_base_512_phase2 --pretrained-ckpt-path runs/base_128_phase1
     """
 
-    LAST_BLOCKS: ClassVar[tuple[str, ...]] = ("enc_out", "pool", "heads")
+    HEAD: ClassVar[Head] = heads.PRETRAINING
     NEEDS: ClassVar = {
         "evaluation_examples": "validation_dir",
         "new_rows_only_steps": "pretrained_ckpt_path",
@@ -134,6 +136,13 @@ class PretrainSettings(TrainSettings):
         predictions = self.max_predictions_per_seq
         probability = self.masking.highest_probability
         return most + packed_predictions(self.max_seq_length, most, predictions, probability)
+
+    @property
+    def micro_batch_shape(self) -> BatchShape:
+        """Return the shape of a micro-batch."""
+        sequences = self.max_sequences_per_pack
+        masked = self.positions_read - sequences
+        return super().micro_batch_shape._replace(masked=masked, sequences=sequences)
 
     @property
     def mask_probabilities(self) -> tuple[float, float] | None:

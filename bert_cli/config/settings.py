@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from bert_cli.config.heads import LAST_BLOCKS
 from bert_cli.config.markers import Engine, OnlyWith, Usual, is_path, kinds_of, markers_of
 from bert_cli.errors import count
 from bert_cli.files import is_utf8
@@ -32,15 +33,10 @@ Size = Annotated[int, Field(ge=1, le=10**7)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 """A number of layers, each of which costs milliseconds before the memory of a run is checked."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-ENDS = {"emb", "heads"}
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Settings of which a run has one."""
 INTEGERS = 2**63
 """Integers are smaller in absolute value, as int64 is."""
-BLOCKS = (
-    *("emb", "hid", "enc_out", "pool", "heads", "qa_head", "glue_head", "token_head"),
-    *("mean_pool", "embed_head", "denoise_head"),
-)
 
 
 class SettingError(ValueError):
@@ -312,15 +308,16 @@ class Parallel(Settings):
     def _expand_repeats(cls, stages: list[list[str]] | None) -> list[list[str]] | None:
         if stages is None:
             return None
+        blocks = ("emb", "hid", *LAST_BLOCKS)
         expanded: list[list[str]] = [[] for _ in stages]
         for number, stage in enumerate(stages):
             for entry in stage or [""]:
                 name, star, times = entry.partition("*")
-                if name not in BLOCKS or (star and not re.fullmatch(r"0*[1-9]\d{0,3}", times)):
+                if name not in blocks or (star and not re.fullmatch(r"0*[1-9]\d{0,3}", times)):
                     raise SettingError(
                         "",
                         f"stage {number} names {entry!r}, which is not a block",
-                        f"blocks are {', '.join(BLOCKS)}, and hid*7 stands for seven of hid",
+                        f"blocks are {', '.join(blocks)}, and hid*7 stands for seven of hid",
                     )
                 expanded[number] += [name] * int(times or 1)
         return expanded
@@ -341,7 +338,9 @@ class Parallel(Settings):
             raise SettingError(name, problem, "give one for each stage")
         if set(devices) != set(range(max(devices) + 1)):
             raise SettingError(name, f"{devices} leaves a device out", "number them from 0")
-        ends = {on for stage, on in zip(stages, devices, strict=True) if ENDS & {*stage}}
+        readers = [name for name, block in LAST_BLOCKS.items() if block.reads_word_table]
+        sharing = {"emb", *readers}
+        ends = {on for stage, on in zip(stages, devices, strict=True) if sharing & {*stage}}
         if len(ends) > 1:
             problem = f"{devices} separates emb and heads, which share the word embeddings"
             raise SettingError(name, problem, "give both the same device")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.settings import (
     BertConfig,
@@ -173,8 +174,8 @@ class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
     NEEDS: ClassVar = {"compile": ("engine", "tensorflow")}
-    LAST_BLOCKS: ClassVar[tuple[str, ...]]
-    """The blocks after the encoder layers."""
+    HEAD: ClassVar[Head]
+    """The head that the command trains."""
     SAVES: ClassVar[bool] = True
     """Whether the command has a run folder."""
     about: Untracked[About | None] = None
@@ -243,9 +244,19 @@ class TrainSettings(Settings):
     """Use only reproducible operations, so that a resumed run equals the uninterrupted run bit for bit."""
 
     @property
+    def head(self) -> Head:
+        """Return the head of this run."""
+        return self.HEAD
+
+    @property
     def last_blocks(self) -> tuple[str, ...]:
         """Return the blocks after the encoder layers of this run."""
-        return self.LAST_BLOCKS
+        return self.head.last_blocks
+
+    @property
+    def micro_batch_shape(self) -> BatchShape:
+        """Return the shape of a micro-batch."""
+        return BatchShape(self.global_batch.micro_batch_size, self.max_seq_length)
 
     @property
     def texts_per_example(self) -> int:

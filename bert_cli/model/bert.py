@@ -5,6 +5,8 @@ on the current device: its weights' first values follow from the seed and its na
 """
 
 import hashlib
+import inspect
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,38 +14,18 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config import heads
 from bert_cli.config.settings import BertConfig
-from bert_cli.model.denoising import DenoisingDecoder
 from bert_cli.model.groupbert import GroupLayer
-from bert_cli.model.heads import (
-    PretrainingHeads,
-    QuestionAnswering,
-    SentenceEmbedding,
-    SequenceClassification,
-    TokenClassification,
-)
-from bert_cli.model.layers import Embeddings, EncoderLayer, GatherPositions, MeanPooling, Pooler
+from bert_cli.model.layers import Embeddings, EncoderLayer
 from bert_cli.model.scaling import Factor
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
 TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
-PRETRAINING = ("enc_out", "pool", "heads")
-# Name of a block, or architecture of a layer -> its class, and the attributes that it takes besides `config`.
-BLOCKS: dict[str, tuple[Any, *tuple[str, ...]]] = {
-    "emb": (Embeddings,),
-    "bert": (EncoderLayer, "number"),
-    "groupbert": (GroupLayer, "number"),
-    "enc_out": (GatherPositions,),
-    "pool": (Pooler,),
-    "heads": (PretrainingHeads, "word_table", "chunks"),
-    "qa_head": (QuestionAnswering, "labels", "dropout_id"),
-    "glue_head": (SequenceClassification, "labels", "dropout_id"),
-    "token_head": (TokenClassification, "labels", "dropout_id"),
-    "mean_pool": (MeanPooling,),
-    "embed_head": (SentenceEmbedding,),
-    "denoise_head": (DenoisingDecoder, "encoder", "word_table", "chunks", "dropout_id"),
-}
+PRETRAINING = heads.PRETRAINING.last_blocks
+# Architecture -> the class of its encoder layers.
+LAYERS = {"bert": EncoderLayer, "groupbert": GroupLayer}
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
@@ -65,26 +47,28 @@ def build_block(
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
 
-    Of the blocks `before` it, by name, `heads` shares the word embeddings and `denoise_head` all weights; they do not
-    change. `labels` are the outputs of a task's head, `chunks` those of the vocabulary in the masked-LM loss,
-    `factors` the table of Unit Scaling.
+    A head may share weights of the blocks `before` it, by name; they do not change. `labels` are the outputs of a
+    task's head, `chunks` those of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
     """
     is_layer = name.startswith("hid_")
-    ids = BLOCKS[config.architecture][0].DROPOUT_IDS
-    attributes = {
+    layer = LAYERS[config.architecture]
+    options = {
         "encoder": [block for n, block in (before or {}).items() if n == "emb" or "hid_" in n],
         "word_table": before["emb"].word.embeddings if before else None,
         "labels": labels,
         "chunks": chunks,
-        "dropout_id": 1 + ids * config.num_hidden_layers,
+        "dropout_id": 1 + layer.DROPOUT_IDS * config.num_hidden_layers,
         "number": int(name.removeprefix("hid_")) if is_layer else None,
     }
-    block_class, *taken = BLOCKS[config.architecture if is_layer else name]
+    block_class: Any = layer if is_layer else Embeddings
+    if name in heads.LAST_BLOCKS:
+        block_class = pkgutil.resolve_name(heads.LAST_BLOCKS[name].layer)
+    parameters = inspect.signature(block_class.__init__).parameters
     block = block_class(
         name=name,
         policy=keras.DTypePolicy(policy),
         config=config,
-        **{attribute: attributes[attribute] for attribute in taken},
+        **{option: value for option, value in options.items() if option in parameters},
     )
     block.set_factors(factors or {})
     for path, weight in named_weights([(name, block)]).items():

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
+from bert_cli.config.settings import BertConfig
 from bert_cli.model.fused import Tensor, shifted_key
 from bert_cli.model.heads import Columns, MaskedLM, SentenceEmbedding, Sums
 from bert_cli.model.layers import MASKED_SCORE, ConfiguredLayer, Output
@@ -23,7 +24,11 @@ OTHER_DROPOUT = 1 << 16  # added to the dropout ids of the encoder, of which a m
 class VectorAttention(ConfiguredLayer):
     """Attention of every position to the vector of the text alone, its output and its residual."""
 
-    dropout_id: int
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, dropout_id: int
+    ) -> None:
+        self.dropout_id = dropout_id
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -47,9 +52,24 @@ class DenoisingDecoder(SentenceEmbedding):
         "loss": ("loss", "targets"),
         "accuracy": ("correct", "targets"),
     }
-    encoder: Sequence[Any]
-    word_table: keras.Variable
-    chunks: int = 1
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        policy: keras.DTypePolicy,
+        config: BertConfig,
+        encoder: Sequence[Any],
+        word_table: keras.Variable,
+        chunks: int,
+        dropout_id: int,
+    ) -> None:
+        """Share the weights of the encoder; the loss is computed in `chunks` of the vocabulary."""
+        self.encoder = encoder
+        self.word_table = word_table
+        self.chunks = chunks
+        self.dropout_id = dropout_id
+        super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}
@@ -57,7 +77,9 @@ class DenoisingDecoder(SentenceEmbedding):
             VectorAttention(name=f"cross_{layer}", **shared, dropout_id=self.dropout_id + layer)
             for layer in range(self.config.num_hidden_layers)
         ]
-        self.masked_lm = MaskedLM(name="masked_lm", **shared, word_table=self.word_table)
+        self.masked_lm = MaskedLM(
+            name="masked_lm", **shared, word_table=self.word_table, chunks=self.chunks
+        )
 
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
@@ -69,7 +91,7 @@ class DenoisingDecoder(SentenceEmbedding):
         targets_BS = ops.cast(labels["target_ids"], "int32")
         decoded = self._decode(targets_BS[:, :-1], hidden[:, :1], key)
         weights_M = ops.reshape(ops.cast(labels["target_weights"][:, 1:], "float32"), (-1,))
-        loss, correct = self.masked_lm.loss_sums(decoded, targets_BS[:, 1:], weights_M, self.chunks)
+        loss, correct = self.masked_lm.loss_sums(decoded, targets_BS[:, 1:], weights_M)
         return loss / counts["targets"], {"loss": loss, "correct": correct}
 
     def _decode(self, ids: Tensor, vector_B1D: Tensor, key: Tensor | None) -> Tensor:

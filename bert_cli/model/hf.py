@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from bert_cli.config.heads import LAST_BLOCKS, PRETRAINING, Head, heads
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
-# Layer of ours -> layer of theirs; {} is the number of an encoder layer. Those of GroupBERT have the same names.
+# Layer of ours -> layer of theirs; {} is the number of an encoder layer. Those of GroupBERT have the same names. The
+# names of the blocks after the encoder layers are in their records.
 LAYERS = {
     "emb/word": "bert.embeddings.word_embeddings",
     "emb/position": "bert.embeddings.position_embeddings",
@@ -34,17 +36,6 @@ LAYERS = {
     "hid_{}/feed_forward/output/dense": "bert.encoder.layer.{}.output.dense",
     "hid_{}/feed_forward/output/layer_norm": "bert.encoder.layer.{}.output.LayerNorm",
     "hid_{}/final_norm": "bert.encoder.final_norm",
-    "pool/dense": "bert.pooler.dense",
-    "heads/masked_lm/transform": "cls.predictions.transform.dense",
-    "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
-    "heads/masked_lm": "cls.predictions",
-    "heads/next_sentence": "cls.seq_relationship",
-    "denoise_head/masked_lm/transform": "cls.predictions.transform.dense",
-    "denoise_head/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
-    "denoise_head/masked_lm": "cls.predictions",
-    "qa_head/span": "qa_outputs",
-    "glue_head/classifier": "classifier",
-    "token_head/classifier": "classifier",
 }
 
 # Last part of a name of ours, or of an old one of theirs -> of theirs. Only kernels are transposed.
@@ -62,41 +53,6 @@ TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
-# Parts that a file may lack completely, as published encoders do. They then have first values.
-OPTIONAL = (
-    *("pool", "heads/masked_lm", "heads/next_sentence", "qa_head", "glue_head", "token_head"),
-    *("denoise_head/masked_lm", "denoise_head/cross"),
-)
-
-# Their names of the same parts, which are left out where the model has no such part.
-THEIR_PARTS = (
-    "bert.pooler",
-    "pooler",
-    "cls.predictions",
-    "cls.seq_relationship",
-    "qa_outputs",
-    "classifier",
-    "denoise_head",
-)
-
-# Last block of ours -> transformers' class.
-ARCHITECTURES = {
-    "heads": "BertForPreTraining",
-    "qa_head": "BertForQuestionAnswering",
-    "glue_head": "BertForSequenceClassification",
-    "token_head": "BertForTokenClassification",
-    "embed_head": "BertModel",
-    "denoise_head": "BertModel",
-}
-# Class of transformers, without the prefix of another architecture -> its task.
-TASKS = {
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertForQuestionAnswering": "question-answering",
-    "BertForSequenceClassification": "text-classification",
-    "BertForTokenClassification": "token-classification",
-    "BertModel": "embed",
-}
 # Architecture, which is also transformers' model_type -> what the names of its classes have before "Bert".
 PREFIXES = {"bert": "", "groupbert": "Group"}
 # Classes for PyTorch that transformers does not have; written beside the weights and never imported here.
@@ -109,7 +65,8 @@ def hf_name(name: str) -> str:
     number = re.match(r"hid_(\d+)/", layer)
     row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
     same = row.replace("hid_{}/", "bert.encoder.layer.{}.").replace("/", ".")
-    theirs = LAYERS.get(row, same)
+    block = LAST_BLOCKS.get(layer.partition("/")[0])
+    theirs = (block.hf_names if block else LAYERS).get(row, same)
     return f"{theirs.format(number[1] if number else '')}.{LEAVES[leaf]}"
 
 
@@ -121,7 +78,7 @@ def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
 def from_hf(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]], *, where: str = "weights"
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return the weights `wanted` (our name -> shape), and the parts of OPTIONAL that the file lacks completely.
+    """Return the weights `wanted` (our name -> shape), and the optional parts that the file lacks completely.
 
     Raises CheckpointError, naming all of them, for tensors without a weight, weights that are missing, shapes that
     differ, and tied copies that differ.
@@ -129,7 +86,7 @@ def from_hf(
     theirs = _current_names(tensors, where)
     names = {name: hf_name(name) for name in wanted}
     missing_parts = []
-    for part in OPTIONAL:
+    for part in _parts():
         within = [name for name in names if name.startswith(part)]
         if within and not any(names[name] in theirs for name in within):
             missing_parts.append(part)
@@ -165,11 +122,13 @@ def fitting(
         for name, shape in wanted.items()
     }
     left_out: list[str] = []
-    for part in THEIR_PARTS:
-        within = [name for name in tensors if name.startswith(f"{part}.") and name not in TIED]
-        full = {name: f"bert.{name}" if part == "pooler" else name for name in within}
-        if any(theirs.get(full[name]) != tensors[name].shape for name in within):
-            left_out.append(part)
+    for part in dict.fromkeys(_parts().values()):
+        bare = part.removeprefix("bert.")  # as in the file of an encoder alone
+        for start in dict.fromkeys((part, bare)):
+            within = [name for name in tensors if name.startswith(f"{start}.") and name not in TIED]
+            full = {name: part + name.removeprefix(start) for name in within}
+            if any(theirs.get(full[name]) != tensors[name].shape for name in within):
+                left_out.append(start)
     prefixes = tuple(f"{part}." for part in left_out)
     return {n: value for n, value in tensors.items() if not n.startswith(prefixes)}, left_out
 
@@ -178,7 +137,7 @@ def hf_config(
     config: BertConfig,
     *,
     dtype: str = "float32",
-    head: str = "heads",
+    head: Head = PRETRAINING,
     label_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return the contents of `config.json`; `head` is the last block, a classifier without names a regression."""
@@ -189,7 +148,7 @@ def hf_config(
         "tie_word_embeddings": True,
         "dtype": dtype,
     }
-    if head in ("glue_head", "token_head"):
+    if head.has_label_names:
         names = label_names or ["score"]
         described["id2label"] = {str(number): name for number, name in enumerate(names)}
         described["label2id"] = {name: number for number, name in enumerate(names)}
@@ -198,9 +157,9 @@ def hf_config(
     return described
 
 
-def class_name(config: BertConfig, head: str) -> str:
-    """Return transformers' name of the class of a model whose last block is `head`."""
-    return PREFIXES[config.architecture] + ARCHITECTURES[head]
+def class_name(config: BertConfig, head: Head) -> str:
+    """Return transformers' name of the class of a model with this head."""
+    return PREFIXES[config.architecture] + head.hf_classes[0]
 
 
 def class_entries(config: BertConfig, name: str) -> dict[str, Any]:
@@ -208,7 +167,8 @@ def class_entries(config: BertConfig, name: str) -> dict[str, Any]:
     entries: dict[str, Any] = {"architectures": [name], "model_type": config.architecture}
     if config.architecture == "groupbert":
         kinds = ["Config", "Model", "ModelForMaskedLM"]
-        kinds += [name.replace("Bert", "Model") for name in ARCHITECTURES.values() if "For" in name]
+        classes = [head.hf_classes[0] for head in heads()]
+        kinds += [name.replace("Bert", "Model") for name in classes if "For" in name]
         start = f"{MODELING.stem}.GroupBert"
         entries["auto_map"] = {f"Auto{k}": start + k.replace("ModelFor", "For") for k in kinds}
         # transformers chooses BERT's by its model_type.
@@ -282,6 +242,11 @@ def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]
             problem = f"differs from {original}, which is the same weight in this model"
             raise CheckpointError(f"{copy} ({where})", problem, "give a model with tied weights")
     return renamed
+
+
+def _parts() -> dict[str, str]:
+    """Return the parts that a file may lack, which then have first values: our name -> theirs."""
+    return {ours: part for block in LAST_BLOCKS.values() for ours, part in block.parts.items()}
 
 
 def _transposed(name: str, value: Array) -> Array:

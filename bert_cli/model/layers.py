@@ -50,11 +50,9 @@ class Layer(keras.layers.Layer):
     factors: Mapping[str, Factor] = {}
     """Factors of Unit Scaling, by path below this layer."""
 
-    def __init__(self, *, name: str, policy: keras.DTypePolicy, **attributes: Any) -> None:
+    def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
         """Create the weights; a class sets the attributes that they depend on before it calls this."""
         super().__init__(name=name, dtype=policy, autocast=False)
-        for attribute, value in attributes.items():
-            setattr(self, attribute, value)
         self.build()
 
     def build(self) -> None:
@@ -181,11 +179,9 @@ class Embedding(Layer):
 class ConfiguredLayer(Layer):
     """A layer of the model's sizes."""
 
-    def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, **attributes: Any
-    ) -> None:
+    def __init__(self, *, name: str, policy: keras.DTypePolicy, config: BertConfig) -> None:
         self.config = config
-        super().__init__(name=name, policy=policy, **attributes)
+        super().__init__(name=name, policy=policy)
 
     def dense(self, name: str, inputs: int, outputs: int, *, has_bias: bool = True) -> Dense:
         """Return a new dense layer of this layer's policy."""

@@ -6,25 +6,14 @@ width D over S positions. The word embeddings are multiplied only in the masked-
 Recomputation is not counted, so that it does not look like speed; padding is.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from bert_cli.config.heads import LAST_BLOCKS, Product
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape
-
-
-class Product(NamedTuple):
-    """A product of a [rows, width] matrix with a [width, outputs] weight."""
-
-    rows: int
-    width: int
-    outputs: int
-
-    @property
-    def flops(self) -> int:
-        """Return the multiplications and additions of the forward product."""
-        return 2 * self.rows * self.width * self.outputs
 
 
 def shape_of(batch: Mapping[str, Any]) -> BatchShape:
@@ -42,8 +31,6 @@ def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) 
     width = config.hidden_size
     inner = config.intermediate_size
     positions = shape.examples * shape.positions
-    sequences = shape.examples * shape.sequences
-    masked = shape.examples * shape.masked
     square = Product(positions, width, width)
     wider = Product(positions, width, inner)
     layer = [square] * 4 + [wider, Product(positions, inner, width)]
@@ -53,17 +40,8 @@ def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) 
         grouped = Product(positions, inner // config.ffn_groups, width)
         mixer = [square] if config.ffn_groups > 1 else []
         layer = [square] * 7 + [Product(positions, kernel, width), *[wider, grouped, *mixer] * 2]
-    last = {
-        "enc_out": [],
-        "pool": [Product(sequences, width, width)],
-        "heads": [
-            Product(sequences, width, 2),
-            Product(masked, width, width),
-            Product(masked, width, config.vocab_size),
-        ],
-        "qa_head": [Product(positions, width, 2)],
-    }
-    return layer * config.num_hidden_layers + [one for name in last_blocks for one in last[name]]
+    last = [LAST_BLOCKS[name].products(config, shape) for name in last_blocks]
+    return layer * config.num_hidden_layers + list(itertools.chain.from_iterable(last))
 
 
 def attention(config: BertConfig, shape: BatchShape) -> int:

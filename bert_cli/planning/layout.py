@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
+from bert_cli.config.heads import LAST_BLOCKS
 from bert_cli.config.load import changed
 from bert_cli.config.training import GlobalBatch, TrainSettings, short
 from bert_cli.errors import ConfigError, count
 from bert_cli.planning.memory import (
-    EMBED_BLOCKS,
-    LABELS,
-    TASK_HEADS,
     Estimate,
     Stages,
     estimate,
@@ -47,23 +45,16 @@ AUTO = "give --parallel.layout auto to choose a layout that fits, with the same 
 def work_of(settings: TrainSettings) -> dict[str, float]:
     """Return the floating-point operations of each block for one forward of a micro-batch."""
     config = settings.bert_config
-    batch = settings.global_batch
     width = config.hidden_size
-    vocabulary = config.vocab_size
-    positions = batch.micro_batch_size * settings.max_seq_length
-    read = batch.micro_batch_size * settings.positions_read
-    return {
+    shape = settings.micro_batch_shape
+    positions = shape.examples * shape.positions
+    work = {
         "emb": 10.0 * positions * width,  # element by element
         "hid": 2.0 * positions * (config.layer_matrices + 2 * settings.max_seq_length * width),
-        "enc_out": 1.0 * read * width,
-        "pool": 2.0 * batch.micro_batch_size * width * width,
-        "heads": 2.0 * read * width * (width + vocabulary),
-        **dict.fromkeys(TASK_HEADS, 2.0 * read * width * LABELS),
-        **dict.fromkeys(EMBED_BLOCKS, 1.0 * read * width),
-        # The decoder has the layers of the encoder.
-        "denoise_head": 2.0 * positions * config.num_hidden_layers * config.layer_matrices
-        + 2.0 * read * width * (width + vocabulary),
     }
+    for name, block in LAST_BLOCKS.items():
+        work[name] = float(sum(product.flops for product in block.products(config, shape)))
+    return work
 
 
 def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -> float:
@@ -218,9 +209,7 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
         problem += f" times the {asked} of parallel.tensor" if asked > 1 else ""
         raise ConfigError(f"devices ({devices})", problem, f"start at most {devices // asked}")
     check_processes(batch, processes, is_auto=True)
-    # The decoder of TSDAE, in the last stage, has the weights of all layers.
-    is_one = "denoise_head" in settings.last_blocks
-    most = 1 if is_one else settings.bert_config.num_hidden_layers + 1
+    most = 1 if settings.head.shares_layers else settings.bert_config.num_hidden_layers + 1
     shapes: list[Shape] = []
     for each in [asked] if settings.engine == "jax" else range(1, min(here, most) + 1):
         of_each = (processes * n for n in range(1, here // each + 1))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bert_cli.config.heads import GATHER, LAST_BLOCKS, Saved
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import TrainSettings
 
@@ -13,11 +14,6 @@ Stages = Sequence[Sequence[str]]
 WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
 COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
 FLOAT32 = 4
-# The last blocks of the tasks, and a number of labels: the real one is negligible beside the model's width.
-TASK_HEADS = ("qa_head", "glue_head", "token_head")
-LABELS = 2
-READOUTS = {"heads", "denoise_head"}  # blocks with scores of all words
-EMBED_BLOCKS = ("mean_pool", "embed_head")
 # The thresholds of the engine, which a test compares with it.
 COMPILED_CHAIN_ELEMENTS = 2**19
 COMPILED_UPDATE_WEIGHTS = 2**23
@@ -67,10 +63,9 @@ class Estimate:
 
 
 def weights_of(config: BertConfig) -> dict[str, int]:
-    """Return the number of weights of each block; `heads` without the shared word embeddings."""
+    """Return the number of weights of each block, those that blocks share at the first one."""
     width = config.hidden_size
     inner = config.intermediate_size
-    dense = width * width + width
     norm = 2 * width
     vectors = 4 * width + norm + inner + width + norm
     is_group = config.architecture == "groupbert"
@@ -81,14 +76,13 @@ def weights_of(config: BertConfig) -> dict[str, int]:
         "emb": rows * width + norm,
         "hid": config.layer_matrices + vectors,
         "final_norm": norm * is_group,  # a part of the last layer
-        "enc_out": 0,
-        "pool": dense,
-        "heads": dense + norm + config.vocab_size + 2 * width + 2,
-        **dict.fromkeys(TASK_HEADS, LABELS * (width + 1)),
-        **dict.fromkeys(EMBED_BLOCKS, 0),
-        "denoise_head": config.num_hidden_layers * (2 * dense + norm)
-        + (dense + norm + config.vocab_size),
+        **{name: block.weights(config) for name, block in LAST_BLOCKS.items()},
     }
+
+
+def _reads_word_table(blocks: Sequence[str]) -> bool:
+    """Return whether one of the blocks scores the vocabulary with the word embeddings."""
+    return any(block.reads_word_table for name, block in LAST_BLOCKS.items() if name in blocks)
 
 
 def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
@@ -162,9 +156,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
         moments=2 * FLOAT32 * updated,
         stashes=0,
         working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
-        logits=logits // (chunks if by_rows == 1 else by_rows)
-        if READOUTS.intersection(blocks)
-        else 0,
+        logits=logits // (chunks if by_rows == 1 else by_rows) if _reads_word_table(blocks) else 0,
         update=FLOAT32 * update,
     )
 
@@ -180,7 +172,7 @@ def on_device(
     table = config.vocab_size * config.hidden_size
     weights = sum(weights_of(config)[block] for block in blocks)
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
-    tables = sum(not {"emb", *READOUTS}.isdisjoint(stages[number]) for number in here)
+    tables = sum("emb" in stages[n] or _reads_word_table(stages[n]) for n in here)
     replicas = settings.global_batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated = math.ceil(weights / shards)
@@ -199,7 +191,7 @@ def on_device(
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
-        logits=int(GAPS * _logits(settings)) if READOUTS.intersection(blocks) else 0,
+        logits=int(GAPS * _logits(settings)) if _reads_word_table(blocks) else 0,
         update=int(GAPS * max(reduced, update)),
     )
 
@@ -230,8 +222,8 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
     temporaries = sum(FLOAT32 * n * count_elements(settings, shape) for shape, n in shapes.items())
     elements = weights_of(config)
-    for name in READOUTS:
-        elements[name] += config.vocab_size * config.hidden_size  # the shared word embeddings
+    if _reads_word_table(blocks):
+        elements[blocks[-1]] += config.vocab_size * config.hidden_size  # the shared word embeddings
     gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
     kernels = _kernel_copies(settings, blocks)
     by_layer = parallel.recompute and parallel.recompute_by == "layer"
@@ -240,7 +232,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
         *body, heads = saved
         below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
         layer = max(body, default=0) if by_layer else 0
-        logits = _logits(settings) if READOUTS.intersection(blocks) else 0
+        logits = _logits(settings) if _reads_word_table(blocks) else 0
         return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
@@ -253,7 +245,7 @@ def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
     if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
         return 0
     config = settings.bert_config
-    table = config.vocab_size * config.hidden_size if READOUTS.intersection(blocks) else 0
+    table = config.vocab_size * config.hidden_size if _reads_word_table(blocks) else 0
     cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
     return COMPUTE_BYTES[settings.precision] * (cast + table)
 
@@ -276,9 +268,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32
     compute = COMPUTE_BYTES[settings.precision]
-    bsd, bnss, bsf, bpd = (
-        count_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF", "BPD")
-    )
+    bsd, bnss, bsf = (count_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF"))
     is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
     feed_forwards = 1
     of_bsd = 6 * compute + (4 + more + hidden * (2 + 2 * more)) * wide
@@ -292,28 +282,23 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
         scores = (2 + more) * compute * bnss
         return of_bsd * bsd + scores + feed_forwards * 2 * compute * bsf
     changed = int(bool(dropout) or settings.precision != "float32")
+    if block in LAST_BLOCKS:
+        bd = count_elements(settings, "BD")
+        bpd = count_elements(settings, "BPD")
+        layers = config.num_hidden_layers
+        saved = Saved(compute, wide, more, bd, bpd, bsd, bnss, layers, of_bsd * bsd)
+        return LAST_BLOCKS[block].saved(saved)
     return {
         "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
         "hid": of_bsd * bsd
         + ((1 + dropout) * wide + changed * compute) * bnss
         + feed_forwards * ((3 + 2 * more) * wide + compute) * bsf,
-        "enc_out": 0,
-        "pool": (1 + more) * compute * bpd,
-        "heads": (2 * compute + 5 * wide) * bpd,
-        "qa_head": compute * bpd,
-        "glue_head": 2 * wide * count_elements(settings, "BD"),
-        "token_head": 2 * wide * bpd,
-        "mean_pool": wide * bsd,
-        "embed_head": 0,
-        # A second pass through the layers.
-        "denoise_head": config.num_hidden_layers * (of_bsd * bsd + (2 + more) * wide * bnss)
-        + (2 * compute + 5 * wide) * bpd,
     }[block]
 
 
 def _input(settings: TrainSettings, block: str) -> int:
     """Return the bytes of a block's input: all that recomputation saves of it."""
-    shape = "BSD" if block in ("hid", "enc_out") else "BPD"
+    shape = "BSD" if block in ("hid", GATHER.name) else "BPD"
     return (
         0 if block == "emb" else COMPUTE_BYTES[settings.precision] * count_elements(settings, shape)
     )

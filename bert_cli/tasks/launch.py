@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from bert_cli.commands import COMMANDS, split_command
+from bert_cli.config.heads import heads
 from bert_cli.config.load import load
 from bert_cli.config.options import split_log_level
 from bert_cli.config.tools import LaunchSettings, expand_benchmark
@@ -23,8 +24,6 @@ from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, supervise
 from bert_cli.planning.layout import check_processes
 
-# Commands that can run as several processes.
-SEVERAL = ("pretrain", "squad", "glue", "ner", "classify", "embed", "bench pretrain", "bench squad")
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
 PASSED = ("DATASETS_DIR",)
@@ -49,11 +48,13 @@ def run(settings: LaunchSettings) -> None:
 def _check_command(settings: LaunchSettings) -> None:
     # Here and once, not in every process.
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
-    if name not in SEVERAL:
+    training = {command for head in heads() for command in head.commands}
+    several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
+    if name not in several:
         remedy = (
             "give a command after --, such as `bert launch --processes 2 -- pretrain --config ...`"
         )
-        raise ConfigError(f"bert launch ({name})", f"starts {', '.join(SEVERAL)}", remedy)
+        raise ConfigError(f"bert launch ({name})", f"starts {', '.join(several)}", remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
     inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")

@@ -9,19 +9,12 @@ from pathlib import PurePath
 from typing import Any
 
 from bert_cli import __version__
+from bert_cli.config.heads import head_of_class, heads
+from bert_cli.config.training import TrainSettings
 from bert_cli.model import hf
 
 CARD = "README.md"
 TRAINING = "## Training\n"
-# A setting that only one kind of run has -> the command; the first that is present.
-COMMAND_BY_SETTING = {
-    "max_predictions_per_seq": "pretrain",
-    "glue_task": "glue",
-    "max_query_length": "squad",
-    "objective": "embed",
-    "text_column": "classify",
-    "num_epochs": "ner",
-}
 # Task -> the code that runs the model.
 CODE = {
     "question-answering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -66,7 +59,10 @@ print(run(**{{name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}}
 
 def command_of(settings: Mapping[str, Any]) -> str:
     """Return the command that trains with these settings, "?" for none."""
-    return next((name for key, name in COMMAND_BY_SETTING.items() if key in settings), "?")
+    commands = [pair for head in heads() for pair in head.commands.items()]
+    # A setting that every training run has decides last.
+    commands.sort(key=lambda pair: pair[1] in TrainSettings.model_fields)
+    return next((name for name, setting in commands if setting in settings), "?")
 
 
 def model_card(
@@ -82,7 +78,9 @@ def model_card(
     """Return the card of a model with this config.json; the code in it opens `model` by the runtime of an export."""
     shape = hf.config_of(config)
     name = str(config["architectures"][0])
-    task = hf.TASKS[name.removeprefix(hf.PREFIXES[shape.architecture])]
+    head = head_of_class(name.removeprefix(hf.PREFIXES[shape.architecture]))
+    assert head is not None
+    task = head.task
     if task == "embed":
         task = "sentence-similarity" if is_embedding else "feature-extraction"
     code = ENCODE + RUNTIMES[runtime] if runtime in RUNTIMES else CODE.get(task, ANY_TASK)

@@ -86,7 +86,7 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
     assert plan_of(settings, [10**6], None).examples_per_step == product
     given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
     blocks = [block for stage in settings.parallel.pipeline_stages for block in stage]
-    unused = {"enc_out", "pool"} - set(settings.LAST_BLOCKS)
+    unused = {"enc_out", "pool"} - set(settings.last_blocks)
     assert blocks == [block for block in given if block not in unused]
     assert found.origins["parallel.pipeline_device_mapping"] == str(tmp_path / "mine.json")
     assert settings.wandb.enabled and settings.wandb.tags == ["a"]

@@ -12,7 +12,8 @@ from support.model_inputs import counts_of, make_examples
 
 from bert_cli.model import fused
 from bert_cli.model.bert import build_block, build_blocks
-from bert_cli.model.heads import chunked_loss, loss_sums
+from bert_cli.model.chunked_loss import chunked_loss
+from bert_cli.model.heads import loss_sums
 
 MASKED, WIDTH, WORDS = 24, 32, 23
 # Relative to the largest value: a few roundings of the compute dtype.

@@ -4,16 +4,21 @@ import numpy as np
 import pytest
 from support.model_inputs import assert_gradients_of_pytorch, gradients_of, hidden_of, make_examples
 
+from bert_cli.config.heads import (
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+)
 from bert_cli.model.bert import build_block, build_blocks, named_weights
 from bert_cli.model.hf import hf_config, to_hf
 
 LABELS = ("one", "two", "three")
 KINDS = {
-    # Last blocks of ours, transformers' class, outputs of the head.
-    "question answering": (("qa_head",), "BertForQuestionAnswering", 2),
-    "sequence classification": (("pool", "glue_head"), "BertForSequenceClassification", 3),
-    "regression": (("pool", "glue_head"), "BertForSequenceClassification", 1),
-    "token classification": (("token_head",), "BertForTokenClassification", 3),
+    # The head and its outputs.
+    "question answering": (QUESTION_ANSWERING, 2),
+    "sequence classification": (SEQUENCE_CLASSIFICATION, 3),
+    "regression": (SEQUENCE_CLASSIFICATION, 1),
+    "token classification": (TOKEN_CLASSIFICATION, 3),
 }
 
 
@@ -42,10 +47,10 @@ def theirs_of(kind, config, values, columns, labels):
     import torch
     import transformers
 
-    last, architecture, outputs = KINDS[kind]
-    names = LABELS if outputs == 3 and last[-1] != "qa_head" else None
-    described = hf_config(config, head=last[-1], label_names=names)
-    model = getattr(transformers, architecture)(transformers.BertConfig(**described)).eval()
+    head, outputs = KINDS[kind]
+    names = LABELS if outputs == 3 else None
+    described = hf_config(config, head=head, label_names=names)
+    model = getattr(transformers, head.hf_classes[0])(transformers.BertConfig(**described)).eval()
     model.load_state_dict({name: torch.tensor(value) for name, value in to_hf(values).items()})
     given = {name: torch.tensor(value) for name, value in columns.items()}
     out = model(
@@ -65,7 +70,7 @@ def theirs_of(kind, config, values, columns, labels):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_equals_hugging_faces(kind, tiny):
-    last, _, outputs = KINDS[kind]
+    head, outputs = KINDS[kind]
     # Their answers' loss counts the scores of padded places, which ours leaves out: so none here.
     examples = make_examples(tiny.vocab_size, examples=5, seed=3)
     padded = {n: examples[n] for n in ("input_ids", "input_mask", "segment_ids")}
@@ -73,7 +78,9 @@ def test_a_head_equals_hugging_faces(kind, tiny):
         padded["input_mask"] = np.ones_like(padded["input_mask"])
         # Their table of words has no gradient for the padding's.
         padded["input_ids"] = np.maximum(padded["input_ids"], 1)
-    blocks = build_blocks(tiny, seed=4, policy="float32", last_blocks=last, labels=outputs)
+    blocks = build_blocks(
+        tiny, seed=4, policy="float32", last_blocks=head.last_blocks, labels=outputs
+    )
     weights = named_weights(blocks)
     draw = np.random.default_rng(5)
     for weight in weights.values():
@@ -90,7 +97,7 @@ def test_a_head_equals_hugging_faces(kind, tiny):
     assert abs(float(found) - loss) < 1e-5
     named = to_hf({name: gradient.numpy() for name, gradient in own.items()})
     no_gradient = ["qa_outputs.bias", "bert.encoder.layer.1.output.LayerNorm.bias"]
-    assert_gradients_of_pytorch(named, gradients, no_gradient if "qa_head" in last else ())
+    assert_gradients_of_pytorch(named, gradients, no_gradient if head is QUESTION_ANSWERING else ())
     best = logits.argmax(1 if kind == "question answering" else -1)
     expected = {}
     if kind == "question answering":
@@ -104,7 +111,7 @@ def test_a_head_equals_hugging_faces(kind, tiny):
 
 
 def test_an_answer_is_not_looked_for_in_the_padding(tiny):
-    head = build_block("qa_head", tiny, seed=1, policy="float32")
+    head = build_block(QUESTION_ANSWERING.name, tiny, seed=1, policy="float32")
     hidden = np.random.default_rng(0).normal(size=(1, 6, 32)).astype(np.float32)
     places = {n: np.array([1], np.int32) for n in ("start_positions", "end_positions")}
     losses = []
@@ -115,7 +122,7 @@ def test_an_answer_is_not_looked_for_in_the_padding(tiny):
 
 
 def test_the_classifier_has_dropout_before_it(tiny):
-    head = build_block("glue_head", tiny, seed=1, policy="float32")
+    head = build_block(SEQUENCE_CLASSIFICATION.name, tiny, seed=1, policy="float32")
     hidden = np.random.default_rng(0).normal(size=(3, 6, 32)).astype(np.float32)
     dropped = head.logits(hidden, np.array([7, 0], np.int32))
     assert not np.array_equal(dropped, head.logits(hidden, None))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
+from bert_cli.config.heads import DENOISING
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
 from bert_cli.data.records.tokenizer import TextTokenizer
@@ -85,7 +86,6 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
             scores |= embeddings.retrieval_scores(*vectors, retrieval.relevant)
         return Result(scores)
 
-    is_denoising = settings.last_blocks[-1] == "denoise_head"
     prepare = partial(delete_words, tokenizer)
     return Task(
         labels=settings.bert_config.hidden_size,
@@ -94,7 +94,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         development=sets,
         evaluate=evaluate,
         best="ndcg_10" if judged is None else "spearman",
-        prepare=prepare if is_denoising else partial(add_gradients, settings),
+        prepare=prepare if settings.head is DENOISING else partial(add_gradients, settings),
         digits=4,
     )
 

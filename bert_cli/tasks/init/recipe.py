@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bert_cli.config.heads import PRETRAINING
 from bert_cli.config.load import RECIPES, configs_folder
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, Precision
@@ -169,7 +170,7 @@ def length_for(text: TextFacts, config: BertConfig | None = None) -> tuple[int, 
 
 def flops_of(config: BertConfig, length: int, predictions: int) -> int:
     """Return the operations of training on an example of pre-training."""
-    return model_flops(config, ("enc_out", "pool", "heads"), BatchShape(1, length, predictions))
+    return model_flops(config, PRETRAINING.last_blocks, BatchShape(1, length, predictions))
 
 
 def _records(text: TextFacts, length: int) -> int:

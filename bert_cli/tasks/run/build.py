@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bert_cli import errors
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import BatchShape, TrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.errors import DeviceError
 from bert_cli.model import scaling
@@ -223,11 +223,7 @@ def factors_of(settings: TrainSettings) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
     if not isinstance(settings, PretrainSettings) or settings.scaling is None:
         return {}
-    sequences = settings.max_sequences_per_pack
-    size = settings.global_batch.micro_batch_size
-    masked = settings.positions_read - sequences
-    batch = BatchShape(size, settings.max_seq_length, masked, sequences)
-    return scaling.factors(settings.bert_config, settings.scaling, batch)
+    return scaling.factors(settings.bert_config, settings.scaling, settings.micro_batch_shape)
 
 
 def optimizer_for(

@@ -113,15 +113,14 @@ def run(
             print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
         if settings.generated_dataset:
             print_line("run: trains on synthetic examples; nothing is scored")
-            outputs = 2 if settings.last_blocks[-1] == "qa_head" else 1
-            labels = len(label_names) if label_names is not None else outputs
+            labels = settings.head.outputs if label_names is None else len(label_names)
             # As many as Graphcore's example generates.
             features = synthetic_examples(settings, 12_000, labels)
             task = Task(labels, label_names, features)
         else:
             assert folder is not None
             tokenizer = models.read_tokenizer_for(settings.bert_config, folder)
-            wanted = class_name(settings.bert_config, settings.last_blocks[-1])
+            wanted = class_name(settings.bert_config, settings.head)
             fits = wanted.endswith("BertModel") or (source and source.architecture in (wanted, "?"))
             if source and not settings.do_training and not fits:
                 problem = f"was not trained for this task, which needs a {wanted}"
@@ -142,7 +141,7 @@ def run(
 def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> Features:
     """Return synthetic examples for the head of the settings' model."""
     return synthetic_features(
-        settings.last_blocks[-1],
+        settings.head,
         number,
         labels=labels,
         vocab_size=settings.bert_config.vocab_size,
@@ -342,7 +341,7 @@ class Scorer:
         self.order = order
         self.micro_batch_size = settings.global_batch.micro_batch_size
         self.max_seq_length = settings.max_seq_length
-        self.is_per_position = settings.last_blocks[-1] in ("qa_head", "token_head")
+        self.is_per_position = settings.head.is_per_position
         self.best: tuple[int, float] | None = None
         """Step and score; of equal scores the older."""
         self.result = Result()

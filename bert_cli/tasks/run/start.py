@@ -80,15 +80,16 @@ def disk_format(
 ) -> checkpoint.Format:
     """Return how a model is written and read: Hugging Face's names, config and tokenizer files."""
     shapes = _shapes(weights)
-    head = settings.last_blocks[-1]
+    head = settings.head
     positions = settings.bert_config.max_position_embeddings
-    fills_masks = head == "heads"
     table = factors_of(settings)
     dtype = "float16" if settings.precision == "float16" and not table else "float32"
     config = hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names)
     if table:
         config["scaling"] = getattr(settings, "scaling", None)
-    files = files_for_model(tokenizer, positions, fills_masks=fills_masks) if tokenizer else {}
+    files: dict[str, bytes] = {}
+    if tokenizer:
+        files |= files_for_model(tokenizer, positions, fills_masks=head.fills_masks)
     if isinstance(settings, EmbedSettings):
         size = settings.bert_config.hidden_size
         files |= embedding_files(settings.pooling, size, settings.max_seq_length)

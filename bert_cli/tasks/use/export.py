@@ -25,6 +25,7 @@ import tensorflow as tf
 from safetensors.numpy import save_file
 
 from bert_cli.config.finetune import ExportSettings
+from bert_cli.config.heads import LAST_BLOCKS, POOL
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
@@ -83,7 +84,7 @@ def run(settings: ExportSettings) -> None:
     if settings.texts and task not in ("text-classification", "embed"):
         problem = "its outputs are of tokens, which a string does not show"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
-    model = open_model(source, "encoder" if task == "embed" else task)
+    model = open_model(source, task, without_head=(POOL.name,))
     most = source.config.max_position_embeddings
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
@@ -184,24 +185,16 @@ class Served(tf.Module):
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
         columns["segment_ids"] = token_type_ids
         hidden_BSD = self.model.hidden(columns)
-        blocks = dict(self.model.blocks)
-        if "heads" in blocks:
-            # [CLS] for the pooler, and then every position as if it were masked.
-            rows = tf.concat([hidden_BSD[:, :1], hidden_BSD], axis=1)
-            words_BSV, next_B2 = blocks["heads"].logits(blocks["pool"](rows, columns, None), None)
-            if self.model.architecture.endswith("BertForMaskedLM"):
-                return {"logits": words_BSV}
-            return {"prediction_logits": words_BSV, "seq_relationship_logits": next_B2}
-        if "qa_head" in blocks:
-            spans_BS2 = blocks["qa_head"].logits(hidden_BSD, None)
-            return {"start_logits": spans_BS2[:, :, 0], "end_logits": spans_BS2[:, :, 1]}
-        if "token_head" in blocks:
-            return {"logits": blocks["token_head"].logits(hidden_BSD, None)}
-        pooled_B1D = blocks["pool"](hidden_BSD[:, :1], columns, None)
-        if "glue_head" in blocks:
-            return {"logits": blocks["glue_head"].logits(pooled_B1D, None)}
-        pooled = {} if "pool" in self.model.new else {"pooler_output": pooled_B1D[:, 0]}
-        return {"last_hidden_state": hidden_BSD, **pooled}
+        *before, last = [block for name, block in self.model.blocks if name in LAST_BLOCKS]
+        if self.model.head is not None:
+            outputs: dict[str, Any] = last.outputs(
+                hidden_BSD, before, columns, self.model.architecture
+            )
+            return outputs
+        outputs = {"last_hidden_state": hidden_BSD}
+        if POOL.name not in self.model.new:
+            outputs["pooler_output"] = last(hidden_BSD[:, :1], columns, None)[:, 0]
+        return outputs
 
 
 # --- writers
@@ -337,7 +330,7 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     described = {"model_type": source.config.architecture, **source.described, **entries}
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     positions = source.config.max_position_embeddings
-    fills_masks = "heads" in dict(model.blocks)
+    fills_masks = model.head is not None and model.head.fills_masks
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)
     own = [name for name in embeddings.FILES if (source.folder / name).is_file()]
     files |= {name: (source.folder / name).read_bytes() for name in own}

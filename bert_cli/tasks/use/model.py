@@ -22,6 +22,14 @@ from keras import ops
 from scipy.special import softmax
 
 from bert_cli.config.finetune import PredictSettings
+from bert_cli.config.heads import (
+    LAST_BLOCKS,
+    SENTENCE_EMBEDDING,
+    Head,
+    head_of_class,
+    head_of_task,
+    heads,
+)
 from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.embeddings import cosines
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
@@ -33,16 +41,6 @@ from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import models, start
 
-HEADS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "fill-mask": (("enc_out", "pool", "heads"), ("heads/masked_lm",)),
-    "question-answering": (("qa_head",), ("qa_head",)),
-    "text-classification": (("pool", "glue_head"), ("glue_head", "pool")),
-    "token-classification": (("token_head",), ("token_head",)),
-    "embed": ((), ()),
-    "similarity": ((), ()),
-    "encoder": (("pool",), ()),  # for export
-}
-"""Task -> the blocks after the encoder, and the parts of them that must be in the file."""
 MASK = "[MASK]"
 UNLIMITED = 2**31 - 1
 N_BEST = 20
@@ -60,15 +58,17 @@ class Opened:
     blocks: Sequence[tuple[str, keras.layers.Layer]]
     new: Sequence[str]
     """Parts that the file lacks."""
+    head: Head | None
+    """The last of the blocks; None for an encoder."""
 
     @property
     def architecture(self) -> str:
         """Return transformers' class for the weights in the file."""
         named = self.source.architecture
         prefix = hf.PREFIXES[self.source.config.architecture]
-        if named in ("?", f"{prefix}BertForPreTraining") and "heads" in dict(self.blocks):
-            lacks = {"pool", "heads/next_sentence"} & set(self.new)
-            return prefix + ("BertForMaskedLM" if lacks else "BertForPreTraining")
+        classes = [prefix + name for name in self.head.hf_classes] if self.head else []
+        if len(classes) > 1 and named in ("?", classes[0]):
+            return classes[bool(self.new)]
         return f"{prefix}BertModel" if named == "?" else named
 
     @property
@@ -94,7 +94,7 @@ class Opened:
         """Return the encoder's output [B, S, D] from `input_ids`, `segment_ids` and `input_mask` [B, S]."""
         hidden: Any = None
         for name, block in self.blocks:
-            if name == "emb" or name.startswith("hid_"):
+            if name not in LAST_BLOCKS:
                 hidden = block(hidden, columns, None)
         return hidden
 
@@ -110,10 +110,12 @@ class Opened:
 def task_of(source: models.Source, wanted: str | None) -> str:
     """Return the task that the model is used for. ConfigError for one that it was not trained for."""
     name = source.architecture.removeprefix(hf.PREFIXES["groupbert"])
-    known = "embed" if name == "?" else hf.TASKS.get(name)
-    if known is None:
+    head = SENTENCE_EMBEDDING if name == "?" else head_of_class(name)
+    if head is None:
         where = f"{source.where} (architecture {source.architecture})"
-        raise ConfigError(where, "is not supported", f"give one of {', '.join(hf.TASKS)}")
+        classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
+        raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
+    known = head.task
     if wanted is not None and wanted not in (known, "embed", "similarity"):
         problem = f"{source.folder} is a {source.architecture}, which is for {known}"
         remedy = f"leave out --task, or give a model that was trained for {wanted}"
@@ -127,21 +129,25 @@ def labels_of(source: models.Source) -> int:
     return len(named) if named else int(source.described.get("num_labels") or 2)
 
 
-def open_model(source: models.Source, task: str, precision: str = "float32") -> Opened:
+def open_model(
+    source: models.Source, task: str, precision: str = "float32", without_head: Sequence[str] = ()
+) -> Opened:
     """Build the model for a task and load the file's weights.
 
-    CheckpointError when the weights do not fit, ConfigError when the head is not among them.
+    A model for a task that reads no head has the blocks `without_head` after its encoder layers. CheckpointError when
+    the weights do not fit, ConfigError when the head is not among them.
     """
-    last_blocks, needs = HEADS[task]
+    head = head_of_task(task)
+    last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config, seed=0, policy=precision, last_blocks=last_blocks, labels=labels_of(source)
     )
     new, _ = start.load_weights(source, named_weights(blocks))
-    if lacking := [part for part in needs if part in new]:
+    if lacking := [part for part in (head.needs if head else ()) if part in new]:
         problem = f"has no {' and no '.join(lacking)} of its shape, so it cannot be used for {task}"
         where = f"{source.folder} ({source.architecture})"
         raise ConfigError(where, problem, "give a model that was trained for it")
-    return Opened(source, blocks, new)
+    return Opened(source, blocks, new, head)
 
 
 def one_device() -> str:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.corpora import sequences_of
 
+from bert_cli.config import heads
 from bert_cli.config.data import Masking
 from bert_cli.data.records.formats import PACKED_FIELDS
 from bert_cli.data.stream.reader import Batching
@@ -62,10 +63,10 @@ def test_synthetic_text_is_masked_as_the_run_says():
 @pytest.mark.parametrize(
     ("head", "labels", "columns"),
     [
-        ("qa_head", 2, {"start_positions", "end_positions"}),
-        ("glue_head", 3, {"labels"}),
-        ("glue_head", 1, {"labels"}),
-        ("token_head", 9, {"labels", "label_weights"}),
+        (heads.QUESTION_ANSWERING, 2, {"start_positions", "end_positions"}),
+        (heads.SEQUENCE_CLASSIFICATION, 3, {"labels"}),
+        (heads.SEQUENCE_CLASSIFICATION, 1, {"labels"}),
+        (heads.TOKEN_CLASSIFICATION, 9, {"labels", "label_weights"}),
     ],
 )
 def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, columns):
@@ -77,7 +78,7 @@ def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, c
         assert made.tokens.min() >= 5 and made.tokens.max() == 98
         batch = made.batch(np.arange(400), length)
         assert set(batch) == {"input_ids", "segment_ids", "input_mask", *columns}
-        if head == "qa_head":
+        if head is heads.QUESTION_ANSWERING:
             start, end = batch["start_positions"], batch["end_positions"]
             # After the question, and inside the window.
             assert (np.argmax(batch["segment_ids"], axis=1) <= start).all()
@@ -86,7 +87,7 @@ def test_synthetic_features_have_the_shapes_and_labels_of_a_head(head, labels, c
             assert 0.0 <= batch["labels"].min() < 1.0 and 4.0 < batch["labels"].max() <= 5.0
         else:
             assert set(np.unique(batch["labels"])) == set(range(labels))
-        if head == "token_head":
+        if head is heads.TOKEN_CLASSIFICATION:
             weights = batch["label_weights"]
             assert (weights.sum(axis=1) == made.lengths - 2).all() and not weights[:, 0].any()
             assert not batch["labels"][weights == 0].any()

@@ -65,7 +65,7 @@ def test_the_formula_counts_the_products_of_the_graph(name):
     traced = stage._forward_backward.get_concrete_function(*given, tf.constant(True))
     config, shape = settings.bert_config, shape_of(job.sample)
     # Exactly: look-ups are no products, and each product has two more in the backward pass.
-    expected = model_flops(config, settings.LAST_BLOCKS, shape)
+    expected = model_flops(config, settings.HEAD.last_blocks, shape)
     if settings.parallel.recompute:
         # Recomputation of all blocks but the head is not in the formula.
         forward = products(config, ["enc_out", "pool"], shape)

@@ -1,0 +1,285 @@
+"""The blocks after the encoder layers, one record each, for settings, planning, the model and the tasks.
+
+A task with its own head is a record here and its own files. Classes and functions stand as names for
+`pkgutil.resolve_name`, so a record loads neither Keras nor what it names. Shapes are those of `model.layers`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # the settings import this file
+    from bert_cli.config.settings import BertConfig
+    from bert_cli.config.training import BatchShape
+
+LABELS = 2
+"""Labels of a classifier before its examples are known; the real number is negligible beside the hidden size."""
+
+
+class Product(NamedTuple):
+    """A product of a [rows, width] matrix with a [width, outputs] weight."""
+
+    rows: int
+    width: int
+    outputs: int
+
+    @property
+    def flops(self) -> int:
+        """Return the multiplications and additions of the forward product."""
+        return 2 * self.rows * self.width * self.outputs
+
+
+class Saved(NamedTuple):
+    """What the saved bytes of a block are computed from, for one micro-batch."""
+
+    compute: int
+    """Bytes of an operand of a matrix product."""
+    wide: int
+    """Bytes of a float32."""
+    more: int
+    """1 where forward and backward are two functions, which save more tensors than one; otherwise 0."""
+    bd: int
+    """Elements of a tensor [B, D]; the others likewise, where P counts the positions that the head reads."""
+    bpd: int
+    bsd: int
+    bnss: int
+    layers: int
+    layer_bytes: int
+    """Bytes that an encoder layer saves in tensors [B, S, D]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block after the encoder layers."""
+
+    name: str
+    layer: str
+    """Its class; `build_block` gives it the options that its signature names."""
+    weights: Callable[["BertConfig"], int] = lambda config: 0
+    """Number of weights, without shared ones."""
+    products: Callable[["BertConfig", "BatchShape"], list[Product]] = lambda config, shape: []
+    """Forward products with a weight."""
+    saved: Callable[[Saved], int] = lambda of: 0
+    """Bytes that the gradient of the block reads."""
+    hf_names: Mapping[str, str] = field(default_factory=dict)
+    """Layer of ours -> of Hugging Face, where the name is not the same with dots."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Part that a file may lack completely, as published encoders do -> Hugging Face's name of it."""
+    reads_word_table: bool = False
+    """Whether it scores the vocabulary with the word embeddings of `emb`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(Block):
+    """The last block of a model."""
+
+    before: tuple[str, ...] = ()
+    """Blocks between the encoder layers and the head."""
+    task: str
+    """Task of `bert predict`, by its name on the Hugging Face hub."""
+    hf_classes: tuple[str, ...]
+    """Class of transformers, and the one for the same model without its optional parts."""
+    needs: tuple[str, ...] = ()
+    """Parts without which a model cannot be used for the task; none if the encoder is enough."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Command that trains the head -> a setting by which its settings.json is known."""
+    is_per_position: bool = False
+    """Whether logits are of positions [B, S, ...], not of examples [B, ...]."""
+    has_label_names: bool = False
+    """Whether config.json names the outputs."""
+    shares_layers: bool = False
+    """Whether it shares the weights of all encoder layers, so that the model has one stage."""
+    outputs: int = 1
+    """Outputs for synthetic examples of a task without names of labels."""
+    synthetic: str = "bert_cli.data.stream.synthetic:example_labels"
+    """Function that returns labels of synthetic examples."""
+
+    @property
+    def last_blocks(self) -> tuple[str, ...]:
+        """Return the names of the blocks after the encoder layers."""
+        return (*self.before, self.name)
+
+    @property
+    def fills_masks(self) -> bool:
+        """Return whether it predicts tokens in place of [MASK]."""
+        return self.task == "fill-mask"
+
+
+def _dense(config: "BertConfig") -> int:
+    return config.hidden_size * (config.hidden_size + 1)
+
+
+def _masked_lm(config: "BertConfig") -> int:
+    """Return the weights of the transform, its LayerNorm and the bias of the vocabulary."""
+    return _dense(config) + 2 * config.hidden_size + config.vocab_size
+
+
+def _masked_lm_products(config: "BertConfig", rows: int) -> list[Product]:
+    width = config.hidden_size
+    return [Product(rows, width, width), Product(rows, width, config.vocab_size)]
+
+
+def _masked_lm_saved(of: Saved) -> int:
+    return (2 * of.compute + 5 * of.wide) * of.bpd
+
+
+def _masked_lm_names(part: str) -> dict[str, str]:
+    theirs = "cls.predictions"
+    return {
+        part: theirs,
+        f"{part}/transform": f"{theirs}.transform.dense",
+        f"{part}/layer_norm": f"{theirs}.transform.LayerNorm",
+    }
+
+
+def _classifier(config: "BertConfig") -> int:
+    return LABELS * (config.hidden_size + 1)
+
+
+GATHER = Block(name="enc_out", layer="bert_cli.model.layers:GatherPositions")
+POOL = Block(
+    name="pool",
+    layer="bert_cli.model.layers:Pooler",
+    weights=_dense,
+    products=lambda config, shape: [
+        Product(shape.examples * shape.sequences, config.hidden_size, config.hidden_size)
+    ],
+    saved=lambda of: (1 + of.more) * of.compute * of.bpd,
+    hf_names={"pool/dense": "bert.pooler.dense"},
+    parts={"pool": "bert.pooler"},
+)
+MEAN_POOL = Block(
+    name="mean_pool",
+    layer="bert_cli.model.layers:MeanPooling",
+    saved=lambda of: of.wide * of.bsd,
+)
+PRETRAINING = Head(
+    name="heads",
+    layer="bert_cli.model.heads:PretrainingHeads",
+    before=(GATHER.name, POOL.name),
+    weights=lambda config: _masked_lm(config) + 2 * config.hidden_size + 2,
+    products=lambda config, shape: [
+        Product(shape.examples * shape.sequences, config.hidden_size, 2),
+        *_masked_lm_products(config, shape.examples * shape.masked),
+    ],
+    saved=_masked_lm_saved,
+    hf_names={**_masked_lm_names("heads/masked_lm"), "heads/next_sentence": "cls.seq_relationship"},
+    parts={"heads/masked_lm": "cls.predictions", "heads/next_sentence": "cls.seq_relationship"},
+    reads_word_table=True,
+    task="fill-mask",
+    hf_classes=("BertForPreTraining", "BertForMaskedLM"),
+    needs=("heads/masked_lm",),
+    commands={"pretrain": "max_predictions_per_seq"},
+)
+QUESTION_ANSWERING = Head(
+    name="qa_head",
+    layer="bert_cli.model.heads:QuestionAnswering",
+    weights=lambda config: 2 * (config.hidden_size + 1),
+    products=lambda config, shape: [
+        Product(shape.examples * shape.positions, config.hidden_size, 2)
+    ],
+    saved=lambda of: of.compute * of.bpd,
+    hf_names={"qa_head/span": "qa_outputs"},
+    parts={"qa_head": "qa_outputs"},
+    task="question-answering",
+    hf_classes=("BertForQuestionAnswering",),
+    needs=("qa_head",),
+    commands={"squad": "max_query_length"},
+    is_per_position=True,
+    outputs=2,
+    synthetic="bert_cli.data.stream.synthetic:span_labels",
+)
+SEQUENCE_CLASSIFICATION = Head(
+    name="glue_head",
+    layer="bert_cli.model.heads:SequenceClassification",
+    before=(POOL.name,),
+    weights=_classifier,
+    products=lambda config, shape: [Product(shape.examples, config.hidden_size, LABELS)],
+    saved=lambda of: 2 * of.wide * of.bd,
+    hf_names={"glue_head/classifier": "classifier"},
+    parts={"glue_head": "classifier"},
+    task="text-classification",
+    hf_classes=("BertForSequenceClassification",),
+    needs=("glue_head", "pool"),
+    commands={"glue": "glue_task", "classify": "label_column"},
+    has_label_names=True,
+)
+TOKEN_CLASSIFICATION = Head(
+    name="token_head",
+    layer="bert_cli.model.heads:TokenClassification",
+    weights=_classifier,
+    products=lambda config, shape: [
+        Product(shape.examples * shape.positions, config.hidden_size, LABELS)
+    ],
+    saved=lambda of: 2 * of.wide * of.bpd,
+    hf_names={"token_head/classifier": "classifier"},
+    parts={"token_head": "classifier"},
+    task="token-classification",
+    hf_classes=("BertForTokenClassification",),
+    needs=("token_head",),
+    commands={"ner": "num_epochs"},
+    is_per_position=True,
+    has_label_names=True,
+    synthetic="bert_cli.data.stream.synthetic:token_labels",
+)
+SENTENCE_EMBEDDING = Head(
+    name="embed_head",
+    layer="bert_cli.model.heads:SentenceEmbedding",
+    before=(MEAN_POOL.name,),
+    task="embed",
+    hf_classes=("BertModel",),
+    commands={"embed": "objective"},
+)
+DENOISING = Head(
+    name="denoise_head",
+    layer="bert_cli.model.denoising:DenoisingDecoder",
+    before=(MEAN_POOL.name,),
+    weights=lambda config: (
+        _masked_lm(config)
+        + config.num_hidden_layers * (2 * _dense(config) + 2 * config.hidden_size)
+    ),
+    # A second pass through the layers; a matrix of as many weights stands for a layer.
+    products=lambda config, shape: [
+        Product(shape.examples * shape.positions, config.layer_matrices, config.num_hidden_layers),
+        *_masked_lm_products(config, shape.examples * shape.positions),
+    ],
+    saved=lambda of: (
+        of.layers * (of.layer_bytes + (2 + of.more) * of.wide * of.bnss) + _masked_lm_saved(of)
+    ),
+    hf_names=_masked_lm_names("denoise_head/masked_lm"),
+    parts={"denoise_head/masked_lm": "cls.predictions", "denoise_head/cross": "denoise_head"},
+    reads_word_table=True,
+    task="embed",
+    hf_classes=("BertModel",),
+    shares_layers=True,
+)
+LAST_BLOCKS = {
+    block.name: block
+    for block in (
+        GATHER,
+        POOL,
+        PRETRAINING,
+        QUESTION_ANSWERING,
+        SEQUENCE_CLASSIFICATION,
+        TOKEN_CLASSIFICATION,
+        MEAN_POOL,
+        SENTENCE_EMBEDDING,
+        DENOISING,
+    )
+}
+"""Every block after the encoder layers, by its name."""
+
+
+def heads() -> list[Head]:
+    """Return every head."""
+    return [block for block in LAST_BLOCKS.values() if isinstance(block, Head)]
+
+
+def head_of_task(task: str) -> Head | None:
+    """Return the head that a task of `bert predict` reads; None for one that reads the encoder's output."""
+    return next((head for head in heads() if head.task == task and head.needs), None)
+
+
+def head_of_class(hf_class: str) -> Head | None:
+    """Return the head of a class of transformers, None if there is none."""
+    return next((head for head in heads() if hf_class in head.hf_classes), None)
