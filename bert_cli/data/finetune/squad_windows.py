@@ -72,7 +72,7 @@ class _Pieces(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What each window contains, all [n]."""
+    """The content of each window, all [n]."""
 
     question: Numbers
     context: Numbers  # number of the paragraph

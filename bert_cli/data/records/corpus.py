@@ -91,7 +91,7 @@ class Corpus(_Checked):
 
 
 def read_corpus(folder: Path) -> dict[str, Any]:
-    """Return the validated corpus.json of a folder; DataError where it is absent or invalid."""
+    """Return the validated corpus.json of a folder. Raises DataError where it is absent or invalid."""
     path = folder / CORPUS
     refuse_unfinished(folder)
     if not path.exists():
@@ -110,7 +110,7 @@ def read_corpus(folder: Path) -> dict[str, Any]:
 
 
 def parse_corpus(address: str, text: bytes) -> dict[str, Any]:
-    """Return the validated corpus.json at an address; DataError where it is invalid."""
+    """Return the validated corpus.json at an address. Raises DataError where it is invalid."""
     remedy = "run `bert index` on the folder that was copied there, and copy it again"
     return parse_json(address, text, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
@@ -141,7 +141,7 @@ class RecordFiles:
     """The records of a folder that `read_corpus` has described, by their numbers."""
 
     def __init__(self, folder: Path, corpus: dict[str, Any]) -> None:
-        """Map the offsets; DataError where they or the files are not those of corpus.json."""
+        """Map the offsets. Raises DataError if they or the files do not match corpus.json."""
         self.folder = folder
         self.corpus = corpus
         self.records: int = corpus["records"]
@@ -175,7 +175,7 @@ class RecordFiles:
         return list(map(in_file_order.__getitem__, rank.tolist()))
 
     def static(self, records: Ints) -> Batch:
-        """Return all columns of static records [n], packed or not; DataError for a value that no model can read."""
+        """Return all columns of static records [n], packed or not. Raises DataError for an invalid value."""
         corpus = self.corpus
         length = self.corpus["sequence_length"]
         pack_size = corpus.get("max_sequences_per_pack", 1)
@@ -219,7 +219,7 @@ class RecordFiles:
     def _check(
         self, column: str, values: npt.NDArray[Any], limit: int | Ints, records: Ints
     ) -> None:
-        """Raise DataError for the first row of a column, of record [row], with a value outside 0 to the limit."""
+        """Raise DataError for the first row of a column, of records [row], with a value outside 0 to the limit."""
         wrong = np.argwhere(~((values >= 0) & (values <= limit)))  # NaN is outside, too
         if not len(wrong):
             return
@@ -251,7 +251,7 @@ class RecordFiles:
         return path.stat().st_size
 
     def lengths(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.uint16]:
-        """Return the tokens of dynamic records `first` to `end` - 1, from their offsets alone."""
+        """Return the number of tokens of dynamic records `first` to `end` - 1, from their offsets alone."""
         stop = self.records if end is None else end
         lengths = np.empty(stop - first, np.uint16)
         for begin in range(first, stop, LENGTHS_BLOCK):

@@ -4,7 +4,8 @@ A record is a `tf.train.Example` in a TFRecord frame (`tfrecord.py`). A `static`
 length that BERT's own scripts write, a `dynamic` one the unmasked pair as one string of little-endian token ids. A
 packed record holds several sequences.
 
-Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C most sequences of a pack.
+Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C maximum sequences of a
+pack.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +40,8 @@ FIELDS = (
     "masked_lm_positions",  # [P]
     "masked_lm_ids",  # [P]
     "masked_lm_weights",  # [P]
-    "next_sentence_labels",  # [] or, of a pack, [C]
-    "next_sentence_weights",  # the same: 0 where there is no such label
+    "next_sentence_labels",  # [], or [C] for a pack
+    "next_sentence_weights",  # the same shape; 0 without a label
 )
 PACKED_FIELDS = (
     *FIELDS,
@@ -51,11 +52,11 @@ PACKED_FIELDS = (
 STATIC_FEATURES = sorted(set(FIELDS) - {"next_sentence_weights"})
 PACKED_FEATURES = sorted(PACKED_FIELDS)
 BLOCK = 1024  # records that are read or parsed at once
-LARGEST = 2**31 - 1  # larger numbers are read as this one, which no limit of values allows
+LARGEST = 2**31 - 1  # larger numbers are read as this number, which is above every limit
 
 
 class DynamicRecords(NamedTuple):
-    """Unmasked pairs of B records: the tokens of all in a row, with [CLS] and [SEP], and columns [B]."""
+    """Unmasked pairs of B records: all tokens in a row, with [CLS] and [SEP], and columns [B]."""
 
     tokens: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
@@ -143,10 +144,10 @@ def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
 
 
 def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> npt.NDArray[np.int32]:
-    """Return the tokens of dynamic records [n], from the sizes of their frames.
+    """Return the number of tokens of dynamic records [n], from the sizes of their frames.
 
     Besides the tokens only `first_length` varies, by one byte from 128 tokens on, so every size belongs to one length.
-    DataError for a size of no record, or of two lengths, which takes a first segment of 16,384 tokens.
+    Raises DataError for a size of no record or of two lengths (possible with a first segment of 16,384 tokens).
     """
     table = _length_by_size(longest, token_bytes)
     inside = (frame_bytes > 0) & (frame_bytes < len(table))
@@ -163,7 +164,7 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> np
 
 @lru_cache(maxsize=4)
 def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
-    """Return the tokens of a record by the size of its frame; 0 for no record, -1 for two lengths."""
+    """Return the number of tokens of a record by the size of its frame; 0 for no record, -1 for two lengths."""
     lengths: dict[int, int] = {}
     for width in (1, 2, 3):  # bytes of first_length, which is at most the length
         for length in range(1 << 7 * (width - 1), longest + 1):
@@ -182,7 +183,7 @@ def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
 def static_lengths(
     sequence_length: int, predictions: int, sequences: int | None = None
 ) -> dict[str, int]:
-    """Return how many numbers each feature of a static record has, or of a pack of `sequences`."""
+    """Return the length of each feature of a static record, or of a pack of `sequences`."""
     lengths = {"masked_lm": predictions, "next_sentence": sequences or 1}
     names = STATIC_FEATURES if sequences is None else PACKED_FEATURES
     return {name: lengths.get(name.rpartition("_")[0], sequence_length) for name in names}
@@ -191,9 +192,9 @@ def static_lengths(
 def parse_static(
     payloads: Sequence[bytes], sequence_length: int, predictions: int, sequences: int | None = None
 ) -> Batch:
-    """Parse static records of any tool into columns [B, S] and [B, P], next_sentence_labels [B], of packs [B, C].
+    """Parse static records of any tool into columns [B, S] and [B, P]; next_sentence_labels are [B], in packs [B, C].
 
-    Columns are int32, weights float32. DataError when a feature is absent or has another length.
+    Columns are int32, weights float32. Raises DataError when a feature is absent or has another length.
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
     columns: Batch = {
@@ -220,7 +221,7 @@ def parse_static(
 
 
 def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
-    """Yield a mistake in masked examples whose values are possible, and whether each row [B] has it."""
+    """Yield (mistake, whether each row [B] has it) for masked examples with values in the valid range."""
     is_token_BS = columns["input_mask"] > 0
     is_hole_BS = is_token_BS[:, 1:] > is_token_BS[:, :-1]
     yield "input_mask has padding before a token", is_hole_BS.any(axis=1) | ~is_token_BS[:, 0]
@@ -228,7 +229,7 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     is_masked_BP = columns["masked_lm_weights"] > 0
     is_padding_BP = positions_BP >= np.count_nonzero(is_token_BS, axis=1)[:, None]
     yield "masked_lm_positions names padding", (is_padding_BP & is_masked_BP).any(axis=1)
-    # Positions that increase are different; sorting all would take longer than the other checks.
+    # Increasing positions are distinct; sorting all rows would take longer than the other checks.
     rises_BP = (positions_BP[:, 1:] > positions_BP[:, :-1]) | ~is_masked_BP[:, 1:]
     rows = np.flatnonzero(~rises_BP.all(axis=1))
     # Unused slots become different negative numbers.
@@ -255,7 +256,7 @@ def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
 
 
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
-    """Parse dynamic records; DataError when one is of another kind."""
+    """Parse dynamic records. Raises DataError for records of another kind."""
     names = ("first_length", "next_sentence_labels")
     tokens, counts, (first_lengths, labels) = _parse_lists(payloads, names)
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -265,7 +266,7 @@ def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRec
 
 
 def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks:
-    """Parse packed dynamic records; DataError when one is of another kind."""
+    """Parse packed dynamic records. Raises DataError for records of another kind."""
     names = ("first_lengths", "lengths", "next_sentence_labels", "numbers")
     tokens, counts, (first_lengths, lengths, labels, numbers) = _parse_lists(payloads, names)
     sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -280,7 +281,7 @@ def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks
 def _parse_lists(
     payloads: Sequence[bytes], names: Sequence[str]
 ) -> tuple[list[bytes], Ints, list[Ints]]:
-    """Return the tokens of records, the length of the lists of each, and these lists joined, by name."""
+    """Return the tokens of each record, the length of its lists, and each list joined over the records."""
     lists = find_features(payloads, ("tokens", *names))
     tokens = lists.pop("tokens")
     try:
@@ -321,10 +322,10 @@ def pack_columns(
     predictions: int,
     pad: int,
 ) -> Batch:
-    """Put masked sequences into packs [B], of which each has the next `counts` of them.
+    """Put masked sequences into packs [B]; each pack takes the next `counts` sequences.
 
-    The tokens of a block of packs, read row by row, are those of its sequences, so a column of packs is one
-    masked assignment. `predictions` are those of a pack and `pack_size` is C. DataError for a pack without room.
+    Read row by row, a block of packs has the tokens of its sequences in their order, so a column of packs is one
+    masked assignment. `predictions` is P of a pack and `pack_size` is C. Raises DataError for a pack without room.
     """
     is_token_RS = sequences["input_mask"] > 0
     lengths_R = is_token_RS.sum(axis=1)

@@ -1,8 +1,8 @@
-"""`bert index`: where every record starts, so that nothing finds or counts records by reading them.
+"""`bert index`: write where every record starts, so that records are found and counted without reading them.
 
 Each record file has an index (`tfrecord.py`). A folder has `corpus.offsets`, all offsets as little-endian uint64 to be
-memory-mapped, and, written last, `corpus.json`: what the records are, how many, and a fingerprint. Indexes that are
-absent or older than their records are made by reading only the frames.
+memory-mapped, and, written last, `corpus.json`: the description, number and fingerprint of the records. Indexes that
+are absent or older than their records are made by reading only the frames.
 """
 
 import hashlib
@@ -48,16 +48,16 @@ from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_file, in_order, write_json_atomically
 
-INDEX_MANIFEST = "index_manifest.json"  # manifest.json is that of the step that made the records
+INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
 OFFSETS_FRACTION = 0.6  # bytes of corpus.offsets for a byte of the indexes, at most
 
-# What the maker of the records knows about them; the rest of corpus.json follows from the files.
+# Known only to the program that made the records; the rest of corpus.json follows from the files.
 DESCRIPTION = (
     *("format", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
 )
-# Part of the fingerprint where they are present, and never, since older folders lack it.
+# Keys that older folders lack. OPTIONAL keys are part of the fingerprint where they are present, INFORMATION never.
 OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_fraction")
 INFORMATION = ("duplication_factor",)
 Offsets = npt.NDArray[np.int64]
@@ -138,7 +138,7 @@ def read_index(path: Path) -> Offsets | None:
 def write_index(path: Path) -> int:
     """Write the index of a record file from its frames, without the payloads; return the size of the file.
 
-    DataError, with file and byte, where a frame is corrupt or cut.
+    Raises DataError, with file and byte, where a frame is corrupt or cut.
     """
     size = path.stat().st_size
     offset = 0
@@ -164,7 +164,7 @@ def write_index(path: Path) -> int:
 
 
 def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return the latter.
+    """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
     `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
     description and of each file's name, size and index; the checksums verify copies of the folder.
@@ -209,7 +209,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
 
 
 def describe(vocabulary: Vocabulary, **values: Any) -> dict[str, Any]:
-    """Return the description of records: what follows from their vocabulary, and `values`."""
+    """Return the description of records: the values that follow from their vocabulary, and `values`."""
     return {
         "masked_lm_prob": None,  # unknown
         "whole_word_masking": None,
@@ -223,7 +223,7 @@ def describe(vocabulary: Vocabulary, **values: Any) -> dict[str, Any]:
 
 
 def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
-    """Return what corpus.json says of the records, or what their first one and the vocabulary say."""
+    """Return the description of the records from corpus.json, else from the first record and the vocabulary."""
     refuse_unfinished(folder)
     if not (folder / CORPUS).exists():
         return _describe_foreign(folder, vocab)
@@ -237,7 +237,7 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
 
 
 def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
-    """Describe another tool's records by the first one; write the vocabulary into their folder."""
+    """Describe another tool's records by their first record; write the vocabulary into their folder."""
     if vocab is None:
         problem = "has no corpus.json, so another tool made its records"
         raise DataError(f"folder ({folder})", problem, "give their vocabulary: --vocab vocab.txt")
@@ -275,7 +275,7 @@ def _find_vocabulary(name: str) -> Vocabulary:
     """Return the vocabulary that --vocab names, cased or not."""
     try:
         vocabulary = find_vocabulary(name, cased=False)
-    except ConfigError:  # its files or pieces are those of a cased one
+    except ConfigError:  # its files or pieces are cased
         return find_vocabulary(name, cased=True)
     ordinary = (piece for piece in vocabulary.pieces if not piece.startswith("["))
     cased = any(piece != piece.lower() for piece in ordinary)

@@ -1,7 +1,7 @@
 """`bert inspect`: examples, statistics and warnings of a folder of records.
 
-It reads what a run would read: the first records in the order of a seed, which are spread over the folder. An example
-is counted as the sequences that its `input_mask` numbers, so an unpacked one is a pack of one.
+It reads what a run would read: the first records in the order of a seed, which are spread over the folder. The
+`input_mask` of an example numbers its sequences, so an unpacked example counts as a pack of one sequence.
 
 Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
 """
@@ -42,8 +42,8 @@ BAR_WIDTH = 50
 MASK_STYLE = "yellow"
 
 
-# Statistic -> the least and most without a warning, and the count that must be so large before a deviation is more than
-# chance; what is wrong beyond, and the remedy.
+# Statistic -> (the range without a warning, a count and its minimum, below which a deviation may be chance), the
+# problem outside the range, and the remedy.
 CHECKS = {
     "pieces_per_word": (
         (0.0, 2.5, "tokens", 1000),
@@ -155,7 +155,7 @@ def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
 
 
 def labels_of(batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return next-sentence labels [B, C], and which of them count."""
+    """Return next-sentence labels [B, C], and a mask of the labels that count."""
     labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
     return labels_BC, batch["next_sentence_weights"].reshape(labels_BC.shape) > 0
 
@@ -224,7 +224,7 @@ class SampleStatistics:
                 self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
 
     def report(self, records: int) -> dict[str, Any]:
-        """Return all statistics of a sample of a folder with so many records."""
+        """Return all statistics of the sample; `records` is the number of records in the folder."""
         counts = self.counts
 
         def ratio(part: str, of: str) -> float | None:
@@ -281,7 +281,7 @@ def _folder_report(name: str, source: Records) -> dict[str, Any]:
 
 
 def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what is bad for training, with its number and a remedy."""
+    """Yield a finding for each property of the records that is bad for training."""
     for name, ((least, maximum, counted, enough), problem, remedy) in CHECKS.items():
         value = report[name]
         count = report[counted]
@@ -312,7 +312,7 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:
-    """Return the statistics in words, a line each; `-` for an unknown one."""
+    """Return a line of text for each statistic; `-` is an unknown value."""
 
     def percent(name: str) -> str:
         return "-" if report[name] is None else f"{100 * report[name]:.3g}%"

@@ -4,7 +4,7 @@ Every random bit is a hash of the example's key and a position, so a mask depend
 nor on the process that draws it. A mask covers single tokens, whole words, or spans of words (Joshi et al. 2020,
 "SpanBERT", section 3.1).
 
-Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, of which there are at most S.
+Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ Keys = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
-# What random bits decide: masked positions, their replacements, where a segment is cut, lengths of spans.
+# Purposes of random bits: masked positions, their replacements, cuts of segments, lengths of spans.
 POSITIONS, REPLACEMENTS, CUTS, SPANS = (
     np.uint64(0xD1B54A32D192ED03 * number % 2**64) for number in (1, 2, 3, 4)
 )
@@ -33,7 +33,7 @@ _POSITION_BITS = np.uint64(0xFFFF)  # S is at most 65535
 
 @dataclass(frozen=True)
 class MaskRecipe:
-    """What masks depend on besides the tokens: the vocabulary and the settings."""
+    """The values besides the tokens that masks depend on: vocabulary and settings."""
 
     special: SpecialIds
     vocab_size: int
@@ -90,14 +90,14 @@ def mask_examples(
     masking = recipe.masking
     predictions = recipe.predictions
     maskable_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
-    wanted_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
+    quotas_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
     order_BS = (bits(keys_B, POSITIONS, positions) & ~_POSITION_BITS) | positions.astype(np.uint64)
     if masking.unit == "token":
-        positions_BP = draws_BP = _choose_tokens(order_BS, maskable_BS, wanted_B, predictions)
+        positions_BP = draws_BP = _choose_tokens(order_BS, maskable_BS, quotas_B, predictions)
     else:
         assert recipe.is_continuation is not None
         words = _find_words(tokens_BS, maskable_BS, recipe.is_continuation)
-        span_begins_BW = _choose_spans(order_BS, words, wanted_B, keys_B, masking)
+        span_begins_BW = _choose_spans(order_BS, words, quotas_B, keys_B, masking)
         begins_BS = np.take_along_axis(span_begins_BW, words.numbers, axis=1)
         is_masked_BS = maskable_BS & (begins_BS > 0)
         sorted_BS = np.sort(np.where(is_masked_BS, positions, len(positions)), axis=1)
@@ -113,14 +113,14 @@ def mask_examples(
 
 
 def _choose_tokens(
-    order_BS: Keys, maskable_BS: Flags, wanted_B: Int64s, predictions: int
+    order_BS: Keys, maskable_BS: Flags, quotas_B: Int64s, predictions: int
 ) -> Int64s:
-    """Return the positions of the `wanted` smallest random numbers, ascending, then S."""
+    """Return the positions of the `quotas` [B] smallest random numbers, ascending, then S."""
     length = order_BS.shape[1]
     width = min(predictions, length)
     order_BS[~maskable_BS] = _NEVER
     smallest_BP = np.sort(np.partition(order_BS, width - 1, axis=1)[:, :width], axis=1)
-    is_chosen_BP = (np.arange(width) < wanted_B[:, None]) & (smallest_BP != _NEVER)
+    is_chosen_BP = (np.arange(width) < quotas_B[:, None]) & (smallest_BP != _NEVER)
     positions_BP = (smallest_BP & _POSITION_BITS).astype(np.int64)
     return np.sort(np.where(is_chosen_BP, positions_BP, length), axis=1)
 
@@ -139,7 +139,7 @@ def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> 
 
 
 def _choose_spans(
-    order_BS: Keys, words: _Words, wanted_B: Int64s, keys_B: Keys, masking: Masking
+    order_BS: Keys, words: _Words, quotas_B: Int64s, keys_B: Keys, masking: Masking
 ) -> Int64s:
     """Return the position where the span of each masked word begins; 0 for a word that is not masked.
 
@@ -152,11 +152,11 @@ def _choose_spans(
     # Sizes of 0 after the last word, so that a span may reach beyond it.
     sizes_BW = np.pad(words.sizes, ((0, 0), (0, longest)))
     begins_BW = np.sort(np.where(words.begins, np.arange(length), length), axis=1)
-    # Positions between a word and the one before it: not 0 where a [SEP] separates them.
+    # Positions between a word and the previous word: not 0 where a [SEP] separates them.
     gaps_BW = np.zeros_like(sizes_BW)
     gaps_BW[:, 1:length] = begins_BW[:, 1:] - begins_BW[:, :-1] - words.sizes[:, :-1]
     span_begins_BW = np.zeros_like(sizes_BW)
-    left_B = wanted_B.copy()
+    left_B = quotas_B.copy()
     row = np.arange(len(order_BS))
     for order_B in np.sort(np.where(words.begins, order_BS, _NEVER), axis=1).T:
         wants_more = (left_B[row] > 0) & (order_B[row] != _NEVER)
@@ -177,7 +177,7 @@ def _choose_spans(
 
 
 def _span_lengths(drawn: Keys, masking: Masking) -> Int64s:
-    """Return words of spans; each length is `1 - span_stop` times as likely as the one before."""
+    """Return the words per span; a length is `1 - span_stop` times as likely as the length before it."""
     likelihoods = (1.0 - masking.span_stop) ** np.arange(masking.longest_span)
     upto = np.cumsum(likelihoods)[:-1] / likelihoods.sum()
     return 1 + np.searchsorted((upto * 2**53).astype(np.uint64), drawn >> np.uint64(11), "right")

@@ -1,8 +1,8 @@
-"""`bert pack`: records of one sequence to records of several, a file at a time.
+"""`bert pack`: pack records of one sequence into records of several, a file at a time.
 
 Each file is packed separately (`stream/source.py`), which loses little, so a worker holds the lengths of one file and a
-block of packs. Static records keep their masks. Dynamic ones keep the number of each sequence in the input, by which
-its mask is drawn, so that packing changes no mask.
+block of packs. Static records keep their masks. Dynamic records keep the number of each sequence in
+the input; masks are drawn by this number, so packing changes no mask.
 """
 
 from functools import partial
@@ -37,7 +37,7 @@ Lengths = npt.NDArray[np.uint16]
 
 
 def run(settings: PackSettings) -> None:
-    """Write the packed files, with the names of the input's, their indexes, the tokenizer and corpus.json."""
+    """Write the packed files under the names of the input files, their indexes, the tokenizer and corpus.json."""
     # Workers of a cluster find the records by the absolute names in the shards.
     folder = settings.input.absolute()
     out = settings.out
@@ -87,7 +87,7 @@ def run(settings: PackSettings) -> None:
 
 
 def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
-    """Return the positions of a pack; DataError for records that cannot be packed."""
+    """Return the sequence length of a pack. Raises DataError for records that cannot be packed."""
     folder = settings.input
     stored = int(corpus["sequence_length"])
     length = settings.sequence_length or stored

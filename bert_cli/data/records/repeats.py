@@ -1,4 +1,4 @@
-"""How often the text of records repeats itself, from runs of N tokens in a sample.
+"""Repetition of text in records, estimated from runs of N tokens in a sample.
 
 Equal records show copies of documents; equal runs of tokens also show copies of lines and paragraphs, which begin at
 other positions of a record. Neither shows in the loss of the first million tokens (docs/troubleshooting.md).
@@ -14,13 +14,13 @@ from bert_cli.data.stream.permutation import GOLDEN, mix
 N = 8
 LEAST_RUNS = 1000
 LEAST_RATE = 0.005
-"""Fewer runs, or a lower fraction that occurs again, is chance: 0.0001 in 2,000 of 500,000 records of Wikipedia."""
+"""Fewer runs, or a lower fraction of repeated runs, may be chance: 0.0001 in 2,000 of 500,000 Wikipedia records."""
 
 
 def repeats(rows: Batch, records: int) -> float:
-    """Return how many more times a run of N tokens occurs in so many records, on average, from a random sample of them.
+    """Return the mean number of further occurrences of a run of N tokens in a corpus, from a random sample `rows`.
 
-    Of c copies in different records it returns (c - 1) / 2 for a small sample and c - 1 for all records.
+    For text with c copies in different records it returns (c - 1) / 2 from a small sample and c - 1 from all `records`.
     """
     tokens_nS = rows["input_ids"].astype(np.uint64)
     row, slot = np.nonzero(rows["masked_lm_weights"])
@@ -39,5 +39,5 @@ def repeats(rows: Batch, records: int) -> float:
     again = in_examples / different - 1
     if again < LEAST_RATE:
         again = 0.0
-    # A copy in another record is in the sample as rarely as that record is.
+    # A copy in another record is in the sample only if that record is.
     return len(runs_G) / in_examples * (1 + again * max(1.0, records / len(tokens_nS))) - 1

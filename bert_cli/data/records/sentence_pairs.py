@@ -1,6 +1,6 @@
 """The BERT recipe: sentence pairs from documents and a seed (Devlin et al. 2018, "BERT", A.1).
 
-Or single segments, for text without documents (Liu et al. 2019, "RoBERTa", 4.2). The tokens of a group of documents
+Text without documents becomes single segments (Liu et al. 2019, "RoBERTa", 4.2). The tokens of a group of documents
 are one flat array, sentences are its prefix sums and documents ranges of sentences. A pair is five integers.
 
 Shapes: B examples, S positions.
@@ -51,12 +51,12 @@ def pair_sentences(
     short_seq_prob: float,
     random: Random,
 ) -> Pairs:
-    """Return the sentence pairs of one pass over every one of at least two documents, not yet truncated.
+    """Return the sentence pairs of one pass over all documents (at least two), not yet truncated.
 
-    `sentences` are the prefix sums of the sentences' tokens, `documents` those of the documents' sentences. Sentences
+    `sentences` are prefix sums of the tokens per sentence, `documents` of the sentences per document. Sentences
     are collected until they reach a target of S - 3 tokens (in `short_seq_prob` of the examples a random one) or the
-    document ends; a random part of them becomes A. In half of the cases, and whenever only one was collected, B is text
-    from a random sentence of another document on, and the sentences that A left over are used again.
+    document ends; a random part of them becomes A. In half of the cases, and whenever only one was collected, B is
+    text of another document from a random sentence on, and the sentences that A left over are used again.
     """
     count = len(documents) - 1
     draw = random.random
@@ -142,7 +142,7 @@ def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
 
 
 def _count_heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[np.int64]:
-    """Return how many of so many coin tosses show heads, for each row; a draw gives 64 tosses."""
+    """Return the number of heads in `tosses` coin tosses for each row; a draw gives 64 tosses."""
     heads = np.zeros(len(tosses), np.int64)
     rows = np.flatnonzero(tosses)
     left = tosses[rows]

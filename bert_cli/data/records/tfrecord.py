@@ -2,8 +2,8 @@
 
 A frame is the payload's length, its masked crc32c, the payload, and the payload's masked crc32c. `NAME.index` is the
 index of `NAME.tfrecord`, in the form of the tfrecord package: a line `offset size` for each record, the size with the
-frame. Blocks of Examples are written and read with NumPy, many times as fast as with protobuf: its bytes, keys sorted,
-are written, and features in any order are read.
+frame. Blocks of Examples are written and read with NumPy, many times as fast as with protobuf: the bytes written are
+protobuf's, with sorted keys, and features may be read in any order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ class RecordWriter:
 
 
 def read_payloads(frames: Sequence[bytes], where: Callable[[int], str], remedy: str) -> list[bytes]:
-    """Return the payloads of frames [n]; DataError at `where(row)` for a row that is cut, shifted or changed."""
+    """Return the payloads of frames [n]. Raises DataError at `where(row)` for a row that is cut, shifted or changed."""
     if not frames:
         return []
     sizes = np.fromiter(map(len, frames), np.int64, len(frames))
@@ -180,7 +180,7 @@ def example_bytes(features: Iterable[tuple[str, str, int]]) -> int:
 
 
 def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str, list[bytes]]:
-    """Return the packed values of features of Examples by name, empty where one has no such list of its kind.
+    """Return the packed values of features of Examples by name, empty where an Example has no list of that kind.
 
     The features of an Example may have any order, and others are ignored.
     """
@@ -189,7 +189,7 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
     data = np.frombuffer(joined, np.uint8)
     windows = sliding_window_view(data, longest)
     numbers = {name.encode(): number for number, name in enumerate(kinds)}
-    # The last is that of all other features.
+    # The last tag stands for all other features.
     tags = np.frombuffer(b"".join([*(_LIST_TAG[kind] for kind in kinds.values()), b"\0"]), np.uint8)
     spans = np.zeros((len(tags), 2, len(payloads)), np.int64)
     sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))

@@ -2,8 +2,8 @@
 
 A group is some input files, or a range of a large one, whose documents are paired and shuffled together; it becomes
 one record file. Its text is one flat array of tokens, pairs are integers that point into it, and only a block of
-examples at a time becomes rows, masks and bytes. So memory grows with a group and not with the corpus. Everything
-random follows from the seed, the group's name and the numbers of copy and pair, never from the process.
+examples at a time becomes rows, masks and bytes. So memory grows with a group and not with the corpus. All
+randomness follows from the seed, the group's name and the numbers of copy and pair, never from the process.
 """
 
 import gc
@@ -67,7 +67,7 @@ BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialize
 # For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
 TEXT_BYTES_PER_TOKEN = 4.4
 RECORDS_PER_FULL = {True: 1.25, False: 1.1}
-"""Records, by next_sentence, for the tokens that would fill one."""
+"""Number of records made of the tokens that fill one record, by next_sentence."""
 STATIC_BYTES = 200
 DYNAMIC_BYTES = 100
 """Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
@@ -88,7 +88,7 @@ class Recipe:
 
     @property
     def masks(self) -> Masking | None:
-        """How static masks are drawn; None for dynamic records, which are masked when they are read."""
+        """Masking of static records; None for dynamic records, which are masked when they are read."""
         if self.settings.masking == "dynamic":
             return None
         unit: Literal["word", "token"] = "word" if self.settings.whole_word_masking else "token"
@@ -106,7 +106,7 @@ class Recipe:
 
     @property
     def reading(self) -> Reading:
-        """How the text is read."""
+        """Settings for reading the text."""
         settings = self.settings
         return Reading(settings.input_format, settings.text_field, settings.documents)
 
@@ -175,7 +175,7 @@ def _cause(folder: Path) -> str:
 
 
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
-    """Estimate the bytes of the records and indexes of so many bytes of text, with `documents` that are not full."""
+    """Estimate the bytes of the records and indexes of `text` bytes; each of `documents` adds a record."""
     settings = recipe.settings
     records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[settings.nsp]
     size: float = STATIC_BYTES + 4 * settings.sequence_length + 7 * settings.mask_tokens
@@ -185,7 +185,7 @@ def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) 
 
 
 def _recorded_settings(settings: TokenizeSettings) -> dict[str, Any]:
-    """Return the settings that change the bytes written, newer ones only where they are not their defaults."""
+    """Return the settings that change the bytes written, newer settings only where they differ from their defaults."""
     without_effect = {"input", "out", "vocab", "processes", "executor", "scheduler"}
     newer = ("nsp", "input_format", "text_field", "documents")
     fields = TokenizeSettings.model_fields
@@ -193,7 +193,7 @@ def _recorded_settings(settings: TokenizeSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude=without_effect | defaults)
 
 
-# --- which files are a group
+# --- groups of files
 
 
 def plan_groups(
@@ -203,7 +203,7 @@ def plan_groups(
 
     A group has `group_files` files; by default one, or BUNDLE_BYTES of files that are one document each. The last file
     of a dump often has a single article, which cannot make pairs: where the manifest of the input says so, it joins the
-    group before it. DataError for any other group of one document, before hours of work.
+    group before it. Raises DataError for any other group of one document, before hours of work.
     """
     files, notes = recognise_all(folder, reading)
     split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
@@ -270,8 +270,8 @@ class Group:
     """Documents as one flat array of tokens."""
 
     tokens: npt.NDArray[np.uint16 | np.uint32]
-    sentences: npt.NDArray[np.int64]  # index of each one's first token, and the end
-    documents: npt.NDArray[np.int64]  # number of each one's first sentence, and the end
+    sentences: npt.NDArray[np.int64]  # index of each sentence's first token, and the end
+    documents: npt.NDArray[np.int64]  # number of each document's first sentence, and the end
 
 
 def encode_groups(
@@ -279,8 +279,8 @@ def encode_groups(
 ) -> Iterator[Group]:
     """Encode all sentences of some parts; a new group begins after `limit` bytes of text.
 
-    Every group holds at least `least` documents if there are as many: the last ones of a group go into the next. With
-    `least` 1 a document that alone reaches the limit is split between sentences.
+    Every group holds at least `least` documents if there are as many: the last documents of a group go into the next.
+    With `least` 1 a document that alone reaches the limit is split between sentences.
     """
     # Tokens, the length of each sentence, and the number of its document; empty documents have numbers, too.
     none = np.zeros(0, np.int64)

@@ -1,9 +1,9 @@
 """Vocabularies and tokenizers of BERT: read from a folder, and written into one.
 
 A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says how
-text is normalized; newer models have a tokenizer.json alone, and those made here have it beside them. The texts of a
-task are encoded by the `tokenizers` library, with the tokens that a model's owner added to it. The five special tokens
-are never among them, so text cannot make their ids: a literal "[SEP]" is three tokens.
+text is normalized; newer models have a tokenizer.json alone, and models made by this tool have all three files. The
+texts of a task are encoded by the `tokenizers` library, with the tokens that a model's owner added. Text never becomes
+one of the five special tokens: a literal "[SEP]" is three tokens.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class Normalization:
-    """How text is normalized before it is split into pieces; by default as for BERT's uncased models."""
+    """Normalization of text before it is split into pieces; by default as for BERT's uncased models."""
 
     cased: bool = False
     strip_accents: bool | None = None  # None: as in BERT, where text is lower-cased
@@ -66,18 +66,18 @@ class Normalization:
 
     def __post_init__(self) -> None:
         if self.strip_accents == (not self.cased):
-            object.__setattr__(self, "strip_accents", None)  # so that equal ones compare equal
+            object.__setattr__(self, "strip_accents", None)  # so that equal values are equal
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
-        """Return that of a tokenizer_config.json, with `cased` where it does not say the case."""
+        """Return the normalization of a tokenizer_config.json; `cased` applies if it does not state the case."""
         lower = config.get("do_lower_case")
         chinese = config.get("tokenize_chinese_chars")
         cased = cased if lower is None else not lower
         return cls(cased, config.get("strip_accents"), chinese is not False)
 
     def changes(self) -> dict[str, bool]:
-        """Return the fields that BERT's models of this case have otherwise."""
+        """Return the fields that differ from BERT's models of the same case."""
         bert = vars(Normalization(self.cased))
         return {name: value for name, value in vars(self).items() if value != bert[name]}
 
@@ -115,7 +115,7 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
-    """Read a vocab.txt or tokenizer.json; DataError when it is none of BERT's, or not that of records with a hash."""
+    """Read a vocab.txt or tokenizer.json. Raises DataError if it is not BERT's, or if `sha256` is not its hash."""
     try:
         data = vocabulary_bytes(path)
         text = data.decode()
@@ -141,7 +141,7 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
 
 
 def vocabulary_bytes(path: Path) -> bytes:
-    """Return the content of a vocab.txt, or that of one with the pieces of a tokenizer.json.
+    """Return the content of a vocab.txt, which is built from the pieces if the file is a tokenizer.json.
 
     Raises DataError for a tokenizer.json that does not split text as BERT does.
     """
@@ -172,7 +172,7 @@ def _check_special(where: str, pieces: Iterable[str]) -> None:
 
 
 def tokenizer_config(normalization: Normalization) -> dict[str, Any]:
-    """Return what Hugging Face's tokenizer needs besides the vocabulary."""
+    """Return the tokenizer_config.json of Hugging Face's tokenizer."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return {
         "tokenizer_class": "BertTokenizer",
@@ -203,7 +203,7 @@ class AddedToken(BaseModel):
     """A token that a model's owner added to its vocabulary, with the fields of the `tokenizers` library."""
 
     content: Annotated[str, Field(min_length=1)]
-    id: int | None = None  # the next one
+    id: int | None = None  # None: the next free id
     single_word: bool = False
     lstrip: bool = False
     rstrip: bool = False
@@ -233,13 +233,13 @@ class TextTokenizer:
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
-    """Read the tokenizer of a model's folder. DataError where there is none, or none of BERT's kind."""
+    """Read the tokenizer of a model's folder. Raises DataError if it is absent or not of BERT's kind."""
     # The library reads this at its first use. The texts of a task are encoded by one process.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if not has_tokenizer(folder):
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
         raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
-    # The fingerprint of a vocab.txt must stay when its tokenizer.json is written beside it.
+    # The fingerprint of a vocab.txt must not change when its tokenizer.json is written beside it.
     if (folder / VOCAB_FILE).is_file() and _is_derived(folder / TOKENIZER_FILE):
         library = _from_vocabulary(folder)
     else:
@@ -276,7 +276,7 @@ def _from_json(path: Path) -> "Tokenizer":
 
 def _from_vocabulary(folder: Path) -> "Tokenizer":
     vocabulary = read_vocabulary(folder / VOCAB_FILE)
-    # Google's first models have no config; all of those with "uncased" vocabularies lower-case.
+    # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
     return library_tokenizer(
         vocabulary.ids,
         Normalization.of(_read_part(folder / CONFIG_FILE, dict[str, Any]), cased=False),
@@ -300,9 +300,9 @@ def _tokenizer_json(folder: Path) -> bytes:
 
 
 def _is_derived(path: Path) -> bool:
-    """Return whether a tokenizer.json is absent or, to the byte, that of the vocab.txt beside it.
+    """Return whether a tokenizer.json is absent or was made from the vocab.txt beside it (equal byte for byte).
 
-    Other programs lay the file out otherwise, so one of theirs is never taken for it.
+    Other programs format the file differently, so their files are never taken for ours.
     """
     if not path.is_file():
         return True
@@ -354,7 +354,7 @@ def _read_part(path: Path, kind: type[Part]) -> Part:
 
 
 def model_max_length(folder: Path) -> int | None:
-    """Return `model_max_length` of a folder's tokenizer, or None; DataError where it is no length."""
+    """Return `model_max_length` of a folder's tokenizer, or None. Raises DataError if it is not a length."""
     longest = _read_part(folder / CONFIG_FILE, dict[str, Any]).get("model_max_length")
     if longest is None:
         return None
@@ -373,9 +373,9 @@ def _is_length(value: Any) -> TypeGuard[int | float]:
 def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[str, bytes]:
     """Return the tokenizer's files of a folder by name, with the limits of the model and a tokenizer.json.
 
-    transformers truncates a text at `model_max_length`, here the tokenizer's but at most the model's positions. With
-    `split_special_tokens` it takes special tokens in a text for plain characters, as this tool does with the five of
-    BERT; it would do so with others that the model's owner added too, so these decide where there are any.
+    transformers truncates a text at `model_max_length`: the tokenizer's value, at most the model's positions. With
+    `split_special_tokens` it reads special tokens in a text as plain characters, as this tool does with BERT's five.
+    This would also split special tokens that the model's owner added; if there are any, the stored value stays.
     """
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if not files:
@@ -393,7 +393,7 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
 
 
 def normalization_of(folder: Path) -> Normalization | None:
-    """Return how a folder's tokenizer normalizes text, None where its files do not say the case."""
+    """Return the normalization of a folder's tokenizer, or None if its files do not state the case."""
     config = _read_part(folder / CONFIG_FILE, dict[str, Any])
     if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
         config = normalizer_entries(folder / TOKENIZER_FILE)
@@ -402,10 +402,10 @@ def normalization_of(folder: Path) -> Normalization | None:
 
 
 def normalizer_entries(path: Path) -> dict[str, Any]:
-    """Return how a tokenizer.json normalizes text, with the keys of tokenizer_config.json."""
+    """Return the normalization of a tokenizer.json, with the keys of tokenizer_config.json."""
     entries: dict[str, Any] = _read_part(path, dict[str, Any]).get("normalizer") or {}
     return {
-        "do_lower_case": entries.get("lowercase"),  # None of another kind of normalizer
+        "do_lower_case": entries.get("lowercase"),  # None for another kind of normalizer
         "strip_accents": entries.get("strip_accents"),
         "tokenize_chinese_chars": entries.get("handle_chinese_chars"),
     }

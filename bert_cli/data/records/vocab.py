@@ -1,7 +1,7 @@
-"""Find the vocabulary that `--vocab` names, and train one (`bert vocab`).
+"""Find the vocabulary that `--vocab` names, and train a vocabulary (`bert vocab`).
 
-A vocabulary's tokenizer_config.json decides how text is normalized for it. Where that does not say the case, the
-capitals of the pieces show it.
+A vocabulary's tokenizer_config.json decides how text is normalized. If it does not state the case, the capitals in the
+pieces show it.
 """
 
 import json
@@ -48,7 +48,7 @@ LETTERS = 1000  # most characters in a trained vocabulary, or as many as COVERAG
 COVERAGE = 0.9995  # fraction of a text's characters, by a quarter of the vocabulary at most
 CODE_POINTS = 0x110000
 MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
-CAPITALS = 0.05  # least fraction of pieces with one in a cased vocabulary; Google's has 0.3
+CAPITALS = 0.05  # minimum fraction of pieces with a capital in a cased vocabulary; Google's has 0.3
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -60,11 +60,11 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
 
     The file is a vocab.txt, or the tokenizer.json of a model that has no other.
 
-    ConfigError where its config, or its pieces, contradict `cased`; DataError where it does not exist.
+    Raises ConfigError if its config or its pieces contradict `cased`, and DataError if it does not exist.
     """
     path = Path(name)
     if path.is_dir():
-        # A run has one in each checkpoint.
+        # Each checkpoint of a run has a vocabulary.
         path = _file_of(max(filter(has_tokenizer, path.glob("step_*")), default=path))
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
@@ -112,7 +112,7 @@ def _download(name: str) -> Path:
                 absent = absent or error
         if paths and has_tokenizer(paths[0].parent):
             return paths[0].parent
-    except (OSError, ValueError) as error:  # those of the hub are OSErrors
+    except (OSError, ValueError) as error:  # the hub's errors are OSErrors
         absent = error
     raise DataError(
         f"vocabulary ({name})",
@@ -146,7 +146,7 @@ def _download_file(name: str, file: str) -> Path:
 def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     """Raise ConfigError for a cased vocabulary where text is lower-cased, or the reverse.
 
-    Words of the other case would be split into letters without a message. Scripts without case show nothing.
+    Without this check, words of the other case would silently be split into letters. Scripts without case pass.
     """
     pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
     with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
@@ -168,9 +168,9 @@ def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
 
 
 def run(settings: VocabSettings) -> None:
-    """Train a WordPiece vocabulary (Schuster and Nakajima 2012), the same one for the same text.
+    """Train a WordPiece vocabulary (Schuster and Nakajima 2012); the same text gives the same vocabulary.
 
-    DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
+    Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
     base_pieces = base.pieces if base else ()
@@ -231,7 +231,7 @@ def run(settings: VocabSettings) -> None:
 
 
 def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normalization:
-    """Return that of the settings, or of the vocabulary to extend. ConfigError for settings that contradict it."""
+    """Return the normalization of the settings, or of the vocabulary to extend. Raises ConfigError if they differ."""
     if base is None:
         return Normalization(settings.cased, settings.strip_accents, settings.split_chinese)
     names = {"strip_accents", "split_chinese"} & settings.model_fields_set
@@ -264,7 +264,7 @@ def _new_pieces(
     texts: Callable[[], Iterable[str]],
     settings: VocabSettings,
 ) -> list[str]:
-    """Return the trained pieces that `base` lacks and that the text has most often when all are in the vocabulary."""
+    """Return the most frequent trained pieces that `base` lacks, counted in text encoded with all pieces."""
     ids = base.ids
     first = len(base.pieces)
     candidates = [piece for piece in trained if piece not in ids]
@@ -338,10 +338,10 @@ def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[s
 def _alphabet(
     texts: Iterable[str], tokenizer: "Tokenizer", limit: int
 ) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters of words, and those of them that continue a word.
+    """Return the most frequent characters of words, and which of them continue a word.
 
-    They are LETTERS, or `limit` at most where COVERAGE of the text needs more. Both lists are ordered by code point; of
-    equally frequent characters the lower are included.
+    There are LETTERS characters, or up to `limit` if COVERAGE of the text needs more. Both lists are sorted by code
+    point; among equally frequent characters, lower code points are preferred.
     """
     counts = np.zeros(CODE_POINTS, np.int64)
     continuing = np.zeros(CODE_POINTS, np.bool_)

@@ -1,7 +1,7 @@
 """Make shards on the workers of a dask cluster: the same function, the same bytes.
 
 This process prepares inputs, renames finished files and writes markers; workers write into folders of OUT, which
-all machines share. Dask gives the shard of a worker that dies to another one, which writes into another folder.
+all machines share. If a worker dies, Dask gives its shard to another worker, which writes into another folder.
 """
 
 import logging
@@ -129,7 +129,7 @@ class _Cluster:
 
     def close(self) -> None:
         """Stop the shards in progress by restarting their workers, and disconnect."""
-        # This runs while another exception may be on its way, which must not be replaced.
+        # Another exception may be propagating, which must not be replaced.
         with suppress(Exception):
             if self.running and self.client.status == "running":
                 keys = {future.key for future in self.running}
@@ -142,7 +142,7 @@ class _Cluster:
 
 
 def _connect(scheduler: str) -> "Client":
-    """Connect to the address that is given, or to that in a file which `dask scheduler` wrote."""
+    """Connect to an address, or to the address in a file that `dask scheduler` wrote."""
     import_extra("distributed", "dask", "executor (dask)")
     from distributed import Client
 
@@ -181,7 +181,7 @@ def run_on_worker(
 ) -> tuple[manifest.Stats, Path]:
     """Make a shard; return its counts and the folder with its files.
 
-    Relative paths start in `command_folder`. DataError where this machine does not see the folders or has other
+    Relative paths start in `command_folder`. Raises DataError where this machine does not see the folders or has other
     versions.
     """
     import cloudpickle

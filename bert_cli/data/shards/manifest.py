@@ -32,7 +32,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of one shard, or of several. `bytes_in` that a step leaves at 0 is the size of its files."""
+    """Counts of one or several shards. A step that leaves `bytes_in` at 0 gets the size of its input files."""
 
     documents: int = 0
     sentences: int = 0
@@ -50,7 +50,7 @@ class Stats:
         return Stats(**counts, extra=extra, notes=self.notes + other.notes)
 
     def counts(self) -> dict[str, int]:
-        """Return every count by its name, the extra ones too."""
+        """Return every count by its name, including the extra counts."""
         return {name: getattr(self, name) for name in COUNTS} | dict(self.extra)
 
 
@@ -60,7 +60,7 @@ Convert = Callable[..., Stats]
 
 @dataclass(frozen=True)
 class Shard:
-    """Some inputs and the one output that they become, relative to the output folder.
+    """Some inputs and the output made from them, relative to the output folder.
 
     `arguments` are passed to the step's function. `weight` is the shard's part of the progress bar in bytes. The
     parent process calls `prepare(folder)` before the shard is started: it writes the inputs and returns their
@@ -95,7 +95,7 @@ def _size_of(paths: Iterable[Path]) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """A step, its output folder, and what changes the bytes that it writes."""
+    """A step, its output folder, and the values that change the bytes that it writes."""
 
     name: str
     out: Path
@@ -176,7 +176,7 @@ class OutputFolder:
         return self.partial / shard.output.as_posix().replace("/", "+")
 
     def prepare(self, shard: Shard) -> Shard:
-        """Return the shard with the inputs that its function reads, which any process can make."""
+        """Return the shard with its inputs written, so that any process can make it."""
         if shard.prepare is None:
             return shard
         folder = self.work_folder(shard) / "in"
@@ -235,9 +235,9 @@ class OutputFolder:
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
     def total(self, notes: Sequence[str]) -> Stats:
-        """Return the sum of the shards of this run, all of which are complete.
+        """Return the total counts of this run's shards, which are all complete.
 
-        Raises DataError when they gave nothing, or when the folder holds a shard of other inputs.
+        Raises DataError when the total is empty, or when the folder holds a shard of other inputs.
         """
         if unexpected := {*self.done.rglob("*.shard")} - {
             self.done / f"{n}.shard" for n in self.markers
@@ -264,7 +264,7 @@ class OutputFolder:
         shards: Mapping[str, Stats],
         **more: JSON,
     ) -> Manifest:
-        """Write the manifest of a complete folder. `seconds` and `bytes_read` are those of this run."""
+        """Write the manifest of a complete folder. `seconds` and `bytes_read` count this run only."""
         manifest: Manifest = {
             "step": self.step.name,
             "settings": self.settings,
@@ -285,7 +285,7 @@ class OutputFolder:
 def open_output(step: Step) -> Iterator[OutputFolder]:
     """Lock and yield the output folder of a step. The lock ends with the process.
 
-    Raises DataError when it is a file, locked by another process, or of another step or other settings.
+    Raises DataError when it is a file, is locked by another process, or belongs to another step or other settings.
     """
     out = step.out
     check_is_folder(out)
@@ -307,7 +307,7 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 
 
 def check_is_folder(out: Path) -> None:
-    """Raise DataError when OUT, or a folder that it lies in, is a file."""
+    """Raise DataError when OUT or a parent folder is a file."""
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
         where = f"out ({existing})"
@@ -326,14 +326,14 @@ def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
 
 
 def recorded_step(out: Path) -> str | None:
-    """Return the step that an output folder was begun by, None for a new one."""
+    """Return the step that began an output folder, None for a new folder."""
     with suppress(DataError):
         return read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
     return None
 
 
 def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
-    """Return the settings that an output folder was begun with, None for a new one.
+    """Return the settings that an output folder was begun with, None for a new folder.
 
     Raises DataError for a file and for the folder of another step.
     """
@@ -393,7 +393,7 @@ def package_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def known_checksums(corpus: Path) -> dict[str, str | None]:
-    """Return the checksums in a corpus.json of the files that were not written since, by name."""
+    """Return the checksums in a corpus.json by file name, without files that were written since."""
     known = {}
     with suppress(DataError, FileNotFoundError, KeyError, TypeError):
         older = read_json(corpus, dict[str, Any], DataError, "")
@@ -407,7 +407,7 @@ def known_checksums(corpus: Path) -> dict[str, str | None]:
 def checksums(
     folder: Path, names: Sequence[str], known: Mapping[str, str | None]
 ) -> list[dict[str, Any]]:
-    """Return `name`, `bytes` and `crc32c` of files of a folder, of `known` ones without reading."""
+    """Return `name`, `bytes` and `crc32c` of files in a folder; files with a `known` checksum are not read."""
 
     def entry(name: str) -> dict[str, Any]:
         crc = known.get(name) or file_crc32c(folder / name)

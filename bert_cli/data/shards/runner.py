@@ -33,7 +33,7 @@ SECONDS_BETWEEN_LINES = 10.0  # where no bar is drawn
 
 @dataclass(frozen=True)
 class Workers:
-    """Where shards are made: in `processes` of this machine, or by the cluster of a dask scheduler."""
+    """The workers that make shards: `processes` of this machine, or the cluster of a dask scheduler."""
 
     processes: int = 1
     scheduler: str | None = None  # address of the scheduler, or the file that it wrote
@@ -53,7 +53,7 @@ def run_shards(
 
     `convert(inputs, output, **shard.arguments)` must be picklable. `total`, the sum of the shards' sizes, and
     `notes`, read at the end, are for a generator of shards. `check(counts)` may refuse the result with a DataError
-    before the manifest is written; the shards stay. DataError when OUT is of other settings or inputs,
+    before the manifest is written; the shards stay. Raises DataError when OUT has other settings or inputs,
     when a worker is killed, or when nothing was produced; SystemExit(130) on Ctrl-C.
     """
     if isinstance(shards, Sequence) and total is None:
@@ -197,7 +197,7 @@ def plan_disk_space(
 ) -> str:
     """Return the plan of a step in one line. Raises DataError when the disk has less space than `to_write`.
 
-    `written` are the bytes of complete shards; `number` is None where that of the shards is not known.
+    `written` are the bytes of complete shards; `number` is None if the number of shards is unknown.
     """
     free = free_bytes(out)
     if to_write > free:

@@ -3,7 +3,7 @@
 Each epoch is a permutation of the record numbers, drawn by (seed, epoch): a Feistel network of
 eight rounds (Luby & Rackoff 1988) over the smallest power of two that holds the corpus, applied
 again to numbers outside the corpus (Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
-section 3). The power is less than twice the size, so that is less than two rounds on average.
+section 3). The power is less than twice the size, so the network is applied less than twice on average.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def permute(
 ) -> npt.NDArray[np.int64]:
     """Return the record number at each index [n] of an epoch, a bijection of 0 .. size - 1.
 
-    `size` and `epoch` are one number or one for each index; sizes are below 2**53.
+    `size` and `epoch` are numbers, or arrays with a number for each index; sizes are below 2**53.
     """
     numbers = np.array(indices, np.uint64, ndmin=1)
     sizes = np.broadcast_to(np.asarray(size, np.uint64), numbers.shape)
@@ -64,7 +64,7 @@ def record_at(
 
 
 def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:
-    """Permute the numbers below 2**bits: the halves are changed alternately by a hash of the other."""
+    """Permute the numbers below 2**bits: each half is changed in turn by a hash of the other half."""
     one_bit = np.uint64(1)
     low = bits >> one_bit
     low_mask = (one_bit << low) - one_bit

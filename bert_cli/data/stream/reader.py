@@ -1,8 +1,8 @@
 """`stream[step]` is the batch of a step: a function of (seed, step) and nothing else.
 
-Step and row give a sample index in an endless stream, and the stream gives the example there. So resuming is asking
+Step and row give a sample index, and an endless stream has an example at every sample index. So resuming means asking
 for another step, each process reads its own part, and micro-batches change no example. A stream reads one folder of
-records, also in steps of similar lengths, or a mixture of several.
+records, optionally in steps of similar lengths, or a mixture of several folders.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.planning.plan import Plan
 
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
-MULTIPLE = 8  # length buckets end at multiples of so many positions, as matrix units want them
+MULTIPLE = 8  # length buckets end at multiples of so many positions, which suit matrix units
 USUAL_BLOCK = 8192  # examples of the largest block of a mixture where the weights allow it
 LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractions of it
 # Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus.
@@ -38,14 +38,14 @@ NUMBERING = "each corpus in complete epochs"
 
 @dataclass(frozen=True)
 class Batching:
-    """Which examples of a stream a step has, and which of them this process reads; ConfigError for a bad step."""
+    """The examples of each step, and the part that this process reads. Raises ConfigError if a step does not divide."""
 
     examples_per_step: int
     micro_batch_size: int
     rank: int = 0
     world_size: int = 1
     plan: Plan | None = None
-    """That of a run whose steps differ in size or in their masks."""
+    """The plan of a run whose steps differ in size or in their masks."""
 
     def __post_init__(self) -> None:
         step = self.examples_per_step
@@ -72,7 +72,7 @@ class Batching:
         return np.arange(self.examples_per_step) + step * self.examples_per_step
 
     def mask_probability(self, step: int) -> float | None:
-        """Return the fraction of tokens that are masked in a step, None for that of the settings."""
+        """Return the fraction of tokens that are masked in a step, None for the fraction in the settings."""
         return None if self.plan is None else self.plan.mask_probability(step)
 
     def micro_batches(self, rows: Batch) -> Batch:
@@ -84,7 +84,7 @@ class Batching:
 class Stream(Protocol):
     """Batches by step."""
 
-    fingerprint: str  # changes with the examples and their order: a run continues on no others
+    fingerprint: str  # changes with the examples and their order; a resumed run needs the same
     epoch_size: int | None  # examples of an epoch; None where there is no end
 
     def __getitem__(self, step: int) -> Batch:
@@ -92,7 +92,7 @@ class Stream(Protocol):
         ...
 
     def describe(self, examples: int) -> list[str]:
-        """Return lines about a run over so many examples, for a person."""
+        """Return lines of text about a run over so many examples."""
         return []
 
 
@@ -101,14 +101,14 @@ class ExampleStream(Stream, Protocol):
 
     batching: Batching
     folder: Path | None  # with the tokenizer of the examples; None for synthetic ones
-    sources: Sequence[Records] = ()  # none of synthetic ones
+    sources: Sequence[Records] = ()  # empty for synthetic examples
     has_next_sentences: bool
     sequences_per_example: float  # mean number: more than one in packs
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...].
 
-        `probability` is that of dynamic masks, if it is not that of the settings.
+        `probability` replaces the fraction of the settings in dynamic masks.
         """
         ...
 
@@ -155,9 +155,9 @@ def read_ahead(
 
 
 class Reader(ExampleStream):
-    """The examples of a folder in another order in each epoch; with `buckets` in steps of similar lengths.
+    """The examples of a folder in a new order in each epoch; with `buckets` in steps of similar lengths.
 
-    ConfigError for buckets of packs, DataError for those of static records or of fewer than a step has examples.
+    With `buckets`, raises ConfigError for packs, and DataError for static records or fewer records than a step has.
     """
 
     def __init__(self, source: Records, batching: Batching, buckets: int | None = None) -> None:
@@ -180,7 +180,7 @@ class Reader(ExampleStream):
             self.epoch_size = self.buckets.steps * step
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
-        """Return the examples at sample indices [n], padded to S or to the longest step that they are from."""
+        """Return the examples at sample indices [n], padded to S or to the length of their longest step."""
         if self.buckets is None:
             return shuffled(self.source, sample_indices, probability)
         epochs, numbers, length = self.buckets.records(sample_indices)
@@ -217,9 +217,9 @@ def _in_blocks(
 class Buckets:
     """Record numbers by sample index, so that the examples of a step have similar lengths.
 
-    The records of an epoch form a list, bucket by bucket from the shortest to the longest, in a random order within
-    each. A step is as many consecutive records as it has examples, padded to the length of the last one's bucket. Of
-    the longest bucket fewer records than a step has are left out, others in each epoch. The steps are permuted too.
+    An epoch is a list of records, bucket by bucket from the shortest to the longest, in random order within a bucket.
+    A step takes consecutive records of the list and pads them to the bucket of its last record. A few records of the
+    longest bucket (fewer than a step has) are left out, others in each epoch. The order of the steps is random too.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Buckets:
         self._shortest = np.concatenate((np.ones(1, np.int64), self.ends[:-1] + 1))
         self._starts = self._records.starts[self._shortest]
         self.steps, self.left_out = divmod(len(lengths), examples_per_step)
-        """Steps of an epoch, and the records that none of its steps has."""
+        """Steps of an epoch, and the number of records that are in no step."""
 
     def records(self, sample_indices: npt.ArrayLike) -> tuple[Ints, Numbers, int]:
         """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""
@@ -270,7 +270,7 @@ def _check_buckets(source: Records, buckets: int, step: int) -> None:
 def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
     """Return the ends of at most `buckets` buckets over lengths [S + 1] with the least padding.
 
-    All are multiples of MULTIPLE but S. Dynamic programming over all ends, bucket by bucket.
+    All ends but S are multiples of MULTIPLE. Dynamic programming over all ends, bucket by bucket.
     """
     longest = len(histogram) - 1
     highest = int(np.flatnonzero(histogram)[-1])
@@ -282,7 +282,7 @@ def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
     fewest = positions[0]
     before: list[Numbers] = []
     for _ in range(min(buckets, len(ends)) - 1):
-        # One bucket more, which begins after any bucket that ended before.
+        # One more bucket, which begins where any earlier bucket ends.
         total = np.concatenate(([np.inf], fewest[:-1]))[:, None] + positions
         before.append(np.argmin(total, axis=0))
         fewest = total[before[-1], np.arange(len(ends))]
@@ -306,7 +306,7 @@ class Mixture(ExampleStream):
     def __init__(
         self, corpora: Sequence[tuple[Records, float]], batching: Batching, seed: int
     ) -> None:
-        """Mix sources by weights; DataError for two that do not fit, ConfigError for a weight that is too small."""
+        """Mix sources by weights. Raises DataError for sources that do not fit, ConfigError for too small a weight."""
         self.sources = [source for source, _ in corpora]
         for first_source, second_source in combinations(self.sources, 2):
             _check_fit(first_source, second_source)
@@ -324,7 +324,7 @@ class Mixture(ExampleStream):
         self._block = sum(self.quotas)
         each = [source.sequences / len(source) for source in self.sources]
         self.sequences_per_example = float(np.dot(each, self.quotas) / self._block)
-        # The sources draw by the seed too; a block's order must not be that of one of their epochs.
+        # The sources draw by the seed too; a block's order must not equal the order of one of their epochs.
         self._order_seed = int(row_keys(0, "mixture", seed)[0])
         identity = [source.fingerprint for source in self.sources], self.quotas
         self.fingerprint = f"{hashlib.sha256(repr(identity).encode()).hexdigest()}, {NUMBERING}"
@@ -354,7 +354,7 @@ class Mixture(ExampleStream):
         return corpora, blocks * np.array(self.quotas)[corpora] + ranks
 
     def describe(self, examples: int) -> list[str]:
-        """Return a line for each corpus: how much of it a run over so many examples reads."""
+        """Return a line for each corpus, with the part of it that a run over so many examples reads."""
         blocks, rest = divmod(examples, self._block)
         corpora, _ = self.locate(np.arange(examples - rest, examples))
         counts = blocks * np.array(self.quotas) + np.bincount(corpora, minlength=len(self.quotas))
@@ -368,11 +368,11 @@ class Mixture(ExampleStream):
 class Stages(ExampleStream):
     """The examples of a run of several stages, each with its own records.
 
-    `rows` are those of the first stage, and so are the folder and the epoch.
+    `rows`, the folder and the epoch belong to the first stage.
     """
 
     def __init__(self, streams: Sequence[ExampleStream]) -> None:
-        """Join the streams of the stages in their order; DataError for packs and for different vocabularies."""
+        """Join the streams of the stages in their order. Raises DataError for packs and for different vocabularies."""
         self.streams = streams
         first = streams[0]
         by_folder = {source.folder: source for stream in streams for source in stream.sources}
@@ -413,7 +413,7 @@ class Stages(ExampleStream):
 
 @lru_cache(maxsize=8)  # 1 MB each at most: the steps of a run read one block after another
 def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
-    """Return [2, n]: the corpus of each example of a block, and its rank among those of that corpus."""
+    """Return [2, n]: the corpus of each example of a block, and its rank among the examples of that corpus."""
     ends = np.cumsum(quotas)
     corpora = np.searchsorted(ends, permute(np.arange(ends[-1]), ends[-1], seed, block), "right")
     ranks = np.empty_like(corpora)
@@ -425,7 +425,7 @@ def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
 def quotas_of(weights: Sequence[float]) -> list[int]:
     """Return the examples of each corpus in a block, in the proportions of the weights.
 
-    They are exact when the smallest block that divides evenly has at most LONGEST_BLOCK examples. Otherwise they are
+    Quotas are exact if the smallest block that divides evenly has at most LONGEST_BLOCK examples. Otherwise they are
     rounded to fractions of LONGEST_BLOCK, the largest remainders up; a corpus may then get 0.
     """
     exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means a tenth

@@ -28,7 +28,7 @@ from bert_cli.files import (
 )
 
 CONNECTIONS = 8  # one connection to object storage gives some 50 MB/s
-SMALL = 1 << 24  # bytes of a file, which is no records, that is compared when a copy is opened
+SMALL = 1 << 24  # bytes; smaller files without records are verified when a copy is opened
 
 File = Mapping[str, Any]  # an entry of corpus.json: name, bytes, crc32c
 
@@ -36,7 +36,7 @@ File = Mapping[str, Any]  # an entry of corpus.json: name, bytes, crc32c
 def local_copy(url: str, cache: Path) -> Path:
     """Return a folder in `cache` that holds the corpus at `url`; fetch the files that it lacks.
 
-    ConfigError where a package is not installed, DataError for what cannot be fetched, is damaged or does not fit.
+    Raises ConfigError if a package is not installed, DataError if a file cannot be fetched, is damaged or does not fit.
     """
     remote = Remote(url)
     text = remote.read(CORPUS)
@@ -78,7 +78,7 @@ def local_copy(url: str, cache: Path) -> Path:
 
 
 class Remote:
-    """A folder at an address. The errors of its backend become ours."""
+    """A folder at an address. Errors of its backend are raised as ConfigError or DataError."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -101,7 +101,7 @@ class Remote:
 
     @contextmanager
     def errors_at(self, where: str) -> Iterator[None]:
-        """Raise exceptions of a backend, which are different for each, as ConfigError or DataError."""
+        """Raise the exceptions of any backend as ConfigError or DataError."""
         try:
             yield
         except BertError:
@@ -129,7 +129,7 @@ class Remote:
 
 
 def _fetch(remote: Remote, folder: Path, file: File) -> int:
-    """Fetch and verify a file, a damaged one twice; return its bytes."""
+    """Fetch and verify a file, a second time if it is damaged; return its bytes."""
     target = folder / file["name"]
     target.parent.mkdir(parents=True, exist_ok=True)
     for is_last in (False, True):

@@ -3,7 +3,7 @@
 Static records have their masks; dynamic ones are masked by (seed, epoch, record), each sequence as if it were alone, so
 that packing changes no mask.
 
-Shapes: n examples, R sequences, C most sequences of a pack, S sequence length, P masked positions.
+Shapes: n examples, R sequences, C maximum sequences of a pack, S sequence length, P masked positions.
 """
 
 from pathlib import Path
@@ -43,10 +43,10 @@ class Records:
         masking: Masking | None = None,
         max_sequences_per_pack: int | None = None,
     ) -> None:
-        """Open a folder; an argument that is None is as the records are.
+        """Open a folder; an argument that is None takes its value from the records.
 
         Dynamic records can be read with any P (of a sequence), with a longer S and, unless they are packs already, up
-        to `max_sequences_per_pack` in an example. DataError for lengths, packs or files that do not fit.
+        to `max_sequences_per_pack` in an example. Raises DataError for lengths, packs or files that do not fit.
         """
         corpus = read_corpus(folder)
         self.folder = folder
@@ -64,9 +64,9 @@ class Records:
         """Changes with the examples and with how they are packed."""
         self.has_next_sentences: bool = corpus.get("next_sentence", True)
         self.sequences: int = corpus["sequences"] if stored_pack > 1 else self.files.records
-        """Sequences of an epoch, each of which is in exactly one example."""
+        """Sequences of an epoch; each sequence is in exactly one example."""
         self.packs: Packs | None = None
-        """Of dynamic records that are packed when they are read."""
+        """Only for dynamic records that are packed when they are read."""
         if not self.is_dynamic:
             return
         masking = masking or Masking()
@@ -96,7 +96,7 @@ class Records:
     ) -> Batch:
         """Return examples by their epochs [n] and numbers [n], as columns.
 
-        Dynamic ones are of `length` and masked with `probability`, if these are not those of the records.
+        For dynamic records, `length` and `probability` replace the length and the masking probability.
         """
         if self.is_dynamic:
             recipe = self._masks.with_probability(probability)
@@ -160,7 +160,7 @@ class Records:
         corpus = self.corpus
         length = self.sequence_length
         positions: int = corpus["sequence_length"]
-        # Setting, its value, the stored one, what makes others, and whether dynamic records allow it.
+        # Setting, its value, the stored value, the option that changes it, and whether dynamic records allow it.
         sizes = (
             ("max_seq_length", length, positions, "tokenize --sequence-length", length > positions),
             ("max_predictions_per_seq", self.predictions, corpus["mask_tokens"], "tokenize --mask-tokens", True),
@@ -185,7 +185,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbe
     """
     longest = len(histogram) - 1
     done: dict[tuple[int, ...], int] = {}
-    # Open packs by their free positions: their lengths -> how many there are.
+    # Open packs by their free positions: their lengths -> the number of such packs.
     open_packs: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]
 
     def put(lengths: tuple[int, ...], count: int) -> None:
@@ -206,7 +206,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbe
                 open_packs[free][lengths] = count - used
             put((*lengths, length), used)
             left -= used
-        # The rest goes into new packs, each of which has the most free positions until it is full.
+        # The rest goes into new packs; a new pack has the most free positions until it is full.
         each = min(longest // length, sequences)
         full, rest = divmod(left, each)
         for copies, count in ((each, full), (rest, 1)):
@@ -222,7 +222,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbe
 
 
 class ByLength:
-    """Record numbers sorted by length; those of a range of lengths are drawn in a random order."""
+    """Record numbers sorted by length; the records of a range of lengths are drawn in random order."""
 
     def __init__(self, lengths: Ints, longest: int, name: str, seed: int) -> None:
         """Sort records by their lengths [records], each from 1 to `longest`."""
@@ -236,7 +236,7 @@ class ByLength:
         self._seed = int(row_keys(0, name, seed)[0])
 
     def draw(self, low: Ints, high: Ints, slots: Ints, epochs: Ints) -> Numbers:
-        """Return the records at slots [n] among those of `low` [n] to `high` [n] tokens, permuted by epoch, `high`."""
+        """Return the records at slots [n] of a permutation, by epoch and `high`, of records from `low` to `high`."""
         starts = self.starts[low]
         groups = epochs * np.int64(65536) + high
         chosen = permute(slots, self.starts[high + 1] - starts, self._seed, groups)
@@ -246,9 +246,10 @@ class ByLength:
 class Packs:
     """Record numbers by pack number, in any epoch.
 
-    Some combinations of lengths make a pack, each a number of times (shortest-pack-first histogram packing: Krell et
-    al. 2021, "Efficient Sequence Packing without Cross-contamination", section 3.1). The records of a length are
-    assigned by a permutation drawn by (seed, epoch, length), so an epoch has each record in exactly one pack.
+    A pack is a combination of lengths, and each combination is used several times (shortest-pack-first histogram
+    packing: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination", section 3.1). The records of a
+    length are assigned by a permutation drawn by (seed, epoch, length), so an epoch has each record in exactly one
+    pack.
     """
 
     def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:

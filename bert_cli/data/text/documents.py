@@ -19,7 +19,7 @@ ROWS = 128  # rows of a Parquet file that are read at once
 
 PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
 EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
-# The same without leading white space, which costs half of the time of `bert preprocess`.
+# Without the leading white space, whose search takes half of the time of `bert preprocess`.
 ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 BLANK_LINES = re.compile(r"\n\s*\n")
@@ -31,9 +31,9 @@ Kind = Literal["document", "body", "outside"]  # of a line
 
 
 def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
-    """Yield each line that is not blank, with its kind; the start of a document is a line, too.
+    """Yield (kind, line) for each line that is not blank; the start of a document counts as a line.
 
-    Raises DataError with file and line for what cannot be read.
+    Raises DataError with file and line for text that cannot be read.
     """
     if part.format == "wikiextractor":
         yield from _marked_articles(part)
@@ -87,10 +87,9 @@ def clean(line: str) -> str:
 
 
 def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
-    """Yield text of one sentence per line in blocks of full lines, a blank line between documents and none
-    within.
+    """Yield text of one sentence per line in blocks of complete lines; only documents are separated by blank lines.
 
-    Raises DataError as `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
+    Raises DataError like `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
     """
     if part.format == "wikiextractor":
         raise DataError(
@@ -137,7 +136,7 @@ def _lines(part: files.Part) -> Iterator[str]:
 
 
 def _paragraphs(part: files.Part) -> Iterator[str]:
-    """Yield the paragraphs of wrapped text, joined as the head of the complete file decides."""
+    """Yield the paragraphs of wrapped text; the head of the complete file decides how lines are joined."""
     with files.report_damage(part), files.open_part(part) as file:
         joiner = Joiner(file.read(files.HEAD_BYTES).decode(errors="replace"))
     return joiner.paragraphs(_decode(line, part, offset) for line, offset in _raw_lines(part))

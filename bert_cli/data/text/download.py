@@ -30,7 +30,7 @@ AGENT = f"bert-cli/{__version__} (command line tool for pre-training BERT; one d
 KIND = "pages-articles-multistream.xml.bz2"
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between attempts
 PROGRESS_BYTES = 10_000_000
-LIST_BYTES = 1 << 24  # of a list of checksums; that of the English Wikipedia has some 0.3 MB
+LIST_BYTES = 1 << 24  # largest list of checksums; the list of the English Wikipedia has 0.3 MB
 READ_SECONDS = 60.0
 CONNECT_SECONDS = 30.0
 HASH_BLOCK = 1 << 22
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class ConnectionLostError(Exception):
-    """The server is not reachable, hung up, or is busy; another attempt may work."""
+    """The server is unreachable or busy, or closed the connection; another attempt may work."""
 
 
 def run(settings: DownloadSettings) -> None:
@@ -218,7 +218,7 @@ def _exists(client: "httpx.Client", url: str) -> bool:
 
 
 def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int]) -> Result:
-    """Call `attempt` until it works. After as many failures as PAUSES without progress raise DataError."""
+    """Call `attempt` until it succeeds. Raises DataError when all PAUSES are used up without progress."""
     failures = 0
     reached = received()
     while True:

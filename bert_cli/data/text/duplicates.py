@@ -1,9 +1,9 @@
 """Find documents that repeat an earlier one, over the complete input.
 
-A first pass, a step in `OUT/.duplicates`, writes a hash of each document's text; a sort finds equal ones.
+A first pass, a step in `OUT/.duplicates`, writes a hash of each document's text; sorting finds equal hashes.
 Near-duplicates are found by MinHash (Broder 1997) of runs of five words: documents that agree in a band of their
-signatures are compared. A million documents take 60 MB of memory; near-duplicates 0.1 kB more each, and 5 kB for
-each that agrees in a band.
+signatures are compared. A million documents take 60 MB of memory; the search for near-duplicates adds 0.1 kB for each
+document, and 5 kB for each document that agrees in a band.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ NO_TEXT = bytes(HASH_BYTES)  # hash of a document without text, which is never a
 SIGNATURE_SIZE = 128  # numbers; the standard error of the similarity is at most 0.045
 SEED = 1
 WORDS_PER_RUN = 5
-RECALL = 0.99  # of the pairs at the threshold, which decides the width of a band
+RECALL = 0.99  # fraction of pairs at the threshold to detect; decides the band width
 # A letter of a script without spaces between words counts as a word.
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
 NO_WORDS = np.iinfo(np.uint32).max  # in the signature of a document without words
 
 Flags = npt.NDArray[np.bool_]
 Signatures = Sequence[npt.NDArray[np.uint32]]  # [documents, SIGNATURE_SIZE] by shard
-Duplicates = tuple[list[int], list[int]]  # exact and near ones of a shard
+Duplicates = tuple[list[int], list[int]]  # exact and near duplicates of a shard
 
 
 def find_duplicates(
@@ -158,10 +158,10 @@ def _read_signatures(hashes: Path) -> npt.NDArray[np.uint32]:
 
 
 def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
-    """Return for each document whether an earlier one has the same hash, given as two integers each."""
+    """Return for each document whether an earlier document has the same hash (two integers)."""
     first = hashes[0::2]
     second = hashes[1::2]
-    order = np.lexsort((second, first))  # stable: of equal ones the earliest comes first
+    order = np.lexsort((second, first))  # stable: of equal hashes the earliest comes first
     same = np.zeros(len(order), np.bool_)
     same[1:] = first[order[1:]] == first[order[:-1]]
     same[1:] &= second[order[1:]] == second[order[:-1]]
@@ -171,7 +171,7 @@ def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
 
 
 def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> Flags:
-    """Return for each document whether it shares `threshold` of its runs with an earlier kept one.
+    """Return for each document whether it shares `threshold` of its runs with an earlier document that is kept.
 
     The similarity is estimated from the signatures. Exact duplicates are skipped.
     """
@@ -219,7 +219,7 @@ def _bands(signatures: Signatures, exact: Flags, threshold: float) -> npt.NDArra
 
 
 def band_width(threshold: float) -> int:
-    """Return the largest width of a band with which RECALL of the pairs at the threshold agree in one."""
+    """Return the largest band width at which RECALL of the pairs at the threshold agree in some band."""
     widths = np.arange(1, SIGNATURE_SIZE + 1)
     recall = 1 - (1 - threshold**widths) ** (SIGNATURE_SIZE // widths)
     return int(widths[recall >= RECALL].max(initial=1))

@@ -1,9 +1,9 @@
-"""Turn a MediaWiki dump into text: our converter works on its chunks, or any program that `--with` names.
+"""Turn a MediaWiki dump into text with our converter, or with any program that `--with` names.
 
-A dump of many bzip2 streams is unpacked by the processes that convert it; any other is unpacked and split by this
-one. A program gets small dumps of some articles each. Every page of a chunk is searched for in its output; failing
-chunks are bisected to isolate the offending page. WikiExtractor, which expands templates, runs as such a
-program (it is AGPL: called, never imported).
+The processes that convert a dump of many bzip2 streams also unpack it; any other dump is unpacked and split by this
+process. A program gets small dumps of some articles each. The output of a chunk is searched for all its pages; failing
+chunks are bisected to isolate the offending page. WikiExtractor, which expands templates, runs as such a program (it
+is AGPL: called, never imported).
 """
 
 import errno
@@ -41,7 +41,7 @@ TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
 SECONDS_PER_CHUNK = 300.0
 SECONDS_PER_MEGABYTE = 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
 PAGES_NAMED = 3  # in a note about lost pages
-PAGES_FAILED = 20  # of a chunk, left out one by one; more are not the fault of the pages
+PAGES_FAILED = 20  # left out of a chunk one by one; more failures are the program's fault
 
 DOC = re.compile(rb'<doc id="(\d*)" ')
 WIKIEXTRACTOR = [sys.executable, "-P", "-m", "wikiextractor.WikiExtractor", "-o", "-"]
@@ -53,7 +53,7 @@ class ToolFailedError(Exception):
 
 
 def run(settings: ExtractSettings) -> None:
-    """Extract the text of a dump. Raises DataError if it is no dump or has no page with text."""
+    """Extract the text of a dump. Raises DataError if the file is not a dump or has no page with text."""
     path = find_dump(settings.dump)
     command = _command(settings)
     dump = Dump(path)
@@ -88,7 +88,7 @@ def run(settings: ExtractSettings) -> None:
 
 
 def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
-    """Raise DataError for a damaged dump, or print what is lost of one that is accepted."""
+    """Raise DataError for a damaged dump, or with --keep-damaged print the loss."""
     damage = [note.partition(f"{path.name} ")[2] for note in counts.notes if DAMAGED in note]
     if not damage:
         return
@@ -101,7 +101,7 @@ def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
 
 
 def _command(settings: ExtractSettings) -> list[str]:
-    """Return the command of the program, empty for our converter. Raises ConfigError where it is missing."""
+    """Return the command of the program, empty for our converter. Raises ConfigError if it is missing."""
     if settings.expand_templates:
         if find_spec("wikiextractor") is None:
             raise ConfigError("expand_templates", needs_extra("wikiextractor"))
@@ -180,10 +180,10 @@ def extract_chunk(
     command: Sequence[str] = (),
     rules: Mapping[str, str] | None = None,
 ) -> Stats:
-    """Write the text of a chunk, and compare its pages with those of the result.
+    """Write the text of a chunk, and note the pages that are missing in it.
 
-    The input has the pages, or is the dump, of which the chunk is a range. `command` is a program, by default our
-    converter, to which `rules` give the texts of templates.
+    The input has the pages of the chunk, or is the dump of which the chunk is a range. `command` runs a program; if it
+    is empty, our converter works with `rules` for the texts of templates.
     """
     (path,) = inputs
     notes: list[str] = []
@@ -225,7 +225,7 @@ def extract_chunk(
 def _halves(
     pages: list[bytes], extract: Callable[[list[bytes]], bytes], notes: list[str]
 ) -> Iterator[bytes]:
-    """Yield the text of `pages`, and of halves and halves of halves where the program fails."""
+    """Yield the text of `pages`, which are bisected where the program fails."""
     try:
         yield extract(pages) if pages else b""
     except ToolFailedError as error:
@@ -249,7 +249,7 @@ def _id_and_title(page: bytes) -> tuple[int, str]:
 
 
 def _count_documents(output: Path) -> tuple[Counter[int], int]:
-    """Return the number of <doc> blocks by page id, and of those with nothing below their title."""
+    """Return the number of <doc> blocks by page id, and the number of blocks without text below the title."""
     documents: Counter[int] = Counter()
     empty = lines = 0
     with open(output, "rb") as file:
@@ -267,8 +267,8 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
 def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, path: Path) -> bytes:
     """Run a program on a dump of some pages and return its text as <doc> blocks.
 
-    When one of WikiExtractor's processes dies the others wait forever. Raises OSError for a full disk, ToolFailedError
-    for anything else.
+    If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk,
+    ToolFailedError for anything else.
     """
     path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * path.stat().st_size / 1e6
@@ -290,7 +290,7 @@ def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, p
 
 
 def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
-    """Return <doc> blocks as they are, and JSON lines as such blocks, with the page's id if theirs is missing."""
+    """Return a program's output as <doc> blocks; JSON lines become blocks, with the page's id if they have none."""
     if not text.lstrip().startswith(b"{") and DOC.search(text):
         return text
     ids = {html.unescape(title): number for number, title in map(_id_and_title, pages)}

@@ -73,11 +73,11 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """The settings of how files are read."""
+    """The settings for reading files."""
 
     format: str = "auto"
     text_field: str = "text"
-    documents: str = "blank-lines"  # or `files`, each of which is one document
+    documents: str = "blank-lines"  # or `files`: each file is one document
     line_breaks: str = "keep"  # or `join`, or `auto` to join the lines of files that are wrapped
 
 
@@ -103,7 +103,7 @@ Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made o
 def find_files(source: Path) -> list[Path]:
     """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
 
-    Of a step's folder they are its outputs. Raises DataError when there are none.
+    For the folder of a step, these are its outputs. Raises DataError when there are no files.
     """
     if source.exists() or not GLOB.search(str(source)):
         return finished_files(source)
@@ -165,14 +165,14 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
 
 
 def compression_of(path: Path) -> str:
-    """Return the name of a file's compression, which its first bytes tell, or an empty string."""
+    """Return the name of a file's compression, judged by its first bytes, or an empty string."""
     with open(path, "rb") as file:
         first = file.read(8)
     return next((name for magic, name in MAGIC.items() if first.startswith(magic)), "")
 
 
 def recognise(path: Path, reading: Reading) -> Part | None:
-    """Return the format of a file, None for an empty one. Raises DataError for one that is no text."""
+    """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
     size = path.stat().st_size
     compression = compression_of(path)
     if not size:
@@ -231,7 +231,7 @@ def _format_of(path: Path, head: bytes) -> Format:
 
 
 def open_part(part: Part) -> IO[bytes]:
-    """Open the complete file, unpacked. Raises ConfigError where a package is missing for that.
+    """Open the complete file, unpacked. Raises ConfigError if the package for its compression is missing.
 
     Reading raises DamagedError for damaged compressed data.
     """
@@ -243,9 +243,9 @@ def open_part(part: Part) -> IO[bytes]:
 
 
 def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterator[bytes]:
-    """Yield the content of a file up to byte `stop` of it, of all streams or frames of a compressed one.
+    """Yield the content of a file up to its byte `stop`; a compressed file is unpacked, with all streams or frames.
 
-    Raises DamagedError, also for a file that is cut off, which not all libraries report.
+    Raises DamagedError, also for a truncated file, which not all libraries report.
     """
     decoder = _decoder(compression, file.name) if compression else None
     frame = file.tell()
@@ -349,8 +349,8 @@ def line_number(part: Part, offset: int) -> int:
 def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = False) -> list[Part]:
     """Split a file of twice `size` or more into ranges of about `size`, between documents.
 
-    With `anywhere` a document may be split at a line, where no end of one is near. Compressed files, tables
-    and plain files that are one document are not split; Parquet files between row groups.
+    With `anywhere` a document may be split at a line, if no end of a document is near. Compressed files, tables
+    and plain files that are one document are not split; Parquet files are split between row groups.
     """
     is_document = part.format == "plain" and reading.documents == "files" and not anywhere
     is_table = part.format in TABLES.values()  # its header names the columns
@@ -428,7 +428,7 @@ def bundle(parts: Sequence[Part], size: float) -> list[list[Part]]:
 
 
 def shard_of(output: Path, parts: Sequence[Part], **arguments: Any) -> Shard:
-    """Return the shard that makes `output` of `parts`, which its function gets with `arguments`."""
+    """Return the shard that makes `output` from `parts`; its function gets `parts` and `arguments`."""
     inputs = tuple(dict.fromkeys(part.path for part in parts))
     size = sum(part.size for part in parts)
     return Shard(inputs, output, {"parts": list(parts), **arguments}, size)

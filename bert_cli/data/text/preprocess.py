@@ -1,10 +1,10 @@
 """Split text into sentences: one per line, a blank line between documents.
 
-Each line is split alone, or each paragraph of wrapped text. Of WikiExtractor's articles the titles are dropped;
-headings stay. The splitter is sentencex, or by name Punkt (Kiss and Strunk, 2006) with NLTK's parameters for the
-language, or with those that it learns from the first 2 MB of the corpus. On English articles the learned ones find
-boundaries with an F1 of 93.1, those of NLTK 93.2 and sentencex 95.1; Punkt never splits after the full stop of
-Japanese.
+Each line, or each paragraph of wrapped text, is split separately. The titles of WikiExtractor's articles are dropped;
+headings stay. The splitter is sentencex, or on request Punkt (Kiss and Strunk, 2006) with NLTK's parameters for the
+language, or with parameters learned from the first 2 MB of the corpus. F1 of sentence boundaries in English articles:
+sentencex 95.1, Punkt with NLTK's parameters 93.2, with learned parameters 93.1. Punkt never splits after the full stop
+of Japanese.
 """
 
 import re
@@ -55,7 +55,7 @@ WITHOUT_RULES = (
     "it splits at the marks of every script, with a related language's or English abbreviations"
 )
 # Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
-# Lao have none and end phrases with a space.
+# Lao have no such marks and end phrases with a space.
 BREAKS = {
     "ja": r"(?<=[。！？])(?=[0-9a-z])",
     "zh": r"(?<=[。！？])(?=[0-9a-z])",
@@ -124,7 +124,7 @@ def run(settings: PreprocessSettings) -> None:
 def _shards(
     settings: PreprocessSettings, outputs: files.Outputs, reading: files.Reading, workers: Workers
 ) -> tuple[list[Shard], list[str]]:
-    """Return a shard for each output, with its duplicates, and a note on these."""
+    """Return a shard for each output, with its duplicates, and notes on the duplicates."""
     threshold = settings.near_duplicates
     if not settings.deduplicate and threshold is None:
         return [files.shard_of(path, parts) for path, parts in outputs], []
@@ -158,7 +158,7 @@ def report_joined_lines(
 
 
 def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Reading) -> None:
-    """Print a line where the paragraphs of plain files may be taken for documents."""
+    """Print a line if the paragraphs of plain files may be taken for documents."""
     is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
     if not is_plain or len(parts) < 2:
         return
@@ -256,7 +256,7 @@ def language_code(language: str) -> str:
 
 
 def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the splitter, also for `auto`, and the language's name, as an output folder that was begun has them."""
+    """Return the splitter and the language's name; both stay as in an output folder that was begun."""
     if begun and language_code(begun["language"]) == language_code(language):
         language = begun["language"]
     return begun.get("splitter", "sentencex") if requested == "auto" else requested, language
@@ -266,7 +266,7 @@ def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> 
 def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
     """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing.
 
-    `parameters` is Punkt's file of learned parameters; None uses the installed ones.
+    `parameters` is Punkt's file of learned parameters; None uses the installed file.
     """
     if name == "punkt":
         return _load_punkt(language, parameters)
@@ -316,8 +316,8 @@ def choose_punkt(
 ) -> tuple[str, str]:
     """Find or learn Punkt's parameters; return `installed` or `learned`, and a note for the manifest.
 
-    `begun_with` is what an earlier run on this folder returned; DataError when its installed data are gone.
-    `lines` are those of the corpus.
+    `begun_with` is the value that an earlier run on this folder returned, `lines` are the lines of the corpus. Raises
+    DataError when the installed data of the earlier run are gone.
     """
     note = f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
     if (out / PARAMETERS).exists():

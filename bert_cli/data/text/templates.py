@@ -1,8 +1,8 @@
-"""The templates of wikitext that stand in sentences: what is shown in place of each.
+"""The templates of wikitext that stand in sentences, and the text that replaces each.
 
-A pattern is the text, with arguments: {1}, {2}, ..., {-1} for the last, {*} for all, {0} for the name, {text} for one
-by name, and {2|1} for the first of several that is not empty. Templates without a pattern are dropped: most are
-references, boxes and notes.
+A pattern is the text, with arguments: {1}, {2}, ..., {-1} for the last, {*} for all, {0} for the template's name,
+{text} for a named argument, and {2|1} for the first argument that is not empty. Templates without a pattern are
+dropped: most are references, boxes and notes.
 """
 
 import re
@@ -15,8 +15,8 @@ from bert_cli.files import read_json
 
 QUOTE = "{text|quote|content|текст|texte|texto|testo|tekst|1}"
 """The pattern of templates that may hold paragraphs."""
-# By how often they stand in sentences in the dumps of docs/wikipedia.md, and by their names on the largest
-# Wikipedias. `fr:` and the like are for a name that has another meaning elsewhere.
+# Chosen by their frequency in sentences of the dumps of docs/wikipedia.md, with their names on the largest
+# Wikipedias. `fr:` and the like mark a name that has another meaning elsewhere.
 RULES = {
     "{text|quote|content|1}": "nowrap|nobr|không ngắt|small|nhỏ|smaller|big|large|larger|abbr|abbrlink|viết tắt|"
     "tooltip|mono|code|kbd|sc|smallcaps|caps|vanchor|visible anchor|linktext|angbr|flag|flagcountry|lá cờ|em|strong|"
@@ -52,7 +52,7 @@ UNITS = {
     "sqmi": "sq mi", "sqft": "sq ft", "km2": "km²", "m2": "m²", "m3": "m³", "C": "°C", "F": "°F", "kn": "knots",
     "USgal": "US gal", "cuft": "cu ft", "foot": "feet", "mile": "miles",
 }  # fmt: skip
-# Of convert: numbers and the words between them, the unit, and 2 in of 6 ft 2 in.
+# Arguments of `convert`: numbers and the words between them, the unit, and 2 in of 6 ft 2 in.
 QUANTITY = re.compile(
     r"(?:[^|\d]*\d[^|]*\|(?:to|and|or|by|x|-|–|\+/-|\*)\|)*[^|\d]*\d[^|]*\|[^|\d][^|]*"
     r"(?:\|\d[^|]*\|(?:in|oz|lb|ft|yd)(?=\||$))?"
@@ -61,12 +61,12 @@ MONTHS = "January|February|March|April|May|June|July|August|September|October|No
 CENTURY = {"s": "siglo", "S": "Siglo", "a": "a. C.", "d": "d. C."}
 
 Function = Callable[[str, list[str], Mapping[str, str]], str]
-"""Returns the text of a template from its name, its arguments, and those with a name."""
+"""Returns the text of a template from its name, its arguments, and its named arguments."""
 Rules = Mapping[str, str | Function]
 
 
 def rules_of(language: str, more: Mapping[str, str]) -> Rules:
-    """Return the rules for a Wikipedia: the general ones, those of its language, and `more`."""
+    """Return the rules for a Wikipedia: the general rules, the rules of its language, and `more`."""
     rules: dict[str, str | Function] = {}
     table: dict[str, str | Function] = {names: rule for rule, names in RULES.items()}
     for names, rule in (table | FUNCTIONS).items():

@@ -15,7 +15,7 @@ from bert_cli.files import in_order
 
 LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
 LARGEST_HEADER = 1 << 22
-FIRST_STREAMS = 1 << 24  # bytes with the second stream of a file of many: its first has a header
+FIRST_STREAMS = 1 << 24  # bytes searched for the second stream; the first stream has the header
 
 DAMAGED = "is damaged or cut off"  # in every note of lost text
 STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # begins a stream of bzip2; by chance, once in 10^22 bytes
@@ -55,15 +55,15 @@ class Chunk:
     raw_bytes: int = 0  # read of the (compressed) file
     redirects: int = 0
     other_namespaces: int = 0
-    streams: tuple[int, int] | None = None  # where it is in the file, instead of its pages
+    streams: tuple[int, int] | None = None  # its range in the file, instead of its pages
 
 
 class Dump:
     """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass; `notes` describes its faults.
 
-    A file that ends in the middle of a page loses that page alone, and a damaged one what lies between the damage and
-    the next bzip2 stream, which is how Wikipedia's dumps are packed. With `streams`, only that range of bytes is read,
-    one of those that `streams()` returns.
+    A file that ends within a page loses only this page. A damaged file loses the bytes from the damage to the next
+    bzip2 stream; Wikipedia's dumps consist of many streams. With `streams`, only this range of bytes is read, a range
+    that `streams()` returned.
     """
 
     def __init__(self, path: Path, streams: tuple[int, int] | None = None) -> None:
@@ -106,10 +106,10 @@ class Dump:
             yield chunk
 
     def streams(self, size: int) -> list[Chunk]:
-        """Return ranges of about `size` bytes that can be unpacked alone, none where the file has no such.
+        """Return ranges of about `size` bytes that can be unpacked separately, none if the file has no such ranges.
 
-        Wikipedia's multistream dumps have a bzip2 stream for every 100 pages. The streams show where they begin, so
-        the index file of such a dump is not needed, and may be missing, cut off or of another dump.
+        Wikipedia's multistream dumps have a bzip2 stream for every 100 pages. Streams are found by their first bytes,
+        so the index file of such a dump is not needed; it may be missing, truncated or belong to another dump.
         """
         if compression_of(self.path) != "bzip2" or self.is_utf16:
             return []
@@ -185,7 +185,7 @@ class Dump:
         return header, rest
 
     def _unpacked(self) -> Iterator[bytes]:
-        """Yield the unpacked blocks, and an empty one where some are lost."""
+        """Yield the unpacked blocks, and an empty block where blocks are lost."""
         start: int | None = self._start
         while start is not None:
             try:

@@ -18,14 +18,15 @@ from bert_cli.data.text.templates import QUOTE, Rules, fill, rule_of, rules_of
 GROUP = itemgetter(1)  # the replacement r"\1", in half of its time
 DEPTH = 40  # MediaWiki's own limit for templates was 40
 
-# An empty line and text below it, or a heading. What is dropped holds neither: an unclosed mark would pair with a
-# later stray one, and cost the paragraphs between. In boxes and tables short lines stand after empty ones, so there
-# only longer text counts, and text below the last row. Comments are the exception: MediaWiki hides them at any length.
+# An empty line and text below it, or a heading. Dropped elements contain neither: an unclosed mark would pair with a
+# later stray mark and drop the paragraphs between them. In boxes and tables short lines stand after empty ones, so
+# there only longer text counts, and text below the last row. Comments are the exception: MediaWiki hides them at any
+# length.
 HEADING_LINE = r"\n==[^\n]*==[ \t]*(?=\n)"
 TEXT_LINE = r"\n[ \t]*+\n[ \t]*+[^\s|!*#:;={}<-]"
 PARAGRAPH = re.compile(rf"{TEXT_LINE}|{HEADING_LINE}")
 LONG_PARAGRAPH = re.compile(rf"{TEXT_LINE}[^\n|]{{79}}|{HEADING_LINE}")
-# Elements that are dropped with what they hold; of <nowiki> the content is text, whatever it looks like.
+# Elements that are dropped with their content. The content of <nowiki> is always text.
 INLINE = "ref|math|chem|ce"
 DROPPED = (
     f"{INLINE}|references|gallery|timeline|score|syntaxhighlight|source|pre|imagemap|hiero|graph|mapframe|"
@@ -52,7 +53,7 @@ HTML_TABLE = re.compile(r"<(/?)table\b[^<>]*>", re.IGNORECASE)
 TABLES = re.compile(r"\n[ \t:*#;]*\{\|[^\n]*|\n[ \t]*\|\}")
 BRACES = re.compile(r"\{\{+|\}\}+")
 BRACKETS = re.compile(r"\[\[+|\]\]+")
-# Possessive quantifiers: what cannot match again is not tried again.
+# Possessive quantifiers: characters that cannot match otherwise are not tried again.
 EXTERNAL = re.compile(r"(?i)\[(?:(?:https?|ftps?|irc|mailto):|//)[^\s\[\]]*+\s*+([^\[\]\n]*+)\]")
 # A link to a file in any language, by its extension, and one to the same page in another language.
 MEDIA_LINK = r"(?i:[^\[\]|{}:]+:[^\[\]|{}]*\.(?:jpe?g|png|gif|svg|tiff?|og[agv]|oga|web[mp]|djvu|pdf|mp3|wav)\s*[|\]])"
@@ -63,10 +64,10 @@ QUOTES = re.compile(r"''+")
 MAGIC_WORD = re.compile(r"__[^\Wa-z_]+__")
 ITEM_MARKS = ("*", "#", ":", ";")
 LINE_STARTS = (*ITEM_MARKS, "----", "{|", "|", "! ", "!!")
-"""Begins of a line that is no paragraph: an item, or a rule or the rest of an unbalanced table, which are dropped."""
+"""How lines begin that are not paragraphs: list items, and rules and remains of unbalanced tables (both dropped)."""
 HEADING = re.compile(r"(={1,6})(.+)\1$")
-# What dropped elements leave behind: empty brackets, separators at the ends of others, white space before a stop.
-# A pattern each: one that begins with a fixed letter is searched for in a third of the time.
+# Remains of dropped elements: empty brackets, separators at the ends of others, white space before a stop.
+# Separate patterns: the search for a pattern with a fixed first letter takes a third of the time.
 TIDY: dict[re.Pattern[str], Any] = {
     re.compile(pattern): text
     for pattern, text in {
@@ -93,7 +94,7 @@ class Site(NamedTuple):
     link: re.Pattern[str]
     """A link that shows its label."""
     hidden: re.Pattern[str]
-    """The begin of a link without text, such as `File:`."""
+    """The beginning of a link without text, such as `File:`."""
     page_link: re.Pattern[str]
     """A link to the page of a category or a file, as to `Category:Cats`."""
     rules: Rules
@@ -101,7 +102,7 @@ class Site(NamedTuple):
 
 
 def site_of(header: bytes, templates: Mapping[str, str] | None = None) -> Site:
-    """Return the address of the wiki, the links without text, from the names of its namespaces, and the templates."""
+    """Return the facts of a wiki from the header of its dump; names of namespaces decide which links have no text."""
     names = b"|".join([b"File|Image|Media|Category", *HIDDEN_NAMESPACE.findall(header)])
     spaces = re.sub(r"[^\w|]", ".", names.decode(errors="replace"))  # a space may be an underscore
     hidden = rf"\s*+(?:(?i:{spaces})\s*+:|{MEDIA_LINK}|{LANGUAGE_LINK})"
@@ -213,10 +214,10 @@ def _without_elements(text: str) -> str:
 
 
 def _end_of(kind: str) -> re.Pattern[str]:
-    """Return the pattern of the end of an element, as a group, or of what shows that it has none."""
+    """Return a pattern for the end of an element, as a group, or for a sign that the element has no end."""
     if kind == "!--":
         return re.compile("(?P<end>-->)")
-    begin = rf"<{kind}(?=[\s/>])[^<>]*+(?<!/)>"  # of the next one: none is nested in its like
+    begin = rf"<{kind}(?=[\s/>])[^<>]*+(?<!/)>"  # of the next element: elements of a kind are not nested
     between = PARAGRAPH.pattern if kind in INLINE.split("|") else HEADING_LINE
     return re.compile(rf"(?P<end></{kind}\s*>)|{begin}|{between}", re.IGNORECASE)
 
@@ -225,15 +226,15 @@ END = {kind: _end_of(kind) for kind in ("!--", "nowiki", *DROPPED.split("|"))}
 
 
 def _is_text(inner: str) -> bool:
-    """Return whether paragraphs begin in what looks like a table or a box, so that a mark of it is missing."""
+    """Return whether paragraphs begin in an apparent table or box, so that its closing mark must be missing."""
     last_row = max(inner.rfind(mark) for mark in ("\n|", "\n |", "\n!"))
     return bool(LONG_PARAGRAPH.search(inner) or PARAGRAPH.search(inner, max(0, last_row)))
 
 
 def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], str]) -> str:
-    """Replace what is between pairs of marks, the innermost first; marks without a partner are dropped.
+    """Convert the text between pairs of marks, the innermost first; marks without a partner are dropped.
 
-    What is nested deeper than DEPTH stays as text.
+    Text nested deeper than DEPTH is not converted.
     """
     pieces: list[str] = []
     opened: list[list[int]] = []  # for a run of marks: its index in `pieces`, and the marks left
@@ -269,7 +270,7 @@ def _link(inner: str, hidden: re.Pattern[str]) -> str:
         return inner if PARAGRAPH.search(inner) else ""
     if "\n" not in inner:
         return inner.removesuffix("|").rpartition("|")[2]
-    # A link ends with its line; of a label that was broken into lines the target before it is dropped.
+    # A link ends with its line, but a label may be broken into lines; then only the target is dropped.
     target, _, label = inner.partition("|")
     return inner if "\n" in target or PARAGRAPH.search(label) else label
 

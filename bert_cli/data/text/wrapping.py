@@ -1,8 +1,8 @@
 """Hard line breaks of plain text: recognise wrapped prose, and join the lines of its paragraphs.
 
-A program that wraps text breaks a line where the next word does not fit. A break where that word would have fitted is
-the author's: the end of a paragraph, a heading, an item of a list, a verse. pdftotext joins the lines around a word
-that it finds hyphenated, so that a line may be as long as several.
+A program that wraps text breaks a line where the next word does not fit. A break where the next word would have fitted
+was made by the author: the end of a paragraph, a heading, a list item, a verse. pdftotext joins the two lines of a
+hyphenated word, so that a line may be as long as several.
 """
 
 import math
@@ -16,14 +16,15 @@ MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
 FILLED = 0.9
 UNFINISHED = 0.8
-"""Of the width: with proportional fonts lines differ. A line without the end of a sentence may be shorter."""
+"""Minimum length of a line, as fractions of the width: proportional fonts vary. A line that does not end a sentence
+may be shorter (UNFINISHED)."""
 MIN_FILLED = 0.72
 MAX_FINAL = 0.4
 MAX_BEGUN = 0.6
-"""Fractions of the breaks: after a filled line, after the end of a sentence, before a capital, a digit or a mark. For
-60 articles, wrapped in 8 ways, and 56 PDF files they are at least 0.75, at most 0.29 and at most 0.44; for the same
-articles with one sentence per line at most 0.40, at least 0.96 and 0.98; for verse of Shakespeare and Milton 0.89, 0.25
-and 1."""
+"""Limits for fractions of the breaks: after a filled line, after the end of a sentence, before a capital, a digit or a
+mark. Measured: 60 articles wrapped in 8 ways and 56 PDF files have at least 0.75, at most 0.29, at most 0.44; the same
+articles with one sentence per line at most 0.40, at least 0.96, at least 0.98; verse of Shakespeare and Milton 0.89,
+0.25, 1."""
 MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs no more memory
 
 FINAL = re.compile(r"[.!?:;…。！？：；][\"'”’»」』)\]*_]*$")
@@ -57,17 +58,17 @@ def common_length(lengths: list[int]) -> int:
 
 
 def _fill(line: str, following: str, width: int) -> float:
-    """Return the fraction of the width that a line has with the first word of the following line."""
+    """Return the length of a line with the first word of the following line, as a fraction of the width."""
     rows = math.ceil(len(line) / (1.1 * width))
     row = len(line) - (rows - 1) * width
     return (row + 1 + len(following.partition(" ")[0])) / width
 
 
 class Joiner:
-    """Joins the lines of paragraphs, with the width, words and running titles of the head of their file.
+    """Joins the lines of paragraphs by the width, words and running titles that the head of their file has.
 
-    A hyphen at the end of a line goes or stays as the same word has it elsewhere in the head, and otherwise as most of
-    those words have it.
+    A hyphen at the end of a line is removed or stays as in other occurrences of the word in the head; for a word
+    without other occurrences, the majority of such words decides.
     """
 
     def __init__(self, head: str) -> None:
@@ -119,7 +120,7 @@ class Joiner:
         return paragraph + line if is_bare else f"{paragraph} {line}"
 
     def _excess(self, first: str, second: str) -> int:
-        """Return how much more often the joined word occurs than the one with a hyphen."""
+        """Return how much more often the joined word occurs than the hyphenated word."""
         first = first.lower()
         second = second.lower()
         return self.words[first + second] - self.words[f"{first}-{second}"]
