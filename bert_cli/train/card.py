@@ -1,7 +1,7 @@
-"""Model cards: the `README.md` of a checkpoint or an export, as the Hugging Face hub shows it.
+"""Model cards: the `README.md` of a checkpoint or an export, which the Hugging Face hub shows.
 
-A checkpoint's card is a function of its state.json: without times, complete paths and facts of the machine, a run that
-was resumed writes the same bytes.
+A checkpoint's card is a function of its state.json. It has no times, complete paths or facts of the machine, so a
+resumed run writes the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def model_card(
     model: str = ".",
     license_id: str | None = None,
 ) -> str:
-    """Return the card of a model with this config.json; the code in it opens `model` by the runtime of an export."""
+    """Return the card of a model with this config.json; its code opens `model` with the runtime of an export."""
     shape = hf.config_of(config)
     name = str(config["architectures"][0])
     head = head_of_class(name.removeprefix(hf.PREFIXES[shape.architecture]))
@@ -110,7 +110,7 @@ def model_card(
 
 
 def training_section(state: Mapping[str, Any]) -> str:
-    """Return the section of a card on the training that led to a checkpoint, from its state.json."""
+    """Return the section of a card on the training of a checkpoint, from its state.json."""
     settings = state.get("settings", {})
     fixed = state["fixed"]
     start = PurePath(settings.get("pretrained_ckpt_path") or "")

@@ -1,9 +1,9 @@
-"""The folder of a run: its lock, its checkpoints, and the best of them.
+"""The folder of a run: its lock, its checkpoints, and the best checkpoint.
 
 A checkpoint `step_00000100/` is a Hugging Face model directory, so other tools open it, with optimizer.safetensors and
-state.json: the step, the loss scale, the fixed settings and a checksum of each file and of itself. It is written under
-another name, forced to disk and renamed: a folder step_* with a state.json is complete. There is no pickle. A value
-that no run can have (not finite, or a changed byte) is neither saved nor loaded.
+state.json: the step, the loss scale, the fixed settings and checksums of each file and of state.json. It is written
+under another name, forced to disk and renamed: a folder step_* with a state.json is complete. There is no pickle. An
+impossible value (not finite, or a changed byte) is neither saved nor loaded.
 """
 
 import json
@@ -52,9 +52,9 @@ LOCK = "lock"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 CHECKPOINT = re.compile(r"step_\d{8,}")
-# Those that decide the numbers of a run.
+# The packages that decide the numbers of a run.
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
-# The settings that these fixed numbers follow from, for messages.
+# Fixed number -> the settings from which it follows, for messages.
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
     "total_steps": " (of the number of examples or epochs, and global_batch)",
@@ -73,7 +73,7 @@ class Format:
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
     config: Mapping[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Other files by name: the tokenizer's, and the classes of a model that transformers does not have."""
+    """Other files by name: the tokenizer, and the classes of a model that transformers does not have."""
     epoch_size: int | None = None
     """Examples of an epoch, for the model card; None where there is no end."""
 
@@ -144,9 +144,9 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def remove_partial_checkpoints(folder: Path) -> list[str]:
-    """Remove what interrupted writes left; return the names of the checkpoints among it.
+    """Remove the remains of interrupted writes; return the names of the checkpoints among them.
 
-    Raises CheckpointError for a step_* without its state.json, as after a copy: the save of that step would fail.
+    Raises CheckpointError for a step_* without state.json (an incomplete copy): the save of that step would fail.
     """
     for path in folder.glob("step_*"):
         if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
@@ -179,7 +179,7 @@ def read_best(folder: Path) -> Best | None:
 
 
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
-    """Write the score of a step, its metric `name`, to best.json if no older checkpoint is as good."""
+    """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good."""
     best = Best(step=step, value=value)
     old = read_best(folder)
     if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
@@ -201,7 +201,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 def fixed_settings(
     settings: TrainSettings, examples_per_step: int, total_steps: int, corpus: str
 ) -> dict[str, Any]:
-    """Return what two starts must share to be one run: the fixed settings and the numbers that follow."""
+    """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
     stored_names = {"length_buckets": "length_bins"}
     values = settings.model_dump(mode="json", include=marked(type(settings), FIXED))
     return {
@@ -224,8 +224,8 @@ def save(
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
-    Raises DataError when it cannot be written, and removes the part that was; DeviceError when a
-    value is not finite, and nothing is written.
+    Raises DataError if the folder cannot be written, and removes the partial folder. Raises DeviceError for a
+    value that is not finite; then nothing is written.
     """
     path = folder / checkpoint_name(state.step)
     if (path / STATE).is_file():
@@ -283,7 +283,7 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: Mapping[
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Write a safetensors file. Raises OSError where that is not possible."""
+    """Write a safetensors file. Raises OSError if it cannot be written."""
     # transformers requires the name of the framework whose layout the weights have.
     about = {"format": "pt"} if path.name == MODEL else None
     try:
@@ -295,10 +295,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
 
 
 def find_fault(name: str, value: Array, dtype: str = "") -> str:
-    """Return why a value is no weight or moment of `dtype` (of any real one by default), "" if it is one."""
+    """Return why a value is not a valid weight or moment of `dtype` (by default any real dtype), "" if it is valid."""
     if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
-    # NaN is both the minimum and the maximum of the values that it is among.
+    # The minimum and the maximum of values with a NaN are NaN.
     low = value.min()
     high = value.max()
     if not (low > -np.inf and high < np.inf):
@@ -333,12 +333,12 @@ def resume(
     *,
     is_branch: bool = False,
 ) -> None:
-    """Load a checkpoint of this run into `state`; `settings`, all of the run's, name corpora that have changed.
+    """Load a checkpoint of this run into `state`; messages name changed corpora by all `settings` of the run.
 
     With `is_branch`, total_steps, the schedule and the new-row settings may differ from the parent run.
 
-    Raises CheckpointError when the checkpoint is of a run with other fixed settings, naming each difference, when a
-    file has changed since it was saved, or when it holds values that no run can have.
+    Raises CheckpointError if the checkpoint belongs to a run with other fixed settings (each difference is named), if a
+    file has changed since it was saved, or if it has impossible values.
     """
     saved = read_state(path)
     before = dict(saved.fixed)
@@ -364,25 +364,25 @@ def resume(
 
 
 def _without_end(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fixed settings without those that a branch has of its own."""
-    own = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
+    """Return fixed settings without the settings in which a branch may differ."""
+    free = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
     rate = fixed["optimizer_opts"]["learning_rate"]
     peak = {name: rate.get(name) for name in ("max_learning_rate", "reference_batch_size")}
     options = {**fixed["optimizer_opts"], "learning_rate": peak}
-    return {n: one for n, one in fixed.items() if n not in own} | {"optimizer_opts": options}
+    return {n: value for n, value in fixed.items() if n not in free} | {"optimizer_opts": options}
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
+    differences: list[str] = []
     for name in sorted({*old, *new}):
         before = old.get(name)
         now = new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            found += _differences(before, now, f"{prefix}{name}.")
-        # A switch that did not exist was off.
+            differences += _differences(before, now, f"{prefix}{name}.")
+        # A switch that an older version did not have was off.
         elif before != now and (before, now) != (None, False):
-            found.append(f"{prefix}{name}{ORIGINS.get(name, '')} was {before}, is {now}")
-    return found
+            differences.append(f"{prefix}{name}{ORIGINS.get(name, '')} was {before}, is {now}")
+    return differences
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

@@ -1,8 +1,8 @@
-"""Two warnings about the masked-LM loss of a run: it is above the unigram entropy, or it has not fallen.
+"""Two warnings about the masked-LM loss of a run: it stays above the unigram entropy, or it does not fall.
 
-The unigram entropy of the masked tokens is the loss of a model that knows only how frequent each token is. A healthy
-run falls below it, because it uses the context; wrong labels or a wrong rate keep it there. It is counted in the run's
-own records. docs/troubleshooting.md has the measured faults.
+The unigram entropy of the masked tokens is the loss of a model that knows only how frequent each token is. The
+loss of a healthy run falls below it, because the model uses the context; with wrong labels or a wrong learning rate it
+stays there. The entropy is counted in the records of the run. docs/troubleshooting.md has the measured faults.
 """
 
 import math
@@ -19,19 +19,20 @@ ENTROPY = "unigram_entropy"
 USED = ("mlm_loss", "tokens", ENTROPY)
 LABELS = 250_000
 MAX_BLOCKS = 64
-"""Masked tokens that are counted, in so many blocks of examples at most: the standard error is below 0.01 nats."""
+"""LABELS masked tokens are counted, in at most MAX_BLOCKS blocks of examples: standard error below 0.01 nats."""
 TOKENS = 2e6
 TOKENS_OF_A_STEP = 2048
-"""Tokens until the loss must be below it: four times what healthy runs needed. More tokens of a step do not count."""
+"""Tokens after which the loss must be below the entropy: four times the need of healthy runs. A step counts at most
+TOKENS_OF_A_STEP tokens."""
 MARGIN = 0.05
-"""Nats that it must be below: a model of the frequencies alone comes as near, by the errors of both means."""
+"""Nats by which the loss must be lower: a model of frequencies alone comes as near, by the errors of both means."""
 STEPS = 50
-"""Steps of the mean loss: with 300 masked tokens each, its standard error is about 0.02."""
+"""Steps of a mean loss: with 300 masked tokens each, its standard error is about 0.02."""
 FLAT_STEPS = 1000
 FLAT_FRACTION = 0.1
-"""Least steps, and fraction of the run, in which the loss must fall: with 300 masked tokens by 0.01 to be seen."""
+"""Minimum steps, and fraction of the run, in which the loss must fall: with 300 masked tokens, a fall of 0.01 shows."""
 TAIL_STEPS = 10_000
-"""Steps in the end of metrics.jsonl that `Run.tail` reads, about."""
+"""Approximate number of steps that `Run.tail` reads at the end of metrics.jsonl."""
 REMEDY = (
     "usually the learning rate is too high or far too low, or the labels do not belong to the masked positions; try a "
     "third of the rate, and run `bert inspect` on the records"
@@ -41,7 +42,7 @@ REMEDY = (
 def unigram_entropy(stream: ExampleStream) -> float:
     """Return the unigram entropy in nats of the masked tokens in the first examples of a stream.
 
-    It is a function of the records and the seed alone, so each start of a run has the same.
+    It is a function of the records and the seed alone, so every start of a run has the same value.
     """
     labels: list[Any] = []
     for block in range(MAX_BLOCKS):
@@ -51,12 +52,12 @@ def unigram_entropy(stream: ExampleStream) -> float:
             break
     _, counts = np.unique(np.concatenate(labels), return_counts=True)
     total = max(1, counts.sum())
-    # The counts of a sample are too uneven; the correction is that of Miller (1955).
+    # The counts of a sample are too uneven, which the correction of Miller (1955) accounts for.
     return float(entr(counts / total).sum() + (len(counts) - 1) / (2 * total))
 
 
 def compared_steps(total_steps: int) -> int:
-    """Return in how many steps the loss of a run must fall."""
+    """Return the number of steps within which the loss of a run must fall."""
     return max(FLAT_STEPS, math.ceil(FLAT_FRACTION * total_steps))
 
 
@@ -65,8 +66,8 @@ def find_warning(
 ) -> str | None:
     """Return a warning for the last steps of a run and their metrics, None if there is none.
 
-    `settings` are those of settings.json. Synthetic examples and other runs than pre-training are not checked, nor are
-    the steps of the warm-up and those that train new rows only.
+    `settings` come from settings.json. Only pre-training on real examples is checked, without the steps of the warm-up
+    and the steps that train new rows only.
     """
     warmup = settings["optimizer_opts"]["learning_rate"]["warmup_frac"] * total_steps
     start = max(warmup, settings.get("new_rows_only_steps") or 0)
@@ -86,7 +87,7 @@ def find_warning(
             f"masked-LM loss {loss:.2f} after {step * tokens / 1e6:,.1f} million tokens is not below the unigram "
             f"entropy of the records, {entropy:.2f}: {REMEDY}"
         )
-    # With other masks or records the loss is another one.
+    # Losses with other masks or records are not comparable.
     is_uniform = not (settings.get("stages") or settings["masking"].get("start_probability"))
     compared = compared_steps(total_steps)
     before = losses[-2 * compared : -compared]
@@ -100,11 +101,11 @@ def find_warning(
 
 
 def warning_of(run: Run) -> str | None:
-    """Return the warning for the last steps of a run's folder; None if it has none, or not what the check needs."""
+    """Return the warning for the last steps of a run's folder; None if it has none, or lacks values for the check."""
     if (total := run.total_steps) is None:
         return None
     compared = 2 * compared_steps(total)
-    # The end that is read does not hold more of them, and to parse it takes 85 ms.
+    # The end of the file that is read has no more steps; parsing it takes 85 ms.
     steps = compared if compared <= TAIL_STEPS else STEPS
     try:
         return find_warning(run.settings, total, run.tail(steps))

@@ -1,4 +1,4 @@
-"""Runs as their folders describe them, read without TensorFlow, and the numbers that summarize them.
+"""Runs, read from their folders without TensorFlow, and the numbers that summarize them.
 
 The loss of a single step is noisy, so last and best values are means over a window of steps. Values
 that are not finite are left out of means and counted.
@@ -40,7 +40,7 @@ Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]
 LOSS = "loss"
 ACCURACY = "accuracy"
-# Settings that name or describe a run: they differ always and mean nothing.
+# Settings that name or describe a run: they always differ and are not compared.
 NAMES_ONLY = ("save_ckpt_path", "about")
 ABSENT = "not set"
 
@@ -113,7 +113,7 @@ class Run:
             if isinstance(fixed, Mapping) and isinstance(fixed.get("total_steps"), int):
                 return int(fixed["total_steps"])
         for step, metrics in _lines(self.folder / METRICS):
-            # The first line takes the duration of its step for that of all others.
+            # The first line assumes the duration of its step for all other steps.
             left = metrics.get("seconds_left")
             seconds = metrics.get("seconds_per_step")
             grows = (self.settings.get("global_batch") or {}).get("start_fraction")
@@ -142,7 +142,7 @@ class Run:
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """Return the held-out scores: those of scores.json, else the best one of best.json."""
+        """Return the held-out scores of scores.json, else the best score of best.json."""
         scores = {name: _finite(v) for name, v in _read_object(self.folder / SCORES).items()}
         if not any(value is not None for value in scores.values()):
             best = _read_object(self.folder / BEST)
@@ -171,7 +171,7 @@ def is_run(folder: Path) -> bool:
 
 
 def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
-    """Return the runs of folders, or all runs below a folder that is none, as for several seeds.
+    """Return the runs of folders; for a folder that is not a run (several seeds), all runs below it.
 
     Raises DataError for a folder that is absent or has no run, and for a run that is given twice.
     """
@@ -200,7 +200,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]:
-    """Yield step and metrics of each line; with `tail`, those in so many bytes at the end, the last first."""
+    """Yield step and metrics of each line; with `tail`, only of the last `tail` bytes, the last line first."""
     try:
         with open(path, "rb") as file:
             if tail is not None and os.fstat(file.fileno()).st_size > tail:
@@ -238,7 +238,7 @@ def series(run: Run, name: str) -> tuple[Array, Array]:
 
 
 def smoothed(values: Array, window: int) -> Array:
-    """Return the mean of each value and the `window - 1` before it, of those that are finite."""
+    """Return the mean of each value and the `window - 1` values before it; values that are not finite are left out."""
     is_finite = np.isfinite(values)
     sums = np.cumsum(np.where(is_finite, values, 0.0))
     counts = np.cumsum(is_finite)
@@ -256,7 +256,7 @@ def window_for(runs: Sequence[Run], window: int | None) -> int:
 
 
 def metric_names(runs: Sequence[Run], ending: str = "", *, held_out: bool = False) -> list[str]:
-    """Return the metrics of runs whose names end so, in their order: the held-out ones or the others."""
+    """Return the metrics of runs whose names have this ending, in their order: held-out metrics or the others."""
     rows = (metrics for run in runs for metrics in run.steps.values())
     names = dict.fromkeys(name for metrics in rows for name in metrics)
     names_of_kind = [name for name in names if name.startswith(HELD_OUT) == held_out]
@@ -264,7 +264,7 @@ def metric_names(runs: Sequence[Run], ending: str = "", *, held_out: bool = Fals
 
 
 def summary_of(run: Run, window: int) -> dict[str, float]:
-    """Return what a run has of last and best losses and accuracies over `window` steps, scores and speed, by name."""
+    """Return a run's last and best losses and accuracies over `window` steps, its scores and its speed, by name."""
     losses = metric_names([run], LOSS)
     rows = run.steps.values()
     speeds = ("examples_per_second", "tokens_per_second")
@@ -330,7 +330,7 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def window_in_words(window: int) -> str:
-    """Return how a smoothed metric is described."""
+    """Return the description of a smoothed metric."""
     return f"means over {window:,} steps" if window > 1 else "those of single steps"
 
 

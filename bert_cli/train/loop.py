@@ -1,6 +1,6 @@
-"""The training loop (`train`): read the batch of a step, run it, call the hooks; and what the loop works with.
+"""The training loop (`train`): read the batch of a step, run it, call the hooks; and the parts of the loop.
 
-`State` is the four things of a run that change; everything else is a function of the settings and the step.
+`State` has the four values of a run that change; everything else is a function of the settings and the step.
 """
 
 import math
@@ -31,7 +31,7 @@ Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPING = "saving and stopping; a second request stops at once"
 REPEAT_SECONDS = 5.0
-"""A SIGTERM so soon after the first request is taken for the same one: SLURM and its srun both send it."""
+"""A SIGTERM so soon after the first request counts as the same request: SLURM and its srun both send it."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class StateCopy:
 
     weights: Mapping[str, Array]
     moments: Mapping[str, Array]
-    """By the names of `named_moments`."""
+    """Moments by the names of `named_moments`."""
     loss_scale: LossScale
     step: int
 
@@ -67,7 +67,7 @@ def named_moments(state: State) -> dict[str, Value]:
 
 
 def copy_state(state: State) -> StateCopy:
-    """Return a copy of the state. With sharded values all processes have to call it or `gather_shards`."""
+    """Return a copy of the state. With sharded values every process has to call this function or `gather_shards`."""
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
     moments = {name: moment.numpy() for name, moment in named_moments(state).items()}
     return StateCopy(weights, moments, state.loss_scale, state.step)
@@ -87,19 +87,19 @@ class Step:
     engine: Engine
     state: State
     micro_batches: Callable[[int], range]
-    """The numbers in the run of the micro-batches of a step, over all processes."""
+    """Return the numbers of a step's micro-batches, counted from the start of the run over all processes."""
     learning_rate: Callable[[int], float]
     max_gradient_norm: float | None
     max_skipped_steps: int
     stop_requested: Callable[[], bool] = lambda: False
     prepare: Prepare = lambda engine, batch, request: batch
-    """Returns the batch with columns that its task computes for this step; all processes call it."""
+    """Return the batch with the columns that the task computes for this step; all processes call it."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
 
         Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, and whatever `Engine.update`
-        raises; the state is then that of the step before.
+        raises; the state is then unchanged.
         """
         state = self.state
         scale = self.state.loss_scale
@@ -145,10 +145,10 @@ class Info:
     step: int
     """Steps completed."""
     metrics: dict[str, float]
-    """A hook may add some for the hooks after it."""
+    """Metrics of the step; a hook may add metrics for the hooks after it."""
     batch: Batch
     seconds_waited: float
-    """How long the loop waited for the batch."""
+    """Seconds that the loop waited for the batch."""
 
 
 @dataclass(kw_only=True)
@@ -160,7 +160,7 @@ class Every:
     last_step: int | None = None
     clock: Callable[[], float] = time.monotonic
     agreed: Callable[[bool], bool] = bool
-    """Turns this process' decision into that of all processes."""
+    """Return the common decision of all processes for this process' decision."""
 
     def __post_init__(self) -> None:
         self.since = self.clock()
@@ -247,14 +247,14 @@ def train(
 
 
 class BackgroundWriter:
-    """Runs one write at a time in a thread. As a context it waits for the last one."""
+    """Runs one write at a time in a thread. As a context it waits for the last write."""
 
     def __init__(self) -> None:
         self._write: Future[None] = Future()
         self._write.set_result(None)
 
     def start(self, write: Callable[[], None]) -> None:
-        """Start a write when the one before has ended. Raises that one's error."""
+        """Start a write when the previous write has ended. Raises the error of the previous write."""
         self.wait()
         future = self._write = Future()
 

@@ -1,8 +1,8 @@
 """The metrics of a run: metrics.jsonl, the lines of the log, the speed, a progress bar, and trackers.
 
 A run that is resumed removes the lines of steps that it repeats, so metrics.jsonl always reads as one run that was
-never interrupted. A tracker (TensorBoard, Weights & Biases) or a progress bar must never stop a run or hold it up: one
-that fails is left out from then on.
+never interrupted. A tracker (TensorBoard, Weights & Biases) or a progress bar must never stop or delay a run: after a
+failure it is left out.
 """
 
 import errno
@@ -36,15 +36,15 @@ Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
 silent = False
-"""Whether this process prints nothing: of several that make one run, only rank 0 prints."""
-# Until wandb's server must have answered first; the run continues meanwhile. If the run ends sooner, wandb itself
-# waits for it (measured: ten seconds more than this, whether the server refuses or hangs).
+"""Whether this process prints nothing: of the processes of a run, only rank 0 prints."""
+# Time limit of wandb for the first answer of its server, while the run continues. If the run ends sooner, wandb waits
+# for the answer (measured: ten seconds longer than this limit, whether the server refuses or hangs).
 START_SECONDS = 20.0
-# For sending the rest at the end of a run.
+# Time limit for sending the remaining metrics at the end of a run.
 FINISH_SECONDS = 12.0
-# Until the run ends without a tracker: less than its other processes wait for rank 0.
+# Time limit until the run ends without a tracker; shorter than the time that other processes wait for rank 0.
 LEAVE_SECONDS = 15.0
-# Of so many micro-batches, or of two that took as many seconds, a run forecasts its duration.
+# A run forecasts its duration from so many micro-batches, or from two that took as many seconds.
 FORECAST_TIMES = 10
 FORECAST_SECONDS = 2.0
 
@@ -53,7 +53,7 @@ FORECAST_SECONDS = 2.0
 
 
 def jsonl_reporter(path: Path, step: int) -> Reporter:
-    """Return a reporter that appends a JSON object for each step, after removing those beyond `step`."""
+    """Return a reporter that appends a JSON object for each step, after removing the lines of steps beyond `step`."""
     if path.exists():
         rows = [(read_line(line, path), line) for line in path.read_bytes().splitlines()]
         lines = [line + b"\n" for row, line in rows if row and row[0] <= step]
@@ -77,7 +77,7 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
 def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
     """Return step and metrics of a line of metrics.jsonl, None for an incomplete or foreign line.
 
-    Raises DataError for bytes that are not UTF-8, which neither a run nor a kill leaves.
+    Raises DataError for bytes that are not UTF-8, which neither a run nor its interruption writes.
     """
     try:
         line.decode("utf-8")
@@ -101,7 +101,7 @@ def print_line(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        # A pipe that nobody reads, or a terminal that is closed.
+        # The pipe has no reader, or the terminal is closed.
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -118,7 +118,7 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
         f"scale {metrics['loss_scale']:g}",
         _format_speed(metrics),
     ]
-    # Absent after the first step of a process, which is slower than all others.
+    # Absent after the first step of a process, which is slower than all other steps.
     if "seconds_left" in metrics:
         parts.append(f"{format_duration(metrics['seconds_left'])} left")
     if metrics.get("skipped"):
@@ -167,9 +167,9 @@ def format_duration(seconds: float) -> str:
 
 
 class Pace:
-    """Examples and tokens a second, and the time left from the duration of the last 20 steps.
+    """Examples and tokens per second, and the time left, from the duration of the last 20 steps.
 
-    The first step of a process is left out: it includes tracing. `work` is that of all steps before a step.
+    The first step of a process is left out: it includes tracing. `work` returns the work of all steps before a step.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Pace:
         self.started = self.clock()
 
     def after_step(self, step: int, examples: float, tokens: float) -> dict[str, float]:
-        """Return the metrics of speed of the step that has just ended; `tokens` exclude padding."""
+        """Return the speed metrics of the step that has just ended; `tokens` exclude padding."""
         now = self.clock()
         seconds = max(now - self.started, 1e-9)
         self.started = now
@@ -208,10 +208,10 @@ class Pace:
 
 
 class Forecast:
-    """Calls `report` once, with the shortest and the longest time that a micro-batch may take.
+    """Calls `report` once, with the shortest and the longest expected time of a micro-batch.
 
-    They are those of the first micro-batches of a long step, where they run one after another, or of the first steps,
-    and 10 % more on both sides. The very first one is left out, because it still warms up.
+    Measured in the first micro-batches of a long step, if they run one after another, or in the first steps, with a
+    margin of 10 % on both sides. The first micro-batch is left out, because it still warms up.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Forecast:
         self.times: list[float] = []
 
     def noting_each_start(self, stop_requested: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a `stop_requested`, asked before each micro-batch, that also notes the time."""
+        """Return a `stop_requested` that also notes the time; it is called before each micro-batch."""
 
         def asked() -> bool:
             self.starts.append(self.clock())
@@ -251,7 +251,7 @@ class Forecast:
 class ProgressBar:
     """A progress bar and a line of metrics at the bottom of a terminal, from step `done` to `total_steps`.
 
-    Use it as a context; `shown` is False where standard output is no terminal, and after an error of the bar.
+    Use it as a context; `shown` is False if standard output is no terminal, and after an error of the bar.
     `stop_requested` is checked at each refresh, because the message of the signal handler is overwritten.
     """
 
@@ -306,7 +306,7 @@ class ProgressBar:
             get_renderable=lines, console=terminal, transient=True, refresh_per_second=2
         )
         self.live.start(refresh=True)
-        # A run that is killed must not leave the terminal without a cursor.
+        # A killed run must not leave the terminal without a cursor.
         terminal.show_cursor(True)
 
     def _show(self, step: int, metrics: Metrics) -> None:
@@ -327,7 +327,7 @@ def tensorboard(
 ) -> Reporter:
     """Return a reporter that writes TensorBoard's event files, with hyperparameters and success at step `last`."""
 
-    def start(own: ExitStack) -> Reporter:
+    def start(stack: ExitStack) -> Reporter:
         # TensorBoard's own switch: it imports TensorFlow unless there is a module of this name.
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
         from tensorboard.compat.proto.event_pb2 import Event
@@ -338,7 +338,7 @@ def tensorboard(
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         writer = EventFileWriter(str(folder))
-        own.callback(writer.close)
+        stack.callback(writer.close)
 
         def write(step: int, message: Any) -> None:
             writer.add_event(Event(wall_time=time.time(), step=step, summary=message))
@@ -375,7 +375,7 @@ def wandb(
 ) -> Reporter:
     """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run."""
 
-    def start(own: ExitStack) -> Reporter:
+    def start(stack: ExitStack) -> Reporter:
         import wandb as client
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -394,7 +394,7 @@ def wandb(
             resume="allow",
             settings=client.Settings(init_timeout=START_SECONDS, finish_timeout=FINISH_SECONDS),
         )
-        own.callback(run.finish)
+        stack.callback(run.finish)
         return lambda step, metrics: run.log(dict(metrics), step=step)
 
     return in_background("wandb", start, closing)
@@ -405,7 +405,7 @@ def in_background(
 ) -> Reporter:
     """Return a reporter whose tracker starts, reports and ends in a thread; its exception is only printed.
 
-    `start` returns the tracker's reporter and registers its end. When `closing` ends, it has LEAVE_SECONDS for that.
+    `start` returns the tracker's reporter and registers its end, which gets LEAVE_SECONDS when `closing` ends.
     """
     waiting: queue.SimpleQueue[tuple[int, Metrics] | None] = queue.SimpleQueue()
     last = 0
@@ -414,8 +414,8 @@ def in_background(
     def work() -> None:
         nonlocal last
         try:
-            with ExitStack() as own:
-                report = start(own)
+            with ExitStack() as stack:
+                report = start(stack)
                 while (item := waiting.get()) is not None:
                     last = item[0]
                     report(*item)
@@ -425,7 +425,7 @@ def in_background(
             print_line(f"{name}: {state} ({type(error).__name__}: {error})")
 
     def report(step: int, metrics: Metrics) -> None:
-        # After a failure nobody takes them, and a run may have millions.
+        # After a failure nothing takes the metrics from the queue, and a run may have millions of steps.
         if not failed.is_set():
             waiting.put((step, dict(metrics)))
 

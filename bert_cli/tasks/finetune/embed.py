@@ -3,7 +3,7 @@
 The contrastive loss needs the vectors of the complete batch, so each step begins with a forward pass of all
 micro-batches (`Engine.forward`) and computes, on the host, the loss and its gradient with respect to the vectors. The
 update that follows has the gradients of the complete batch in the memory of one micro-batch (gradient caching). Before
-the steps of TSDAE, words are deleted from the texts. Both are functions of the seed and the step. Shapes: n rows of G
+the steps of TSDAE, words are deleted from the texts. Both depend on the seed and the step alone. Shapes: n rows of G
 texts each, D size of a vector.
 """
 
@@ -31,7 +31,7 @@ DELETED = 0.6  # fraction of the words; the best of Wang et al. 2021, table 6
 
 
 def run(settings: EmbedSettings) -> None:
-    """Train vectors of texts and score them; see `finetune.run` for what it raises."""
+    """Train vectors of texts and score them; raises the errors of `finetune.run`."""
     if settings.generated_dataset:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
     is_scored = settings.validation_file or settings.retrieval_file
@@ -43,7 +43,7 @@ def run(settings: EmbedSettings) -> None:
 
 
 def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
-    """Return the task: the texts to train on, and those to score on with their judgements."""
+    """Return the task: the training texts, and the validation texts with their judgements."""
     file = settings.train_file
     is_scored = settings.do_validation
     rows = embeddings.read_texts(file, settings.columns) if file else []
@@ -114,7 +114,7 @@ def add_gradients(
     rows = rows.reshape(-1, settings.texts_per_example, rows.shape[-1])
     texts = rows[:, :, -1].astype(np.int64)
     each = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
-    # Each text of a row has its loss, so that the mean over texts is that over rows.
+    # Each text gets the loss of its row, so that the mean over texts equals the mean over rows.
     losses, is_correct = (np.repeat(values, texts.shape[1]) for values in each[:2])
     columns = {"losses": losses, "is_correct": is_correct, "vector_gradients": each[2]}
     gradients = {
@@ -131,8 +131,8 @@ def contrastive_loss(
 
     A row is an anchor, its positive and hard negatives. The scores of an anchor are its cosines, over the temperature,
     with the positives and hard negatives of all rows; the loss [n] is their cross entropy with its own positive. Also
-    returned are whether that has the highest score [n], and the gradient of the mean loss with respect to the vectors.
-    `texts` [n, G] numbers the texts: candidates that equal the anchor or its positive are not used as negatives.
+    returned: whether the positive has the highest score [n], and the gradient of the mean loss with respect to the
+    vectors. `texts` [n, G] numbers the texts: candidates equal to the anchor or its positive are not used as negatives.
     """
     n, _, size = vectors.shape
     lengths = np.maximum(np.linalg.norm(vectors, axis=2, keepdims=True), 1e-12)

@@ -1,7 +1,7 @@
 """`bert ner`: labelled tokens in CoNLL format, scored by entities.
 
-A word is labelled at its first piece (Devlin et al. 2019, section 5.3). Precision, recall and F1 are of
-entities, whose type and both ends must be right; predictions.conll has the words with both labels.
+A word is labelled at its first piece (Devlin et al. 2019, section 5.3). Precision, recall and F1 count
+entities; their type and both ends must be correct. predictions.conll has the words with both labels.
 """
 
 from functools import partial
@@ -29,11 +29,11 @@ from bert_cli.train.metrics import print_line
 SYNTHETIC_LABELS = (
     "O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI")
 )  # fmt: skip
-"""Those of CoNLL-2003."""
+"""The labels of CoNLL-2003."""
 
 
 def run(settings: NerSettings) -> None:
-    """Fine-tune on the sentences and score the others; see `finetune.run` for what it raises."""
+    """Fine-tune on the sentences and score held-out sentences; raises the errors of `finetune.run`."""
     files = {"train_file": settings.do_training, "validation_file": settings.do_validation}
     needs = [name for name, is_needed in files.items() if is_needed]
     finetune.run(settings, build, needs, SYNTHETIC_LABELS)
@@ -75,7 +75,7 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
     predicted = sentences.names(best)
     total, by_type = entity_scores(labels, predicted)
     scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall}
-    # Only types in the labels: which others are predicted depends on the seed.
+    # Only types in the labels: other predicted types vary with the seed.
     types = sorted({kind for sentence in labels for kind, _, _ in chunks(sentence)})
     scores |= {f"f1_{name}": by_type[name].f1 for name in types}
 

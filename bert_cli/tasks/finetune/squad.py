@@ -1,6 +1,6 @@
 """`bert squad`: answers as spans of a paragraph, SQuAD 1.1 and 2.0, with the official scores.
 
-A long paragraph is read through several windows, and a question's answer is the best span of all of them.
+A long paragraph is read through several windows, and the answer is the best span of all windows of the question.
 predictions.json and nbest_predictions.json have the form that the official scripts read; with version_2 a
 threshold, chosen on the development set, decides when no answer is given.
 """
@@ -31,7 +31,7 @@ from bert_cli.train.metrics import print_line
 
 
 def run(settings: SquadSettings) -> None:
-    """Fine-tune on the questions and score the answers; see `finetune.run` for what it raises."""
+    """Fine-tune on the questions and score the answers; raises the errors of `finetune.run`."""
     finetune.run(settings, build)
 
 
@@ -50,7 +50,7 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
 def _read(
     settings: SquadSettings, tokenizer: TextTokenizer, which: str
 ) -> tuple[Sequence[Question], Windows]:
-    """Return the questions of a file and their windows; print how many, and what was left out."""
+    """Return the questions of a file and their windows; print their numbers and what was left out."""
     training = which == "train_file"
     path: Path | None = getattr(settings, which)
     if path is None:

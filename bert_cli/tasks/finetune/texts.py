@@ -1,8 +1,8 @@
-"""Labelled texts: `bert classify` for a table of one's own, `bert glue` for a task of GLUE or CLUE.
+"""Labelled texts: `bert classify` for the user's table, `bert glue` for a task of GLUE or CLUE.
 
-The labels of a table are those of the training file; its scores are the accuracy and the macro F1, in which a rare
-label weighs as much as a frequent one, and a confusion matrix. Tasks of GLUE and CLUE have their official metrics. MNLI
-has a second development set, of other sources than the training set; the checkpoint is chosen on the matched one. With
+The training file defines the labels of a table; its scores are the accuracy, the macro F1, in which rare and frequent
+labels have equal weight, and a confusion matrix. Tasks of GLUE and CLUE have their official metrics. MNLI has a second,
+mismatched development set from other sources; the checkpoint is chosen on the matched set. With
 `do_test` the test set is predicted too, in the form that the benchmark's server accepts.
 """
 
@@ -36,11 +36,11 @@ PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
     "iflytek": tuple(str(label) for label in range(119)),
 }
-"""Of tasks whose labels are read from files; for synthetic examples, which have no files."""
+"""Labels of tasks that read them from files; for synthetic examples, which have no files."""
 
 
 def run(settings: ClassifySettings | GlueSettings) -> None:
-    """Fine-tune on labelled texts and score held-out ones; see `finetune.run` for what it raises."""
+    """Fine-tune on labelled texts and score held-out texts; raises the errors of `finetune.run`."""
     if isinstance(settings, GlueSettings):
         name = str(settings.glue_task)
         labels = PUBLISHED_LABELS.get(name, TASKS[name].label_names)
@@ -50,14 +50,14 @@ def run(settings: ClassifySettings | GlueSettings) -> None:
         finetune.run(settings, build, () if scores_only else ("train_file",), ("0", "1"))
 
 
-# --- a table of one's own
+# --- the user's table
 
 
 def build(
     settings: ClassifySettings, tokenizer: TextTokenizer, source: models.Source | None
 ) -> Task:
-    """Return the task: the rows to train on and to score on."""
-    # A model that is only scored has its labels already.
+    """Return the task: training rows and validation rows."""
+    # A model that is only scored brings its labels.
     names = source.label_names if source is not None and not settings.do_training else None
     sets = _read(settings, names)
     names = next(iter(sets.values())).label_names
@@ -71,7 +71,7 @@ def build(
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
-    """Return the rows to train on and to score on, as "train" and "validation"."""
+    """Return the training and validation rows, as "train" and "validation"."""
     train_file = settings.train_file
     validation_file = settings.validation_file
     read = partial(
@@ -109,7 +109,7 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
 
 
 def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """Return the confusion matrix as text; rows are the true labels, columns the predicted ones."""
+    """Return the confusion matrix as text; rows are the true labels, columns the predicted labels."""
     rows = [["true", *names]]
     rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
     width = max(len(cell) for row in rows for cell in row)
@@ -150,7 +150,7 @@ def build_glue(
 
 
 def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Result:
-    """Return the metrics of each development set; those of the mismatched one have a suffix."""
+    """Return the metrics of each development set; names of the mismatched set's metrics have a suffix."""
     scores: Scores = {}
     for split, values in logits.items():
         labels = sets[split].labels
@@ -187,7 +187,7 @@ def features_of_texts(
     tokenizer: TextTokenizer,
     noun: str = "examples",
 ) -> Features:
-    """Return the examples as features; print how many there are and what was left out or cut."""
+    """Return the examples as features; print their number and what was left out or truncated."""
     labels = {} if examples.labels is None else {"labels": examples.labels}
     length = settings.max_seq_length
 
@@ -212,7 +212,7 @@ def features_of_texts(
 
 
 def write_predictions(folder: Path, name: str, examples: TextExamples, logits: Floats) -> None:
-    """Write the prediction of each example with its text; those of "validation_x" to predictions_x.jsonl."""
+    """Write the prediction of each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
     write_lines(path, (json.dumps(row) for row in _rows(examples, logits)))
     print_line(f"{name}: {len(examples):,} predictions in {path}")
@@ -229,7 +229,7 @@ def _rows(examples: TextExamples, logits: Floats) -> Iterator[Mapping[str, objec
             row["second"] = second[number]
         label = examples.labels[number]
         if names is None:
-            # As it was read: 3.8, and not the nearest float32 in 16 digits.
+            # As in the file: 3.8, and not the nearest float32 in 16 digits.
             yield row | {"label": float(str(label)), "predicted": float(logits[number, 0])}
             continue
         best = int(np.argmax(probabilities[number]))

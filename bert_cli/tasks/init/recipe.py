@@ -1,7 +1,7 @@
 """The choice of `bert init`: a function of the text, the machine, the model to start from and the hours.
 
-The values and their sources are in configs/recipes.json, and docs/init.md shows them, with the choice for machines that
-are not here. Hours follow from the operations of an example and the rate that the machine was measured to reach.
+The values and their sources are in configs/recipes.json; docs/init.md shows them, with the choice for other machines.
+Hours follow from the operations of an example and the measured rate of the machine.
 """
 
 import json
@@ -22,13 +22,13 @@ from bert_cli.planning.flops import model_flops
 
 Goal = Literal["search", "labels", "fill-mask"]
 TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
-PIECES_PER_WORD = 1.4  # of a new vocabulary, punctuation included
+PIECES_PER_WORD = 1.4  # for a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
 TRAINED = 0.9  # of the documents: the others are held out
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES = 3200
-LEAST_PAIRS = 64  # in the hours, if there are as many
-PAIR_FRACTION = 0.25  # of the hours, at most, after masked-LM training
+LEAST_PAIRS = 64  # minimum number of pairs in the hours, if the text has as many
+PAIR_FRACTION = 0.25  # maximum fraction of the hours, after masked-LM training
 LITTLE_TIME = 0.5  # of the hours: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
@@ -48,7 +48,7 @@ class TextFacts:
     text_bytes: float
     words: float
     documents: float
-    languages: Mapping[str, float]  # ISO 639 code -> fraction of the documents, the most first
+    languages: Mapping[str, float]  # ISO 639 code -> fraction of the documents, largest first
     long_document: float  # words that nine of ten documents do not exceed
     pieces_per_word: float = PIECES_PER_WORD
     unknown: float = 0.0  # fraction of the words that the vocabulary of the model lacks
@@ -81,14 +81,14 @@ class Start:
 
 @dataclass
 class Recipe:
-    """What was chosen: `choose` fills it."""
+    """The choice of `bert init`; `choose` fills it."""
 
     text: TextFacts
     machine: Machine
     start: Start | None
     goal: Goal
     out: Path
-    name: str  # the size of a new model, or the name of the one to start from
+    name: str  # the size of a new model, or the name of the model to start from
     config: BertConfig
     new_pieces: int = 0
     seconds: float = 0.0
@@ -98,7 +98,7 @@ class Recipe:
 
     @property
     def has_masked_lm(self) -> bool:
-        """Return whether the run begins with masked-LM training: not to make a model of sentences search."""
+        """Return whether the run begins with masked-LM training; a sentence model for search skips it."""
         return not (self.start and self.start.is_for_sentences and self.goal == "search")
 
     def add_row(self, rule: str, value: str) -> None:
@@ -121,7 +121,7 @@ class Recipe:
 def choose(
     text: TextFacts, machine: Machine, start: Start | None, goal: Goal, hours: float, out: Path
 ) -> Recipe:
-    """Return the recipe. Raises ConfigError for hours in which nothing is learnt."""
+    """Return the recipe. Raises ConfigError for hours too short to learn anything."""
     seconds = 3600 * hours * USABLE
     warnings: list[str] = []
     if start is None:
@@ -160,7 +160,7 @@ def step(steps: Sequence[tuple[float, Any]], value: float) -> Any:
 
 
 def length_for(text: TextFacts, config: BertConfig | None = None) -> tuple[int, int]:
-    """Return the sequence length S, and the masked positions P of it."""
+    """Return the sequence length S and the number of masked positions P."""
     lengths = TABLE["length"]["lengths"]
     needed = 2 + text.long_document * text.pieces_per_word
     length = next((length for length in lengths if needed <= length), lengths[-1])
@@ -182,7 +182,7 @@ def new_model(
 ) -> tuple[Sequence[Any], BertConfig]:
     """Return the size to train from scratch (name, layers, width, rate), and its shape.
 
-    It is the largest that reads enough tokens for its weights; the smallest, with a warning, if none does.
+    The largest model that reads enough tokens for its weights; the smallest model, with a warning, if none does.
     """
     pieces = step(TABLE["vocabulary"]["pieces"], text.words)
     length, predictions = length_for(text)
@@ -212,7 +212,7 @@ def new_model(
 
 
 def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
-    """Return the epochs of masked-LM training with so many records, each of which takes `each` seconds."""
+    """Return the epochs of masked-LM training with so many records, at `each` seconds a record."""
     rule = TABLE["epochs"]
     fitting = seconds / each
     epochs = float(rule["scratch"])
@@ -230,7 +230,7 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
 
 
 def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
-    """Return the error of hours in which so few examples fit; enough of them take `seconds`."""
+    """Return the error for hours that fit `fitting` examples only; enough examples take `seconds`."""
     problem = f"are {fitting:,.0f} {what} on this machine, too few to learn from"
     remedy = f"give --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
     return ConfigError("hours", problem, remedy)
@@ -293,7 +293,7 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
 
 
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:
-    """Return the settings of a batch: micro-batches that any device holds, and with which it is fast."""
+    """Return the settings of a batch, in micro-batches that are fast and fit into any device."""
     fast = MICRO_BATCH["CPU" if machine.kind == "CPU" else "GPU"]
     micro_batch = min(fast, max(1, batch // machine.devices))
     return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}

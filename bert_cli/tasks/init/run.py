@@ -1,7 +1,7 @@
-"""`bert init`: a run that fits a text and this machine, written as configs and commands.
+"""`bert init`: write configs and commands of a run that suits a text and this machine.
 
-It reads the text, measures some steps on synthetic examples, has `recipe.choose` choose, prints the choice with its
-reasons, and writes OUT. The commands are those of every user; nothing that a run reads is particular to `bert init`.
+It reads the text, measures some steps on synthetic examples, calls `recipe.choose`, prints the choice with its reasons,
+and writes OUT. The commands are ordinary commands; no file that a run reads is particular to `bert init`.
 """
 
 import gc
@@ -92,7 +92,7 @@ def run(settings: InitSettings) -> None:
 
 
 def _warn_of_paragraphs(number: int, documents: float) -> None:
-    """Print a warning where the paragraphs of so many files may be taken for documents."""
+    """Print a warning if the paragraphs of so many files may be taken for documents."""
     if number >= FEW_FILES and documents >= MANY_DOCUMENTS * number:
         print(
             f"init: warning: {number:,} files have {documents:,.0f} documents, because a blank line ends a document; "
@@ -102,7 +102,7 @@ def _warn_of_paragraphs(number: int, documents: float) -> None:
 
 
 def program() -> str:
-    """Return the words that start this `bert` in a shell: its name where PATH has it, else its path."""
+    """Return the command that starts this `bert` in a shell: its name if it is on PATH, else its path."""
     path = Path(sys.executable).with_name("bert")
     on_path = shutil.which("bert")
     is_on_path = on_path is not None and Path(on_path).resolve() == path.resolve()
@@ -120,7 +120,7 @@ def report(chosen: Recipe) -> str:
 
 
 def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
-    """Return the commands of a run with comments; `sentence` is one of the held-out text."""
+    """Return the commands of a run with comments; `sentence` is a sentence of the held-out text."""
     out = shlex.quote(str(chosen.out))
     start = chosen.start
     lines = []

@@ -25,9 +25,9 @@ from bert_cli.errors import DataError, count
 from bert_cli.tasks.init.recipe import TABLE, TextFacts
 
 SAMPLED_BYTES = 1 << 26
-PIECE_BYTES = 1 << 20  # what is read of a larger text, in pieces of it
-FEW_DOCUMENTS = 20  # that are cut into pieces
-MIN_WORDS = 1000  # fewer have no clear language, and hold too little to train and to score on
+PIECE_BYTES = 1 << 20  # bytes that are read of a larger text, in pieces
+FEW_DOCUMENTS = 20  # so few documents are cut into pieces
+MIN_WORDS = 1000  # fewer words have no clear language, and are too little to train and to score on
 LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -41,7 +41,7 @@ HELD_OUT = 10
 MOST_HELD_OUT = 500  # every tenth document, at most so many
 SENTENCE_CHARACTERS = 20
 PASSAGE = 3  # shortest sentence of a pair; sentences of its passage
-DOCUMENT_SHOWN = 80  # characters that tell which document a passage is of
+DOCUMENT_SHOWN = 80  # characters that identify the document of a passage
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(
     r"(?i:it|its|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b"
@@ -66,7 +66,7 @@ def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterato
 
 
 def cut(documents: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield the documents in pieces of LONG_DOCUMENT characters."""
+    """Yield the documents, cut into pieces of LONG_DOCUMENT characters."""
     for lines in documents:
         sizes = itertools.accumulate(map(len, lines))
         numbered = zip((size // LONG_DOCUMENT for size in sizes), lines, strict=True)
@@ -77,7 +77,7 @@ def cut(documents: Iterable[list[str]]) -> Iterator[list[str]]:
 def read_facts(
     parts: Sequence[files.Part], reading: files.Reading, vocabulary: Vocabulary | None
 ) -> TextFacts:
-    """Return the facts of a text, with those of the vocabulary of the model to start from.
+    """Return the facts of a text, measured with the vocabulary of the model to start from.
 
     A larger text is estimated from pieces of it. Raises DataError for a text of one document or of
     fewer than MIN_WORDS words.

@@ -1,8 +1,8 @@
 """`bert doctor`: check this machine and a run before the run is started.
 
-A run's own functions find its processes, layout, plan and examples, so that doctor refuses what the run would
-refuse. Finally the model is built on the CPU and evaluates one batch. An untrained model gives each of V tokens
-the same probability, which is a loss of ln V, and ln 2 for the next sentence. A trained model does better.
+The functions of the run determine its processes, layout, plan and examples, so that doctor refuses what the run would
+refuse. Finally the model is built on the CPU and evaluates one batch. An untrained model gives each of V tokens the
+same probability, so its loss is ln V, and ln 2 for the next sentence. A trained model has a lower loss.
 """
 
 import math
@@ -53,8 +53,8 @@ SAMPLE = 8
 """Examples that are read to check the records, and whose loss is computed: about 160 masked tokens of 128
 positions each."""
 TOLERANCE = {"mlm_loss": 0.5, "nsp_loss": 0.3}
-"""How far a first loss may be from that of equal probabilities. The logits of an untrained model of width D have
-a variance of D x initializer_range^2 x 0.77, half of which is added to the loss: 0.12 for BERT-base."""
+"""Maximum distance of a first loss from the loss of equal probabilities. The logits of an untrained model of width D
+have the variance D x initializer_range^2 x 0.77; half of it is added to the loss: 0.12 for BERT-base."""
 WEIGHTS_OF_LOSSES = {"mlm_loss": "masked_lm_weights", "nsp_loss": "next_sentence_weights"}
 FIRST_LOSS = "first loss"
 
@@ -62,21 +62,21 @@ FIRST_LOSS = "first loss"
 def run(settings: DoctorSettings) -> None:
     """Print all findings and, with --json, write them.
 
-    When there are errors, raises an error of the class of the first one after all findings.
+    If there are errors, raises an error of the first error's class after all findings.
     """
     report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
-    errors = [one for one in report.findings if one.level == "error"]
-    warnings = sum(one.level == "warning" for one in report.findings)
+    errors = [finding for finding in report.findings if finding.level == "error"]
+    warnings = sum(finding.level == "warning" for finding in report.findings)
     if settings.json_file is not None:
         columns = ("level", "what", "found", "remedy")
         rows = [
-            {**{name: getattr(one, name) for name in columns}, "values": dict(one.values)}
-            for one in report.findings
+            {**{name: getattr(finding, name) for name in columns}, "values": dict(finding.values)}
+            for finding in report.findings
         ]
         summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
         output_json(settings.json_file, summary)
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
-    failed = ", ".join(dict.fromkeys(one.what for one in errors))
+    failed = ", ".join(dict.fromkeys(finding.what for finding in errors))
     if not report.quiet:
         print(f"{count(len(report.findings), 'check')}: {total}", flush=True)
     if errors:
@@ -84,7 +84,7 @@ def run(settings: DoctorSettings) -> None:
 
 
 def examine(settings: DoctorSettings, report: Report) -> Report:
-    """Run all checks in order; one that needs the result of a failed one is left out."""
+    """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
@@ -126,9 +126,9 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
         else report.attempt(
             "plan",
             lambda: make_plan(settings, *epoch),
-            lambda one: (
-                f"{count(one.total_steps, 'step')} of {one.step_in_words}; learning rate up to "
-                f"{one.peak_learning_rate:g}, {count(one.warmup_steps, 'warm-up step')}"
+            lambda plan: (
+                f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
+                f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
             ),
         )
     )
@@ -186,7 +186,7 @@ def check_layout(
             lambda: layout.choose(
                 start.with_saved_micro_batch(settings), kind, total, memory, processes.count
             ),
-            lambda one: f"chosen: {'; '.join(layout.describe_layout(one)) or 'one device'}",
+            lambda fit: f"chosen: {'; '.join(layout.describe_layout(fit)) or 'one device'}",
         )
         return chosen or settings
     replicas = settings.global_batch.replicas
@@ -221,14 +221,14 @@ def check_memory(
     """Compare the estimate of `bert plan` with the memory of a GPU, or of this host for all its devices."""
     what = "memory of a run"
     if kind == "GPU":
-        device, most = layout.fullest(settings)
-        needed = most.total
+        device, largest = layout.fullest(settings)
+        needed = largest.total
         total = memory
         free = memory
         text = f"device {device} of a replica needs {size(needed)}"
     else:
-        here = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
-        needed = max(1, here) * sum(one.total for one in estimate(settings))
+        local = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
+        needed = max(1, local) * sum(part.total for part in estimate(settings))
         total, free = machine.memory()
         text = f"all devices of this host together need {size(needed)}"
     values = {"needed": needed, "there": total, "free": free}
@@ -236,7 +236,7 @@ def check_memory(
     text += f"; {size(usable)} of {size(total)} are usable"
     if needed > usable:
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
-        if needed > max(one.total for one in estimate(settings)):  # of several devices
+        if needed > max(part.total for part in estimate(settings)):  # of several devices
             remedy = f"{layout.AUTO}, {remedy}"
         report.add("error", what, text, remedy, **values)
     elif needed > free:
@@ -260,7 +260,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         if folder is None:
             report.add("ok", what, "nothing will be saved")
             return
-        nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise DataError(str(nearest), "cannot be written", "choose another folder")
     except BertError as error:
@@ -275,9 +275,9 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         report.add("ok", what, f"the run would continue from {existing[-1]}")
     if (so_far := history.Run(folder)).step:
         warning = health.warning_of(so_far)
-        found, _, remedy = (warning or "falls, as far as it is checked").partition(": ")
-        report.add("warning" if warning else "ok", "loss so far", found, remedy)
-    # A new checkpoint is written before the oldest is removed, so for a while there is one more.
+        state, _, remedy = (warning or "falls, as far as it is checked").partition(": ")
+        report.add("warning" if warning else "ok", "loss so far", state, remedy)
+    # A new checkpoint is written before the oldest is removed, so one more has to fit.
     each = checkpoint_bytes(settings)
     every = settings.keep_every_steps
     number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
@@ -309,7 +309,7 @@ def _check_model(
         return source, start.with_shape_of(settings, source)
 
     checked = report.attempt(
-        "model", find, lambda one: f"from {one[0].folder}" if one[0] else "none: new weights"
+        "model", find, lambda pair: f"from {pair[0].folder}" if pair[0] else "none: new weights"
     )
     return checked or (None, settings)
 
@@ -354,9 +354,9 @@ def _check_examples(
     return stream
 
 
-def add_checks(report: Report, found: Iterable[Check]) -> None:
-    """Add checks that a run makes too."""
-    for check in found:
+def add_checks(report: Report, results: Iterable[Check]) -> None:
+    """Add the results of checks that a run makes, too."""
+    for check in results:
         level: Level = "warning" if check.warns else "ok"
         report.add(level, check.what, check.text, check.remedy, **check.values)
 
@@ -364,7 +364,7 @@ def add_checks(report: Report, found: Iterable[Check]) -> None:
 def check_first_loss(
     report: Report, settings: DoctorSettings, stream: Any, source: "models.Source | None"
 ) -> None:
-    """Compute the losses before the first step and compare them with those of equal probabilities."""
+    """Compute the losses before the first step and compare them with the losses of equal probabilities."""
     if not settings.build:
         report.add("ok", FIRST_LOSS, "not computed: --no-build")
         return
@@ -394,7 +394,7 @@ def check_first_loss(
 
 
 def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["Engine", str]:
-    """Return the model on the CPU, and where its weights are from."""
+    """Return the model on the CPU, and a description of its weights' origin."""
     mesh = build.runtime(settings.engine).cpu_mesh()
     built = build.build_engine(settings, mesh, trains=False)
     weights = "new weights"
@@ -405,7 +405,7 @@ def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["E
 
 
 def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
-    """Return the mean losses without dropout, and none that no example has: a corpus may have no sentence pairs."""
+    """Return the mean losses without dropout; a loss that no example has is left out (no sentence pairs)."""
     counts = counts_of({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
     counts = {name: max(value, 1.0) for name, value in counts.items()}
     losses = built.means(built.evaluate(rows), counts)
@@ -423,7 +423,7 @@ def judge(
     *,
     is_trained: bool,
 ) -> None:
-    """Check that losses are near those of equal probabilities, or lower if the weights were trained."""
+    """Check that losses are near the losses of equal probabilities, or lower if the weights were trained."""
     vocab_size = settings.bert_config.vocab_size
     equal = {"mlm_loss": math.log(vocab_size), "nsp_loss": math.log(2)}
     names = {"mlm_loss": f"masked-LM, ln {vocab_size:,}", "nsp_loss": "next sentence, ln 2"}
@@ -434,10 +434,10 @@ def judge(
     values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
     # Both are false also for NaN.
     is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
-    # Unit logits add about 0.5 to a loss, and those of next sentences are nearly the same for all examples.
+    # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
     wider = 1.5 if settings.scaling == "unit" else 0.0
     is_equal = all(
-        abs(one - equal[name]) <= TOLERANCE[name] + wider for name, one in losses.items()
+        abs(value - equal[name]) <= TOLERANCE[name] + wider for name, value in losses.items()
     )
     problem = "far from equal probabilities"
     remedy = f"lower bert_config.initializer_range ({settings.bert_config.initializer_range:g})"

@@ -24,7 +24,7 @@ from bert_cli.planning.layout import size
 from bert_cli.processes import cpu_count
 
 MAIN_PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
-"""Packages whose versions are reported also when they are as pinned."""
+"""Packages whose versions are always reported, also if they are the pinned versions."""
 INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -88,15 +88,15 @@ class Report:
         if not self.quiet:
             print(finding, flush=True)
 
-    def add(self, level: Level, what: str, found: str, remedy: str = "", **values: Any) -> None:
+    def add(self, level: Level, what: str, text: str, remedy: str = "", **values: Any) -> None:
         """Add the result of a check, with a remedy unless it passed."""
-        self._add(Finding(level, what, found, "" if level == "ok" else remedy, values))
+        self._add(Finding(level, what, text, "" if level == "ok" else remedy, values))
 
     def error(self, what: str, error: BertError, **values: Any) -> None:
-        """Add an error that the run would end with."""
-        found = f"{error.where}: {error.problem}" if error.problem else error.where
-        found, remedy = (" ".join(text.split()) for text in (found, error.remedy))
-        self._add(Finding("error", what, found, remedy, values, type(error)))
+        """Add an error with which the run would end."""
+        problem = f"{error.where}: {error.problem}" if error.problem else error.where
+        problem, remedy = (" ".join(text.split()) for text in (problem, error.remedy))
+        self._add(Finding("error", what, problem, remedy, values, type(error)))
 
     def attempt(self, what: str, act: Callable[[], T], describe: Callable[[T], str]) -> T | None:
         """Call a function of a run; add an ok with its described result, or its error and return None."""
@@ -148,7 +148,7 @@ def memory() -> tuple[int, int]:
 def resident_bytes() -> tuple[int, int]:
     """Return the memory of this process: now and at its peak.
 
-    The peak is VmHWM where there is /proc: that of getrusage includes the parent's before exec.
+    The peak is VmHWM if there is /proc: the peak of getrusage includes the memory of the parent before exec.
     """
     now = psutil.Process().memory_info().rss
     peak = re.search(r"^VmHWM:\s*(\d+) kB", _read("/proc/self/status"), re.MULTILINE)
@@ -160,26 +160,26 @@ def file_system(folder: Path) -> str | None:
     """Return the type of the file system that holds a folder; None if unknown."""
     path = folder.absolute().resolve()
     above = [
-        (len(one.mountpoint), number, one.fstype)
-        for number, one in enumerate(psutil.disk_partitions(all=True))
-        if path.is_relative_to(one.mountpoint)
+        (len(partition.mountpoint), number, partition.fstype)
+        for number, partition in enumerate(psutil.disk_partitions(all=True))
+        if path.is_relative_to(partition.mountpoint)
     ]
     # A later mount on the same point hides the earlier one.
     return max(above)[2] if above else None
 
 
 def description() -> dict[str, Any]:
-    """Return the processor and the memory, as measurements record them."""
+    """Return the processor and the memory, in the form that measurements record."""
     flags = processor_flags()
     number = cpu_count()
     (total, free) = memory()
-    named = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
+    known = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     model = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}"
     if flags:
-        missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(named))
-        text += f"; {', '.join(named) or 'none of ' + ', '.join(INSTRUCTIONS.values())}"
-        text += f", no {missing}" if named and missing else ""
+        missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(known))
+        text += f"; {', '.join(known) or 'none of ' + ', '.join(INSTRUCTIONS.values())}"
+        text += f", no {missing}" if known and missing else ""
     else:
         text += "; its instructions are unknown"
     quota, _, period = _read(CGROUP / "cpu.max").strip().partition(" ")
@@ -188,7 +188,7 @@ def description() -> dict[str, Any]:
         "processor": text,
         "cores": number,
         "quota": cores,
-        "instructions": named,
+        "instructions": known,
         "memory_bytes": total,
         "free_bytes": free,
     }
@@ -255,7 +255,7 @@ def _version(name: str) -> str | None:
 
 
 def check_processor(report: Report) -> None:
-    """Check the instructions of the processor, and how much of its cores a container may use."""
+    """Check the instructions of the processor, and the number of cores that a container may use."""
     flags = processor_flags()
     described = description()
     values = {name: described[name] for name in ("cores", "quota", "instructions")}

@@ -1,4 +1,4 @@
-"""`bert plan`: estimate the memory and the idle time of a layout, and propose another one.
+"""`bert plan`: estimate the memory and the idle time of a layout, and propose a better layout.
 
 Only arithmetic on the settings: nothing is built and TensorFlow is not loaded, so the layouts of a cluster can be
 compared on a laptop. `bert pretrain` and `parallel.layout auto` use the same estimates.
@@ -26,9 +26,9 @@ FORMULA = "weights + accumulators + moments + max(stashes + working + logits, up
 
 
 def run(settings: PlanSettings) -> None:
-    """Print the estimate of the layout; with `parallel.layout auto`, of the one that is chosen.
+    """Print the estimate of the layout, or of the chosen layout with `parallel.layout auto`.
 
-    Raises ConfigError when it does not fit, and when `auto` lacks --devices or --memory.
+    Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
     """
     devices = settings.devices
     processes = settings.processes
@@ -108,7 +108,7 @@ def _print_layout(settings: PretrainSettings) -> None:
 
 
 def _describe_length(settings: PretrainSettings) -> str:
-    """Return the plan as text, without its steps where their number follows from records."""
+    """Return the plan as text; the number of steps is left out if it follows from records."""
     if settings.total_num_train_samples is not None:
         return describe(make_plan(settings, None))
     epochs = settings.num_epochs
@@ -135,7 +135,7 @@ def _check_devices(settings: PretrainSettings, devices: int | None, processes: i
 def _print_alternatives(
     requested: PretrainSettings, chosen: PretrainSettings, devices: int, memory: int, processes: int
 ) -> None:
-    """Print what `auto` would choose, with and without recomputation, if that is another layout."""
+    """Print the choices of `auto`, with and without recomputation, if they differ from the layout."""
     choices = {"--parallel.layout auto": requested}
     if not requested.parallel.recompute:
         flags = "--parallel.layout auto --parallel.recompute"

@@ -1,7 +1,7 @@
 """`bert plot`: draw the metrics of some runs over their steps, and write an HTML page with the pictures.
 
-A thin line is each step, a bold one the mean of the last steps, circles on a dashed line are held-out metrics, and a
-cross marks a step whose metric was not finite. The page is one file without scripts; its pictures are SVG with text in
+A thin line shows each step, a bold line the mean of the last steps, circles on a dashed line held-out metrics, and a
+cross a step whose metric was not finite. The page is one file without scripts; its pictures are SVG with text in
 the colour of the page's text, so that both follow the reader's light or dark scheme.
 """
 
@@ -43,7 +43,7 @@ SCHEMES = (
     "<style>svg { color: #1f2328; fill: currentColor; color-scheme: light dark }"
     "@media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
 )
-"""Also for a picture outside the page."""
+"""Light and dark colours, also for a picture outside the page."""
 LOG_RATIO = 100.0
 """Ratio of the largest to the smallest gradient norm above which the scale is logarithmic."""
 
@@ -54,7 +54,7 @@ class Panel:
 
     label: str
     metric: str = ""
-    """Its name in metrics.jsonl; empty if there is only a held-out metric."""
+    """Name of the metric in metrics.jsonl; empty if there is only a held-out metric."""
     held_out: str = ""
     factor: float = 1.0
     smooth: bool = True
@@ -63,7 +63,7 @@ class Panel:
 def run(settings: PlotSettings) -> None:
     """Write the pictures and the page.
 
-    Raises DataError for a folder that is no run, for runs without a step, and for an output that cannot be
+    Raises DataError for a folder that is not a run, for runs without a step, and for an output that cannot be
     written.
     """
     runs = history.open_runs(settings.runs, "runs")
@@ -97,7 +97,7 @@ def run(settings: PlotSettings) -> None:
 
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
-    """Return title -> panels of each picture that the runs have a metric for."""
+    """Return title -> panels of each picture for which the runs have a metric."""
     metrics = history.metric_names(runs)
     held_out = history.metric_names(runs, held_out=True)
     beside = {name: HELD_OUT + name if HELD_OUT + name in held_out else "" for name in metrics}
@@ -131,7 +131,7 @@ def _label(name: str) -> str:
 
 
 def style_of(number: int) -> tuple[str, Line]:
-    """Return the colour and line style of a run; those of 28 runs differ."""
+    """Return the colour and line style of a run; the styles of 28 runs differ."""
     return COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
 
 

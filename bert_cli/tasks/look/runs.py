@@ -1,7 +1,7 @@
-"""`bert runs` lists the runs below some folders, `bert compare` shows the differences between two.
+"""`bert runs` lists the runs below some folders, `bert compare` shows the differences between two runs.
 
 The list reads only the ends of files, so that a hundred runs of a million steps are listed within a second. Each
-side of a comparison is a run, or the runs of several seeds: those are shown with their mean and standard deviation,
+side of a comparison is a run, or the runs of several seeds, which are shown with their mean and standard deviation,
 because results of fine-tuning often differ more between seeds than between settings.
 """
 
@@ -29,7 +29,7 @@ MAX_METRICS = 3
 def run(settings: RunsSettings | CompareSettings) -> None:
     """Print the runs, or the differences between two, as tables or write them as JSON.
 
-    Raises DataError for a folder that does not exist, is no run, or is a run without a step.
+    Raises DataError for a folder that does not exist, is not a run, or is a run without a step.
     """
     if isinstance(settings, RunsSettings):
         _list_runs(settings)
@@ -95,7 +95,7 @@ def _describe(run: Run) -> dict[str, Any]:
 
 
 def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return losses by short name, bits per byte and the probe's accuracy; None for one that is not finite."""
+    """Return losses by short name, bits per byte and the probe's accuracy; None for a value that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
         for name, value in metrics.items()

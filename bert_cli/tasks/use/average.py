@@ -1,7 +1,7 @@
-"""`bert average`: the mean of the weights of a run's newest checkpoints, compared with the newest of them.
+"""`bert average`: average the weights of a run's newest checkpoints, and compare the mean with the newest checkpoint.
 
-Such a mean is often a better model than the last step of a run whose learning rate is still high (Izmailov et al.
-2018), and may be a worse one. OUT has the files of a checkpoint without its optimizer and state.json.
+The mean is often a better model than the last step of a run whose learning rate is still high (Izmailov et al.
+2018), but may be a worse model. OUT has the files of a checkpoint without its optimizer and state.json.
 """
 
 import os
@@ -35,11 +35,11 @@ from bert_cli.train.metrics import print_line
 def run(settings: AverageSettings) -> None:
     """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
 
-    Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different ones.
+    Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different models.
     """
     folder = settings.run
     out = settings.out
-    # A start that was killed after the rename left the mean, which is compared below.
+    # An earlier start may have been killed after the rename; its mean is compared below.
     is_there = (out / MODEL).is_file()
     if not is_there:
         check_new_folder(out)
@@ -55,7 +55,7 @@ def run(settings: AverageSettings) -> None:
         words = ["--config", str(folder / SETTINGS)]
         words += ["--validation-dir", settings.validation_dir] if settings.validation_dir else []
         trained, _ = load(PretrainSettings, words, "bert average")
-        # Opened before anything is written, because it may not exist.
+        # Opened before anything is written, because the folder may be absent.
         held_out = corpora.open_held_out(trained)
     elif settings.validation_dir is not None:
         where = f"validation_dir ({settings.validation_dir})"
@@ -98,7 +98,7 @@ def _write(out: Path, newest: Path, mean: Mapping[str, Array], names: str) -> No
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
     """Return the mean of each weight over checkpoints, in its own dtype; one weight at a time is summed in float64.
 
-    Raises CheckpointError for a file that cannot be read, has changed, or has other weights than the last one.
+    Raises CheckpointError for a file that cannot be read, has changed, or has other weights than the last checkpoint.
     """
     means: dict[str, Array] = {}
     with ExitStack() as stack:
@@ -134,14 +134,14 @@ def _open(path: Path, stack: ExitStack) -> Any:
 
 def _layout(file: Any) -> set[tuple[str, str, str]]:
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    return {(name, str(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+    return {(name, str(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _scores(
     trained: PretrainSettings, held_out: corpora.ExampleStream, models: Sequence[Path]
 ) -> list[dict[str, float]]:
-    """Return the held-out metrics of models, as a run with these settings has them, on one device."""
-    # Keras reads this when it is imported, which is below.
+    """Return the held-out metrics of models, computed as in a run with these settings, on one device."""
+    # Keras reads this when it is imported below.
     os.environ["KERAS_BACKEND"] = trained.engine
     with quiet_imports():
         from bert_cli.tasks.run import build, pretrain

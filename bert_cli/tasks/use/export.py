@@ -1,9 +1,9 @@
-"""`bert export`: a model for another runtime, opened there and compared before it gets its name.
+"""`bert export`: write a model for another runtime, open it there and compare it before it gets its name.
 
-Each writer fills a folder beside OUT and returns the model loaded from it. Only when all its outputs on synthetic
-examples agree is the folder renamed to OUT. All formats take `input_ids`, `attention_mask` and `token_type_ids` [B, S]
-and return the outputs of transformers' class of the architecture, by its names. SavedModel and TFLite are made from
-the blocks here, ONNX by PyTorch from transformers' model of the same files.
+Each writer fills a folder beside OUT and returns the model loaded from it. The folder is renamed to OUT only if all
+outputs on synthetic examples agree. All formats take `input_ids`, `attention_mask` and `token_type_ids` [B, S] and
+return the outputs of transformers' class of the architecture, by its names. SavedModel and TFLite are made from our
+blocks, ONNX by PyTorch from transformers' model of the same files.
 
 Shapes: B examples, S positions, D hidden size, V vocabulary size.
 """
@@ -46,14 +46,14 @@ Predict = Callable[[Mapping[str, Any]], Outputs]
 Encoder = Callable[..., dict[str, tf.Tensor]]
 """One or two columns of strings [B] -> `INPUTS` by name."""
 LARGEST_DIFFERENCE = 1e-4
-"""Of an output in float32, relative to the largest one where that is more than 1."""
+"""Largest difference of an output in float32, relative to the largest output if that is above 1."""
 LARGEST_OUTPUT = 1e3
-"""Logits and hidden states of a model are some tens; rounding of larger ones is no excuse for a difference."""
+"""Limit of the largest output in this comparison: logits and hidden states of a sound model are below 100."""
 SHAPES = ((1, 7), (3, 16))
-"""Examples and positions that are compared; both vary, so that neither can have been fixed."""
+"""Examples and positions of the compared batches; both vary, to detect an export with a fixed size."""
 LONGEST_WORD = 100
 """Characters; a longer word is [UNK]."""
-# Characters that BERT's tokenizer removes: control, format and private ones, but not tab and line ends.
+# Characters that BERT's tokenizer removes: control, format and private-use characters, but not tab and line ends.
 CLEANED = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\p{Cf}\p{Co}\x{FFFD}]"
 COMPARED = (
     "The cat sat on the mat, didn't it?",
@@ -71,8 +71,8 @@ COMPARED = (
 def run(settings: ExportSettings) -> None:
     """Write the model in the requested format, compare it, and give the folder its name.
 
-    ConfigError for a folder in use, a missing package or an unsupported model, CheckpointError when there is
-    no model or its export gives other outputs.
+    Raises ConfigError for a folder in use, a missing package or an unsupported model, and CheckpointError if there is
+    no model or if its export gives other outputs.
     """
     out = settings.out
     _check_settings(settings, out)
@@ -85,14 +85,14 @@ def run(settings: ExportSettings) -> None:
         problem = "its outputs are of tokens, which a string does not show"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
     model = open_model(source, task, without_head=(POOL.name,))
-    most = source.config.max_position_embeddings
+    positions = source.config.max_position_embeddings
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         encoder = None
         if settings.texts:
             tokenizer = read_tokenizer(source.folder)
-            encoder = text_encoder(tokenizer, most)
-            compare_encoders(tokenizer, encoder, most)
+            encoder = text_encoder(tokenizer, positions)
+            compare_encoders(tokenizer, encoder, positions)
         served = Served(model, encoder)
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
@@ -100,7 +100,7 @@ def run(settings: ExportSettings) -> None:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} synthetic batches; more than {most:,} tokens are an error"
+        f"on {len(SHAPES)} synthetic batches; more than {positions:,} tokens are an error"
     )
     if settings.push is not None:
         print_line(f"export: uploaded to {publish.push(out, settings.push)}")
@@ -119,7 +119,7 @@ def _check_settings(settings: ExportSettings, out: Path) -> None:
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:
-    """Return the largest difference over all outputs and batches. CheckpointError if it is too large."""
+    """Return the largest difference over all outputs and batches. Raises CheckpointError if it is too large."""
     config = served.model.source.config
     draw = np.random.default_rng(0)
     largest = relative = 0.0
@@ -151,7 +151,7 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
 
 
 class Served(tf.Module):
-    """The model with transformers' inputs and outputs, as TensorFlow saves it."""
+    """The model with transformers' inputs and outputs, in the form that TensorFlow saves."""
 
     def __init__(self, model: Opened, encoder: Encoder | None = None) -> None:
         super().__init__(name="bert")
@@ -174,10 +174,10 @@ class Served(tf.Module):
         return tf.function(serve, input_signature=shape, autograph=False)
 
     def _serve(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
-        """Return the outputs; too many positions are an error, which a GPU would not notice."""
-        most = self.model.source.config.max_position_embeddings
-        message = f"input_ids: has more tokens than the model's {most} positions; cut the texts"
-        check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], most, message)
+        """Return the outputs. Raises an error for too many positions, which a GPU would not detect."""
+        limit = self.model.source.config.max_position_embeddings
+        message = f"input_ids: has more tokens than the model's {limit} positions; cut the texts"
+        check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], limit, message)
         with tf.control_dependencies([check]):
             return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
 
@@ -267,9 +267,9 @@ def write_onnx(served: Served, folder: Path) -> Predict:
 
     # Three tensors: the exporter would merge inputs that are the same object.
     example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in INPUTS)
-    most = served.model.source.config.max_position_embeddings
+    positions = served.model.source.config.max_position_embeddings
     batch = torch.export.Dim("batch", min=1)
-    length = torch.export.Dim("length", min=1, max=most)
+    length = torch.export.Dim("length", min=1, max=positions)
     with _without_log_noise():
         torch.onnx.export(
             Ordered().eval(),
@@ -311,7 +311,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     if source.weights.name == checkpoint.MODEL:
         shutil.copyfile(source.weights, weights)
     else:
-        # transformers requires the mark of the framework whose layout the tensors have.
+        # transformers requires the name of the framework whose layout the tensors have.
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
         save_file(tensors, weights, metadata={"format": "pt"})
     _write_config_and_tokenizer(model, folder)
@@ -332,8 +332,8 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     positions = source.config.max_position_embeddings
     fills_masks = model.head is not None and model.head.fills_masks
     files = files_for_model(source.folder, positions, fills_masks=fills_masks)
-    own = [name for name in embeddings.FILES if (source.folder / name).is_file()]
-    files |= {name: (source.folder / name).read_bytes() for name in own}
+    present = [name for name in embeddings.FILES if (source.folder / name).is_file()]
+    files |= {name: (source.folder / name).read_bytes() for name in present}
     for name, content in {**files, **hf.class_files(source.config)}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -359,10 +359,10 @@ def _without_log_noise() -> Iterator[None]:
 
 
 def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
-    """Return the tokenizer in TensorFlow, which cuts texts to `length` tokens as in training.
+    """Return the tokenizer in TensorFlow, which truncates texts to `length` tokens as in training.
 
-    ConfigError for a tokenizer that does not split Chinese characters, or with added tokens.
-    A second text without tokens adds no [SEP], and special tokens in a text are plain.
+    A second text without tokens adds no [SEP], and special tokens in a text are plain characters.
+    Raises ConfigError for a tokenizer that does not split Chinese characters, or with added tokens.
     """
     import tensorflow_text as text
 
@@ -386,11 +386,12 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
             texts = text.normalize_utf8(texts, "NFD")
             texts = tf.strings.regex_replace(texts, r"\p{Mn}", "")
         if lowers:
-            # First, because the lower case of a complete word would end in the final form of sigma.
+            # Before lower-casing, which would give a word's last sigma its final form.
             texts = tf.strings.regex_replace(texts, "Σ", "σ")
             texts = tf.strings.lower(texts, encoding="utf-8")
-        # ASCII only: the class of all letters with a count exceeds the memory of a regular expression. In other
-        # scripts, words between 100 characters and 400 bytes are cut into pieces. No vocabulary has the character.
+        # ASCII only: a repeated class of all letters exceeds the memory of a regular expression. In other scripts,
+        # words between 100 characters and 400 bytes are split into pieces. No vocabulary has \ue000, so it becomes
+        # [UNK].
         return tf.strings.regex_replace(texts, rf"[0-9A-Za-z]{{{LONGEST_WORD + 1},}}", "\ue000")
 
     def joined(parts: list[tf.RaggedTensor]) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
@@ -417,7 +418,7 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
 
 
 def _normalizer_of(tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return how a tokenizer normalizes text. Raises ConfigError for what tensorflow-text cannot do."""
+    """Return a tokenizer's normalizer. Raises ConfigError if tensorflow-text cannot do the same."""
     description = json.loads(tokenizer.library.to_str())
     normalizer: dict[str, Any] = description.get("normalizer") or {}
     problem = ""
@@ -431,7 +432,7 @@ def _normalizer_of(tokenizer: TextTokenizer) -> dict[str, Any]:
 
 
 def compare_encoders(tokenizer: TextTokenizer, encoder: Encoder, length: int) -> None:
-    """Refuse an encoder that splits a text differently from the tokenizer; CheckpointError names it."""
+    """Raise CheckpointError with the text if an encoder splits a text differently from the tokenizer."""
     for second in (None, COMPARED[::-1]):
         features, _ = encode_texts(tokenizer, COMPARED, second, {}, max_seq_length=length)
         texts = [list(COMPARED)] if second is None else [list(COMPARED), list(second)]

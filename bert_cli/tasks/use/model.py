@@ -44,7 +44,7 @@ from bert_cli.tasks.run import models, start
 MASK = "[MASK]"
 UNLIMITED = 2**31 - 1
 N_BEST = 20
-"""Different texts over which an answer's probability is normalized."""
+"""Number of distinct texts over which an answer's probability is normalized."""
 Columns = Mapping[str, Any]
 Floats = npt.NDArray[np.float32]
 Row = dict[str, Any]
@@ -57,19 +57,19 @@ class Opened:
     source: models.Source
     blocks: Sequence[tuple[str, keras.layers.Layer]]
     new: Sequence[str]
-    """Parts that the file lacks."""
+    """Parts of the model that the file lacks."""
     head: Head | None
     """The last of the blocks; None for an encoder."""
 
     @property
     def architecture(self) -> str:
         """Return transformers' class for the weights in the file."""
-        named = self.source.architecture
+        architecture = self.source.architecture
         prefix = hf.PREFIXES[self.source.config.architecture]
         classes = [prefix + name for name in self.head.hf_classes] if self.head else []
-        if len(classes) > 1 and named in ("?", classes[0]):
+        if len(classes) > 1 and architecture in ("?", classes[0]):
             return classes[bool(self.new)]
-        return f"{prefix}BertModel" if named == "?" else named
+        return f"{prefix}BertModel" if architecture == "?" else architecture
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -81,12 +81,12 @@ class Opened:
 
     @property
     def has_several_labels(self) -> bool:
-        """Return whether the labels of a text do not exclude one another."""
+        """Return whether a text may have several labels."""
         return self.source.described.get("problem_type") == "multi_label_classification"
 
     @property
     def has_bio_labels(self) -> bool:
-        """Return whether the labels of words are those of entities."""
+        """Return whether the labels of words are entity labels: O, B-type, I-type."""
         names = self.label_names
         return names is not None and all(re.fullmatch(r"O|[BI]-.+", name) for name in names)
 
@@ -107,8 +107,8 @@ class Opened:
         return head.logits(hidden, None)
 
 
-def task_of(source: models.Source, wanted: str | None) -> str:
-    """Return the task that the model is used for. ConfigError for one that it was not trained for."""
+def task_of(source: models.Source, requested: str | None) -> str:
+    """Return the task of a prediction. Raises ConfigError for a task that the model was not trained for."""
     name = source.architecture.removeprefix(hf.PREFIXES["groupbert"])
     head = SENTENCE_EMBEDDING if name == "?" else head_of_class(name)
     if head is None:
@@ -116,17 +116,17 @@ def task_of(source: models.Source, wanted: str | None) -> str:
         classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
         raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
     known = head.task
-    if wanted is not None and wanted not in (known, "embed", "similarity"):
+    if requested is not None and requested not in (known, "embed", "similarity"):
         problem = f"{source.folder} is a {source.architecture}, which is for {known}"
-        remedy = f"leave out --task, or give a model that was trained for {wanted}"
-        raise ConfigError(f"task ({wanted})", problem, remedy)
-    return wanted or known
+        remedy = f"leave out --task, or give a model that was trained for {requested}"
+        raise ConfigError(f"task ({requested})", problem, remedy)
+    return requested or known
 
 
 def labels_of(source: models.Source) -> int:
-    """Return the outputs of a classifier: two if the config has no number, as in transformers."""
-    named = source.described.get("id2label")
-    return len(named) if named else int(source.described.get("num_labels") or 2)
+    """Return the number of outputs of a classifier: two if the config has no number, as in transformers."""
+    labels = source.described.get("id2label")
+    return len(labels) if labels else int(source.described.get("num_labels") or 2)
 
 
 def open_model(
@@ -134,8 +134,8 @@ def open_model(
 ) -> Opened:
     """Build the model for a task and load the file's weights.
 
-    A model for a task that reads no head has the blocks `without_head` after its encoder layers. CheckpointError when
-    the weights do not fit, ConfigError when the head is not among them.
+    For a task without a head, the blocks `without_head` follow the encoder layers. Raises CheckpointError if the
+    weights do not fit, ConfigError if the head is not among them.
     """
     head = head_of_task(task)
     last_blocks = head.last_blocks if head else without_head
@@ -180,7 +180,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model, and how to use it for a task."""
+    """A model with the tokenizer and settings of a task."""
 
     task: str
     model: Opened
@@ -214,7 +214,7 @@ class Predictor:
         return tf.function(function, input_signature=[shapes], autograph=False)
 
     def _best_words(self, columns: Columns) -> Any:
-        # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces are no words.
+        # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces have no word.
         size = len(self.tokenizer.pieces)
         logits_BPV, _ = self.model.logits(columns)
         best = min(self.settings.top, size)
@@ -234,7 +234,7 @@ class Predictor:
     def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
         """Yield examples of similar length: their numbers, padded columns and outputs.
 
-        DeviceError for outputs that JSON cannot hold, with the first of `where` [examples].
+        Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
         is_jax = keras.config.backend() == "jax"
         for numbers in by_length(features, self.settings.batch_size):
@@ -248,13 +248,13 @@ class Predictor:
             more = {}
             if self.task == "fill-mask":
                 is_mask = columns["input_ids"] == self.tokenizer.special.mask
-                # The masks first; a row with fewer has other positions after them.
+                # The masks first; a row with fewer masks has other positions after them.
                 order = np.argsort(~is_mask, axis=1, kind="stable").astype(np.int32)
                 masks = max(1, int(is_mask.sum(axis=1).max()))
                 masks = 1 << (masks - 1).bit_length() if is_jax else masks
                 more["masked_lm_positions"] = order[:, :masks]
             results = keras.tree.flatten(self.traced({**columns, **more}))
-            outputs = [ops.convert_to_numpy(one)[: len(numbers)] for one in results]
+            outputs = [ops.convert_to_numpy(value)[: len(numbers)] for value in results]
             finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
             if not finite.all():
                 raise DeviceError(
@@ -265,15 +265,15 @@ class Predictor:
             yield numbers, {n: column[: len(numbers)] for n, column in columns.items()}, outputs
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Return the outputs [n, ...] of texts or pairs, and which of them [n] were cut."""
+        """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
         features = self._encode(inputs, self.max_seq_length)
         cut = np.zeros(len(inputs), np.bool_)
-        # Only examples of full length can have been cut; encode those again without a limit.
+        # Only examples of full length can have been truncated; these are encoded again without a limit.
         full = np.flatnonzero(features.lengths == self.max_seq_length).tolist()
         uncut = self._encode([inputs[number] for number in full], UNLIMITED)
         cut[full] = uncut.lengths > self.max_seq_length
         rows: list[Any] = [None] * len(inputs)
-        for numbers, _, (values,) in self.batches(features, [one.where for one in inputs]):
+        for numbers, _, (values,) in self.batches(features, [item.where for item in inputs]):
             for number, value in zip(numbers, values, strict=True):
                 rows[number] = value
         return np.stack(rows), cut
@@ -291,20 +291,20 @@ class Predictor:
         return logits
 
     def _encode(self, inputs: Sequence[Input], length: int) -> Features:
-        first = [one.fields["text"] for one in inputs]
-        second = [one.fields.get("second", "") for one in inputs]
+        first = [item.fields["text"] for item in inputs]
+        second = [item.fields.get("second", "") for item in inputs]
         return encode_texts(self.tokenizer, first, second, {}, max_seq_length=length)[0]
 
 
 def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
-    """Return the most probable pieces for each [MASK]; null for one that was cut off."""
+    """Return the most probable pieces for each [MASK]; null for a mask in the truncated part."""
     special = use.tokenizer.special
     pieces = use.tokenizer.pieces
     rows = []
     is_cut = []
-    for one in inputs:
+    for item in inputs:
         # Each literal [MASK] is the special token, which no other text becomes.
-        texts = one.fields["text"].split(MASK)
+        texts = item.fields["text"].split(MASK)
         parts = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
         ids = [special.cls, *parts[0].ids]
         for part in parts[1:]:
@@ -314,8 +314,8 @@ def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     tokens = np.concatenate(rows)
     ends = np.cumsum([len(row) for row in rows]).astype(np.int64)
     features = Features(tokens, np.zeros(len(tokens), np.int8), ends)
-    masks: list[list[Any]] = [[None] * one.fields["text"].count(MASK) for one in inputs]
-    where = [one.where for one in inputs]
+    masks: list[list[Any]] = [[None] * item.fields["text"].count(MASK) for item in inputs]
+    where = [item.where for item in inputs]
     for numbers, columns, (probabilities, words) in use.batches(features, where):
         counts = (columns["input_ids"] == special.mask).sum(axis=1)
         for row, number in enumerate(numbers):
@@ -324,7 +324,7 @@ def fill_masks(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
                 best = [{"word": pieces[word], "probability": exact(p)} for word, p in pairs]
                 masks[number][mask] = best
     results = zip(inputs, masks, is_cut, strict=True)
-    return [_row(one.fields, {"masks": filled}, cut) for one, filled, cut in results]
+    return [_row(item.fields, {"masks": filled}, cut) for item, filled, cut in results]
 
 
 def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
@@ -334,7 +334,7 @@ def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     logits, is_cut = use.of_texts(inputs)
     probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else softmax(logits, -1)
     rows = []
-    for one, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
+    for item, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
         row: Row = {"scores": list(map(exact, scores))}
         if names is not None:
             best = int(np.argmax(values))
@@ -345,7 +345,7 @@ def classify(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
             row["probabilities"] = {name: exact(value) for name, value in each}
         elif len(scores) == 1:
             row = {"score": exact(scores[0])}
-        rows.append(_row(one.fields, row, cut))
+        rows.append(_row(item.fields, row, cut))
     return rows
 
 
@@ -353,8 +353,8 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return the best span of each context, its probability and its characters."""
     settings = use.settings
     questions = [
-        Question(str(number), one.fields["question"], one.fields["context"], (), False)
-        for number, one in enumerate(inputs)
+        Question(str(number), item.fields["question"], item.fields["context"], (), False)
+        for number, item in enumerate(inputs)
     ]
     sizes = settings.model_dump(include={"doc_stride", "max_query_length"})
     windows = make_windows(
@@ -367,7 +367,7 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     threshold = settings.null_score_diff_threshold
     if threshold is not None:
         predictions = with_null_threshold(predictions, result.null_odds, threshold)
-    texts = [one.fields["question"] for one in inputs]
+    texts = [item.fields["question"] for item in inputs]
     encoded = use.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
     # A question's windows are consecutive, so its positions are one range.
     last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
@@ -376,9 +376,9 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     for question, query, end in zip(questions, encoded, windows.features.ends[last], strict=True):
         text = predictions[question.id]
         entry = next(row for row in result.nbest[question.id] if row["text"] == text)
-        # Of equal texts in the context, the one whose first piece has exactly this score.
-        own = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])
-        offsets = windows.offsets[own, 0].tolist()
+        # If the text occurs several times, the score of its first piece identifies the occurrence.
+        pieces = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])
+        offsets = windows.offsets[pieces, 0].tolist()
         at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
         row: Row = {"answer": text, "probability": entry["probability"], "start": at}
         row["end"] = None if at is None else at + len(text)
@@ -389,27 +389,27 @@ def answer_questions(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
 
 
 def label_words(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
-    """Return a label for each word and, where labels are BIO, the entities."""
+    """Return a label for each word and, for BIO labels, the entities."""
     names = use.model.label_names or ("score",)
-    texts = [one.fields["text"] for one in inputs]
+    texts = [item.fields["text"] for item in inputs]
     spans = [conll.word_spans(text) for text in texts]
-    words = [[t[a:b] for a, b in own] for t, own in zip(texts, spans, strict=True)]
+    words = [[t[a:b] for a, b in bounds] for t, bounds in zip(texts, spans, strict=True)]
     sentences = conll.Sentences(words, [[0] * len(row) for row in words], tuple(names))
     features, _ = conll.word_features(sentences, use.tokenizer, use.max_seq_length)
-    # A sentence that was cut has several examples.
+    # A sentence that was split has several examples.
     positions = conll.of_words(sentences, features, np.arange(len(features.tokens)))
-    sentence = np.searchsorted([own[-1] for own in positions], features.starts)
+    sentence = np.searchsorted([numbers[-1] for numbers in positions], features.starts)
     probabilities = softmax(use.of_positions(features, sentence, inputs, len(names)), -1)
     predicted = np.argmax(probabilities, axis=1)
     labels = sentences.names(conll.of_words(sentences, features, predicted))
     best = conll.of_words(sentences, features, probabilities.max(axis=1))
     rows = []
-    for number, one in enumerate(inputs):
+    for number, item in enumerate(inputs):
         each = zip(words[number], labels[number], best[number], strict=True)
         row: Row = {"words": [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]}
         if use.model.has_bio_labels:
             row["entities"] = entities_of(texts[number], spans[number], labels[number])
-        rows.append(_row(one.fields, row, False))
+        rows.append(_row(item.fields, row, False))
     return rows
 
 
@@ -422,11 +422,11 @@ def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[st
 def embed(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
     """Return a vector of each text, from the encoder's last layer."""
     rows = zip(inputs, *use.of_texts(inputs), strict=True)
-    return [_row(one.fields, {"embedding": [*map(exact, row)]}, cut) for one, row, cut in rows]
+    return [_row(item.fields, {"embedding": [*map(exact, row)]}, cut) for item, row, cut in rows]
 
 
 def rank(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
-    """Return the most similar texts to the first one, by the cosine of their vectors, the best first."""
+    """Return the texts that are most similar to the first text, by the cosine of their vectors, the best first."""
     vectors, is_cut = use.of_texts(inputs)
     similarities = cosines(np.broadcast_to(vectors[:1], vectors[1:].shape), vectors[1:])
     best = np.argsort(-similarities, kind="stable")[: use.settings.top]
@@ -437,7 +437,7 @@ def rank(use: Predictor, inputs: Sequence[Input]) -> list[Row]:
 
 
 def exact(value: np.floating[Any]) -> float:
-    """Return the shortest decimal that stands for a float32, not its seventeen digits as a double."""
+    """Return the shortest decimal number of a float32, not its seventeen digits as a double."""
     return float(str(value))
 
 
@@ -452,4 +452,4 @@ PREDICTIONS: Mapping[str, Callable[[Predictor, Sequence[Input]], list[Row]]] = {
     "token-classification": label_words,
     "embed": embed,
 }
-"""Task -> function that returns the row of each input; DeviceError for outputs that are not finite."""
+"""Task -> function that returns the row of each input. Raises DeviceError for outputs that are not finite."""

@@ -1,7 +1,7 @@
-"""`bert predict`: the predictions for texts, a JSON object per line in the order of the texts.
+"""`bert predict`: print the predictions for texts, a JSON object per line in the order of the texts.
 
-The inputs come from the command line, a file or standard input, and all are checked before the model is
-built. Standard output has the answers only.
+The inputs come from the command line, a file or standard input, and are all checked before the model is built.
+Standard output has only the predictions.
 """
 
 import json
@@ -40,7 +40,7 @@ FIELDS = {
     "embed": (("text",), ()),
     "similarity": (("text",), ()),
 }
-"""Task -> required fields of its inputs, and optional ones."""
+"""Task -> required and optional fields of its inputs."""
 KNOWN_FIELDS = {name for groups in FIELDS.values() for group in groups for name in group}
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "fill-mask": ("top",),
@@ -48,20 +48,20 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "embed": ("pooling", "normalize"),
     "similarity": ("pooling", "top"),
 }
-"""Task -> settings that have an effect on no other."""
+"""Task -> settings that have an effect on this task only."""
 FILLS_MASKS = ("ForMaskedLM", "ForPreTraining")
-"""Ends of the names of classes that are no models of texts."""
+"""Endings of architecture names whose models give no useful vectors of texts."""
 BY_MODEL = ("pooling", "normalize", "doc_stride", "max_query_length", "max_answer_length")
-"""Settings whose defaults are those of the model's folder."""
+"""Settings whose defaults come from the model's folder."""
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
 
 def run(settings: PredictSettings) -> None:
-    """Answer every input.
+    """Print a prediction for every input.
 
-    CheckpointError when there is no model, ConfigError when it or a setting does not fit the task, DataError,
-    with the line, for an input that cannot be answered.
+    Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task, and
+    DataError, with the line, for an invalid input.
     """
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, settings.task)
@@ -70,22 +70,22 @@ def run(settings: PredictSettings) -> None:
         described = embeddings.read_embedding(source.folder)
     elif task == "question-answering":
         described = read_window_sizes(source.folder.parent)
-    most = source.config.max_position_embeddings
-    _check_settings(settings, task, most)
+    positions = source.config.max_position_embeddings
+    _check_settings(settings, task, positions)
     if task in ("embed", "similarity") and source.architecture.endswith(FILLS_MASKS):
         problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
         print(
             f"warning: {source.folder} {problem}; train it with `bert embed` first", file=sys.stderr
         )
-    length = min(most, described.pop("max_seq_length", most))
+    length = min(positions, described.pop("max_seq_length", positions))
     length = settings.max_seq_length or length
     described |= settings.model_dump(exclude_unset=True, exclude_none=True, include=set(BY_MODEL))
     if task == "question-answering":
         described = _sizes_that_fit(settings, length) | described
     settings = changed(settings, **described)
     inputs = list(_read_inputs(settings, task))
-    for one in inputs:
-        _check_input(one, task)
+    for item in inputs:
+        _check_input(item, task)
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
     if settings.version_2 and settings.null_score_diff_threshold is None:
         chosen = read_null_threshold(source.folder.parent)
@@ -102,34 +102,35 @@ def run(settings: PredictSettings) -> None:
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
     if task == "similarity":
-        for row in rank(predictor, [one for one in inputs if not _is_empty(one, task)]):
+        for row in rank(predictor, [item for item in inputs if not _is_empty(item, task)]):
             print(json.dumps(row, ensure_ascii=is_ascii), flush=True)
         return
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
-        texts = [one for one in group if not _is_empty(one, task)]
+        texts = [item for item in group if not _is_empty(item, task)]
         answers = iter(PREDICTIONS[task](predictor, texts) if texts else [])
         rows = [
-            _empty_row(one, model, task) if _is_empty(one, task) else next(answers) for one in group
+            _empty_row(item, model, task) if _is_empty(item, task) else next(answers)
+            for item in group
         ]
         print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
 
 
 def _sizes_that_fit(settings: PredictSettings, length: int) -> dict[str, int]:
-    """Return sizes for windows of `length`: half of it for the question, and half of the rest for a stride, at most."""
+    """Return sizes for windows of `length`: at most half of it for the question, and half the rest for the stride."""
     query = min(settings.max_query_length, length // 2)
     stride = min(settings.doc_stride, max(1, (length - QUESTION_SPECIALS - query) // 2))
     return {"max_query_length": query, "doc_stride": stride}
 
 
-def _check_settings(settings: PredictSettings, task: str, most: int) -> None:
+def _check_settings(settings: PredictSettings, task: str, positions: int) -> None:
     """Refuse settings without effect on the task, and texts longer than the model's positions."""
-    own = {*FIELDS[task][0], *FIELDS[task][1], *SETTINGS.get(task, ())}
-    for name in sorted(KNOWN_FIELDS.union(*SETTINGS.values()) - own):
+    accepted = {*FIELDS[task][0], *FIELDS[task][1], *SETTINGS.get(task, ())}
+    for name in sorted(KNOWN_FIELDS.union(*SETTINGS.values()) - accepted):
         if name in settings.model_fields_set:
             raise ConfigError(name, f"has no effect with task {task}", "leave it out")
-    if (length := settings.max_seq_length or most) > most:
-        problem = f"is more than the model's {most} positions"
+    if (length := settings.max_seq_length or positions) > positions:
+        problem = f"is more than the model's {positions} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
     if task == "similarity" and settings.text is None:
         raise ConfigError("text", "is missing", "give a TEXT to compare the texts of --input with")
@@ -139,7 +140,7 @@ def _check_settings(settings: PredictSettings, task: str, most: int) -> None:
 
 
 def _read_inputs(settings: PredictSettings, task: str) -> Iterator[Input]:
-    """Yield the inputs in order. ConfigError when there are none, DataError for unreadable ones."""
+    """Yield the inputs in order. Raises ConfigError if there are none, DataError if they cannot be read."""
     is_json = task == "question-answering"
     if settings.question is not None and settings.context is not None:
         fields = {"question": settings.question, "context": settings.context}
@@ -197,27 +198,27 @@ def _objects(lines: Iterable[str], where: str, task: str) -> Iterator[Input]:
         yield Input(line, {name: tables.text_of(row, name, line) for name in names})
 
 
-def _check_input(one: Input, task: str) -> None:
-    """Refuse an input that cannot be answered, before anything is computed; an empty line is answered."""
-    is_empty = _is_empty(one, task)
-    if is_empty and "(line " not in one.where:
-        raise DataError(one.where, "is empty", "give it a text")
-    for text in one.fields.values():
+def _check_input(item: Input, task: str) -> None:
+    """Raise DataError for an invalid input, before anything is computed; an empty line is valid."""
+    is_empty = _is_empty(item, task)
+    if is_empty and "(line " not in item.where:
+        raise DataError(item.where, "is empty", "give it a text")
+    for text in item.fields.values():
         try:
             text.encode()
         except UnicodeEncodeError as error:
             problem = f"has an unpaired surrogate ({error.object[error.start]!r})"
-            raise DataError(one.where, problem, "remove it") from error
-    if task == "fill-mask" and not is_empty and MASK not in one.fields["text"]:
-        raise DataError(one.where, f"has no {MASK}", "put one in place of a word")
+            raise DataError(item.where, problem, "remove it") from error
+    if task == "fill-mask" and not is_empty and MASK not in item.fields["text"]:
+        raise DataError(item.where, f"has no {MASK}", "put one in place of a word")
 
 
-def _is_empty(one: Input, task: str) -> bool:
-    """Return whether a required text is empty; the second of a pair may be."""
-    return any(not one.fields[name].strip() for name in FIELDS[task][0])
+def _is_empty(item: Input, task: str) -> bool:
+    """Return whether a required text is empty; the second text of a pair may be empty."""
+    return any(not item.fields[name].strip() for name in FIELDS[task][0])
 
 
-def _empty_row(one: Input, model: Opened, task: str) -> Row:
+def _empty_row(item: Input, model: Opened, task: str) -> Row:
     """Return the row of an empty text: the task's keys without values."""
     label: Row = {"label": None, "probability": None, "probabilities": {}}
     if model.label_names is None:
@@ -231,5 +232,5 @@ def _empty_row(one: Input, model: Opened, task: str) -> Row:
         "token-classification": {"words": [], **({"entities": []} if model.has_bio_labels else {})},
         "embed": {"embedding": None},
     }
-    fields = {name: text for name, text in one.fields.items() if name != "context"}
+    fields = {name: text for name, text in item.fields.items() if name != "context"}
     return {**fields, **answers[task]}

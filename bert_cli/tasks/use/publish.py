@@ -15,7 +15,7 @@ from bert_cli.tasks.use.model import Opened
 from bert_cli.train import card, history
 from bert_cli.train.metrics import HELD_OUT
 
-# Status of the hub's answer -> what is wrong and what to do.
+# Status of the hub's answer -> problem and remedy.
 REFUSALS = {
     401: ("the hub does not know the token", "run hf auth login, or set HF_TOKEN"),
     403: ("the token may not write there", "take one with write access to OWNER, or another OWNER"),
@@ -47,7 +47,7 @@ def write_card(settings: ExportSettings, model: Opened, folder: Path) -> None:
 
 
 def _of_training(checkpoint: Path, state: Mapping[str, Any]) -> list[str]:
-    """Return the sections on a checkpoint's training and, where its run's folder has them, on its scores."""
+    """Return the sections on a checkpoint's training and, if its run's folder has scores, on the scores."""
     metrics = history.Run(checkpoint.parent).steps.get(state["step"], {})
     scores = {
         name.removeprefix(HELD_OUT): f"{value:.4f}"
@@ -69,7 +69,7 @@ def check_token(name: str) -> None:
 def push(folder: Path, name: str) -> str:
     """Upload a folder as the model OWNER/NAME of the hub, and return its address.
 
-    Raises ConfigError for a token without access, CheckpointError for anything else; the folder stays.
+    Raises ConfigError for a token without access, CheckpointError for any other failure; the folder stays.
     """
     from huggingface_hub import HfApi
 
