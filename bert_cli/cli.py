@@ -1,6 +1,6 @@
-"""The entry point: which command, its settings, and the exit code.
+"""The entry point: find the command, load its settings, run it, and return the exit code.
 
-`commands.py` lists the commands; nothing of one is imported before it runs, so that `--help` stays under a
+`commands.py` lists the commands. The code of a command is imported when it runs, so that `--help` stays under a
 second and loads no TensorFlow. Mistakes of the user end here as a message and an exit code.
 """
 
@@ -41,13 +41,13 @@ examples:
 
 
 def help_text() -> str:
-    """Return what `bert --help` prints."""
+    """Return the text of `bert --help`."""
     rows = [f"  {name:<14}  {command.help}" for name, command in COMMANDS.items()]
     return USAGE.format(commands="\n".join(rows))
 
 
 def version_text() -> str:
-    """Return the versions of the tool and of the packages that decide its numbers."""
+    """Return the versions of the tool and of the packages that affect its numbers."""
     from importlib.metadata import PackageNotFoundError, version
 
     import bert_cli
@@ -100,7 +100,7 @@ def dispatch(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _engine(settings: object, command: str) -> Iterator[None]:
-    """Have Keras use the settings' engine. Raises ConfigError if a framework that the command needs is absent."""
+    """Select the settings' engine for Keras. Raises ConfigError if a framework that the command needs is absent."""
     engine = getattr(settings, "engine", None)
     os.environ["KERAS_BACKEND"] = engine or "tensorflow"
     try:
@@ -118,7 +118,7 @@ def _engine(settings: object, command: str) -> Iterator[None]:
 
 
 def _apply_log_level(arguments: Sequence[str]) -> list[str]:
-    """Set the level of `--log-level` for this process and its children; return the other words."""
+    """Set the level of `--log-level` for this process and its children; return the remaining words."""
     if not any(word.startswith("--log-level") for word in arguments):
         return list(arguments)
     import logging
@@ -135,8 +135,8 @@ def _apply_log_level(arguments: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the console script and return its exit code.
 
-    Python and TensorFlow need up to seconds to exit after the command. Signals are ignored during that
-    time, because one would turn the exit code of a complete run into -15 or -2.
+    Python and TensorFlow may need seconds to exit after the command. Signals are ignored during that
+    time, because a signal would turn the exit code of a complete run into -15 or -2.
     """
     try:
         return _exit_code(sys.argv[1:] if arguments is None else arguments)
@@ -181,7 +181,7 @@ def _known_failure(error: Exception) -> BertError | None:
             return DataError(where, str(error.strerror), "fix that and run the command again")
     httpx = sys.modules.get("httpx")
     if httpx is not None and isinstance(error, httpx.HTTPError | httpx.InvalidURL):
-        request = getattr(error, "_request", None)  # the property raises where there is none
+        request = getattr(error, "_request", None)  # the property raises without a request
         remedy = "check the address and the network, or give another one"
         return DataError(str(request.url) if request else "network", str(error), remedy)
     if isinstance(error, MemoryError):

@@ -1,15 +1,15 @@
 """The table of commands, and `bert completion`, which completes them in a shell.
 
-The table holds names only, so that reading it imports nothing of a command. A command may have two words;
-its first word is then a command too. shtab writes the completion script from a parser with the options of
-every command, so a shell need not start Python for a press of the tab key.
+The table has only names, so that importing it loads no command. A command may have two words; its first word
+is then a command too. shtab writes the completion script from a parser with the options of every command, so
+a shell does not start Python when the tab key is pressed.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:  # `bert --help` does without these
+if TYPE_CHECKING:  # not needed by `bert --help`
     import argparse
 
     from pydantic import BaseModel
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `bert --help` does without these
 
 
 class Command(NamedTuple):
-    """Where a command is found, and what it is for."""
+    """The location of a command's code, and its help."""
 
     module: str
     """Module with `run(settings)`, relative to the package."""
@@ -77,7 +77,7 @@ COMMANDS = {name: Command(*row) for name, row in _ROWS.items()}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split words into the command that they begin with, of one word or two, and its arguments."""
+    """Split words into a command, of one word or two, and its arguments."""
     two = " ".join(words[:2])
     return (two, list(words[2:])) if two in COMMANDS else (words[0], list(words[1:]))
 
@@ -116,15 +116,15 @@ def _full_parser() -> "argparse.ArgumentParser":
     for name, command in COMMANDS.items():
         settings = command.settings_class()
         first, _, second = name.rpartition(" ")
-        own = subparsers[first].add_parser(second, add_help=False, help=command.help)
-        add_help(own, settings, name)
+        subparser = subparsers[first].add_parser(second, add_help=False, help=command.help)
+        add_help(subparser, settings, name)
         if name == "bench":
-            subparsers[name] = own.add_subparsers(dest="what")
+            subparsers[name] = subparser.add_subparsers(dest="what")
         options = [option for section in sections_of(settings, name) for option in section.options]
         paths = {option.name for option in options if option.is_path}
-        for action in own._actions:
+        for action in subparser._actions:
             if action.dest in paths:
                 action.complete = config if action.dest == "config" else shtab.FILE
-    for name, one in benchmarks().items():
-        subparsers["bench"].add_parser(name, add_help=False, help=one.about)
+    for name, benchmark in benchmarks().items():
+        subparsers["bench"].add_parser(name, add_help=False, help=benchmark.about)
     return parser

@@ -16,7 +16,7 @@ UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udf
 
 
 class BertError(Exception):
-    """A mistake that the user can fix: where it is, what is wrong, and what to do about it.
+    """A mistake that the user can fix: its location, the problem, and the remedy.
 
     `where` names the object and its value: a file, a flag, a field with its origin. Printed as
     `where: problem; remedy`.
@@ -38,7 +38,7 @@ class BertError(Exception):
 
 
 def redact(text: str) -> str:
-    """Return text with `***` in place of what is secret in its addresses: user and password, and queries."""
+    """Return text with `***` in place of the secrets in its addresses: user, password and query."""
     text = re.sub(r"(\w://)[^\s/?#\"']*@", r"\1***@", text)
     return re.sub(r"(\w://[^\s?#\"']*\?)[^\s#\"')]+", r"\1***", text)
 
@@ -50,7 +50,7 @@ class ConfigError(BertError):
 
 
 class DataError(BertError):
-    """An input or output of a data step is missing, cut, corrupt, or of another kind."""
+    """An input or output of a data step is missing, truncated, corrupt, or of another kind."""
 
     exit_code = 3
 
@@ -79,17 +79,17 @@ def count(number: int, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with escapes in place of control characters, which a folder's name may send to a terminal."""
+    """Return text with control characters escaped, because a folder's name may contain some."""
     return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def needs_extra(extra: str) -> str:
-    """Return the end of every message about a package that only an extra brings, with the remedy."""
+    """Return the end of a message about a missing extra: the problem and the remedy."""
     return f"needs the extra '{extra}'; {install_command(extra)}"
 
 
 def import_extra(package: str, extra: str, where: str) -> Any:
-    """Return the imported package. Raises ConfigError where its extra is not installed."""
+    """Return the imported package. Raises ConfigError if its extra is not installed."""
     try:
         return import_module(package)
     except ImportError:
@@ -99,10 +99,10 @@ def import_extra(package: str, extra: str, where: str) -> Any:
 def install_command(extra: str) -> str:
     """Return the command that installs the pinned packages of an extra.
 
-    The pins are those of the installed package's metadata, so the command needs no checkout. Where that
-    does not know the extra, the code runs from a checkout.
+    The pins come from the metadata of the installed package, so the command needs no checkout. If the metadata
+    do not have the extra, the code runs from a checkout.
     """
-    # 30 ms to import, which `bert --help` would take too.
+    # Imported here, because the import takes 30 ms, also for `bert --help`.
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -111,7 +111,7 @@ def install_command(extra: str) -> str:
         required = []
     pins = [
         f"'{pin.strip()}'"
-        for pin, _, marker in (one.partition(";") for one in required)
+        for pin, _, marker in (requirement.partition(";") for requirement in required)
         if repr(extra) in marker.replace('"', "'")
     ]
     if not pins:
@@ -122,18 +122,18 @@ def install_command(extra: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, or None.
 
-    It contains the name, or the name resembles all of it or its last part: `batch-size` is near
+    The known name contains `name`, or is similar to it as a whole or in its last part: `batch-size` is near
     `global-batch.micro-batch-size`, and `output_dir` is not near `dataset_dir`.
     """
-    wanted = _plain(name)
+    plain = _plain(name)
 
-    def likeness(other: str) -> float:
-        forms = (_plain(other), _plain(other.rpartition(".")[2]))
-        best = max(difflib.SequenceMatcher(None, wanted, form).ratio() for form in forms)
-        return best + any(wanted in form for form in forms) + forms[1].startswith(wanted)
+    def similarity(candidate: str) -> float:
+        forms = (_plain(candidate), _plain(candidate.rpartition(".")[2]))
+        best = max(difflib.SequenceMatcher(None, plain, form).ratio() for form in forms)
+        return best + any(plain in form for form in forms) + forms[1].startswith(plain)
 
-    near = max(known, key=likeness, default=None)
-    return near if len(wanted) > 2 and near and likeness(near) >= MIN_SIMILARITY else None
+    near = max(known, key=similarity, default=None)
+    return near if len(plain) > 2 and near and similarity(near) >= MIN_SIMILARITY else None
 
 
 def _plain(name: str) -> str:

@@ -1,8 +1,7 @@
 """Atomic writes, file locks, JSON files checked against a type, checksums, free disk space.
 
-Files that a run left behind may have been edited, cut or replaced, so `read_json` validates them
-against a type and its callers need no checks. Every output is written to a partial file and renamed
-when it is complete.
+Files of earlier runs may have been edited, truncated or replaced, so `read_json` validates them against a type and its
+callers need no checks. Every output is written to a partial file and renamed when it is complete.
 """
 
 import errno
@@ -31,7 +30,7 @@ OWN_CHECKSUM = "own_crc32c"
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 PARTIAL = ".partial_"
-"""The name of a folder that is being written or removed starts with it."""
+"""Prefix of the name of a folder that is being written or removed."""
 
 
 def _check_inner(name: str) -> str:
@@ -75,7 +74,7 @@ def parse_json(
 
 
 def json_with_unique_keys(text: str) -> Any:
-    """Return the value of JSON text. A key that occurs twice in an object raises a JSONDecodeError, too."""
+    """Return the value of JSON text. Raises JSONDecodeError also for a key that occurs twice in an object."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
@@ -102,7 +101,7 @@ def is_utf8(value: object) -> bool:
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Return the sorted paths. Raises DataError for a name that the manifest of a step could not hold."""
+    """Return the sorted paths. Raises DataError for a name that is not UTF-8, which no manifest can hold."""
     ordered = sorted(paths)
     for path in ordered:
         if not is_utf8(path):
@@ -116,7 +115,7 @@ def is_stdout(path: Path | None) -> bool:
 
 
 def output_json(path: Path, value: JSON) -> None:
-    """Write a JSON report to a file, or print it where the path is `-`.
+    """Write a JSON report to a file, or print it if the path is `-`.
 
     Raises DataError when the file cannot be written.
     """
@@ -160,10 +159,10 @@ def json_crc32c(record: Mapping[str, JSON]) -> str:
 
 
 def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
-    """Verify state.json of a checkpoint, and its files but those with such an end of their name.
+    """Verify state.json of a checkpoint and its other files, without files whose names end in `but`.
 
-    A folder without state.json, as other programs write a model, has nothing to verify. Raises CheckpointError for
-    a file that has changed since it was saved.
+    A folder without state.json, as other programs write a model, is not verified. Raises CheckpointError for a file
+    that has changed since it was saved.
     """
     state = folder / STATE
     if not state.is_file():
@@ -194,7 +193,7 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
 
 @contextmanager
 def name_path(path: Path, size: float | None = None) -> Iterator[None]:
-    """Add `path` to an OSError of the block that has none, and on a full disk the missing bytes.
+    """Add `path` to an OSError of the block without a path, and on a full disk the number of missing bytes.
 
     `size` estimates the bytes that the block writes; the free bytes are measured after it failed.
     """
@@ -202,7 +201,7 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror
-        # Of a copy or a rename the second path is written, and the first one only read.
+        # A copy or a rename writes the second path and only reads the first.
         written = str(error.filename2 or error.filename or path)
         if error.errno in DISK_IS_FULL:
             free = free_bytes(path)
@@ -221,7 +220,7 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
 def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
     """Yield the path of a partial file, and rename it to `path` when the block succeeds.
 
-    Readers of `path` find the old file or the new one, never a part. The partial file is removed when
+    Readers of `path` see the old file or the new file, never a part. The partial file is removed when
     the block fails. OSErrors are raised as by `name_path`.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
@@ -238,8 +237,9 @@ def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
 def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
     """Yield a partial folder next to `path`, and rename it to `path` when the block succeeds.
 
-    It replaces an empty folder only. It is on the disk before the rename, so that a power cut cannot leave a
-    damaged folder of that name, and removed when the block fails. OSErrors are raised as by `name_path`.
+    Only an empty folder is replaced. The files are forced to the disk before the rename, so that a power cut cannot
+    leave a damaged folder of that name. The partial folder is removed when the block fails. OSErrors are raised as by
+    `name_path`.
     """
     partial = path.parent / f"{PARTIAL}{path.name}"
     shutil.rmtree(partial, ignore_errors=True)
@@ -255,7 +255,7 @@ def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
 
 
 def check_new_folder(out: Path) -> None:
-    """Raise ConfigError where an output folder exists and is not empty."""
+    """Raise ConfigError if an output folder exists and is not empty."""
     if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"out ({out})", "exists and is not an empty folder", "give a new one")
 
@@ -312,7 +312,7 @@ def lock_file(path: Path, attempts: int = 1) -> TextIO:
 
 
 class LockUnsupportedError(OSError):
-    """The file system has no locks, as some network file systems."""
+    """The file system has no locks, like some network file systems."""
 
 
 def is_locked(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """The process that runs a command: its cores, imports and terminal, and its child processes.
 
-A process that is killed by signal 9 cannot end its children. So a child watches the read end of a pipe whose only
-write end the parent holds: when the parent ends, however it ends, the read returns.
+A process that is killed by signal 9 cannot end its children. So a child reads from a pipe whose only write end belongs
+to the parent: when the parent ends, for whatever reason, the read returns.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_cli.errors import printable
 
-if TYPE_CHECKING:  # slow imports, which `bert --help` does without
+if TYPE_CHECKING:  # slow imports, which `bert --help` does not need
     from multiprocessing.connection import Connection
 
     from rich.console import Console
@@ -46,13 +46,13 @@ def cpu_count() -> int:
 
 
 def start_program(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a program in a new process group, which is killed with all that it starts when this process ends."""
+    """Start a program in a new process group; the group is killed when this process ends."""
     guarded = [sys.executable, "-I", "-S", "-c", GUARD, *command]
     return subprocess.Popen(guarded, stdin=subprocess.PIPE, process_group=0, **options)
 
 
 def kill_program(program: "subprocess.Popen[bytes]") -> None:
-    """Kill a program of `start_program` with all that it started, and wait for its end."""
+    """Kill the process group of a program of `start_program`, and wait for the program's end."""
     with suppress(ProcessLookupError):
         os.killpg(program.pid, signal.SIGKILL)
     program.wait()
@@ -61,7 +61,7 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
 
 
 def die_with_parent(pipe: "Connection") -> None:
-    """Give this process a new group, and kill that when the write end of `pipe`, which its parent holds, closes."""
+    """Give this process a new group, and kill the group when the parent's write end of `pipe` closes."""
     os.setpgid(0, 0)
 
     def watch() -> None:
@@ -76,8 +76,8 @@ def die_with_parent(pipe: "Connection") -> None:
 def quiet_imports() -> Iterator[None]:
     """Import Keras without scikit-learn and matplotlib, and hide standard error unless an import fails.
 
-    Without them TensorFlow and Keras load in two thirds of the time. TensorFlow logs ten lines during its import,
-    before any log level applies; `--log-level` and TF_CPP_MIN_LOG_LEVEL=0 show them.
+    Without these packages TensorFlow and Keras load in two thirds of the time. TensorFlow logs ten lines during its
+    import, before any log level applies; `--log-level` and TF_CPP_MIN_LOG_LEVEL=0 show them.
     """
     hidden: dict[str, Any] = {name: None for name in KERAS_WRAPS if name not in sys.modules}
     sys.modules.update(hidden)
@@ -101,7 +101,7 @@ def quiet_imports() -> Iterator[None]:
 
 
 def console(width: int = 100) -> "Console":
-    """Return a console on standard output, without markup; `width` is that of lines where there is no terminal."""
+    """Return a console on standard output, without markup; `width` is the line width without a terminal."""
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
@@ -132,7 +132,7 @@ def print_help(text: str) -> None:
 def print_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
-    """Print rows under their heads, off a terminal one line each; `right` are numbers of right-aligned columns."""
+    """Print rows under their heads, a line each without a terminal; `right` has the right-aligned columns."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

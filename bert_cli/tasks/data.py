@@ -1,6 +1,6 @@
-"""`bert data`: the steps from a dump to indexed records, each with its folder in OUT.
+"""`bert data`: run the steps from a dump to indexed records, each with its folder in OUT.
 
-A second sequence length on the same OUT finds extraction and sentences complete.
+A second sequence length with the same OUT reuses the extracted text and the sentences.
 """
 
 from bert_cli.config.data import (
@@ -37,7 +37,7 @@ def run(settings: DataChainSettings) -> None:
 def step_settings(
     kind: type[DataSettings], settings: DataChainSettings, **paths: object
 ) -> DataSettings:
-    """Return the settings of a step: its paths, and the settings of the chain that it has too."""
+    """Return the settings of a step: its paths, and the settings that it shares with the chain."""
     names = settings.model_fields_set & set(kind.model_fields)
     shared = settings.model_dump(include=names, by_alias=True)
     return kind.model_validate({**shared, **paths})

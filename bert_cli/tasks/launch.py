@@ -1,6 +1,6 @@
-"""`bert launch`: start a command as several processes that make one run, on this host or on others.
+"""`bert launch`: start a command as several processes of one run, on this host or on other hosts.
 
-Each process gets the addresses of all in TF_CONFIG. `parallel/launcher.py` runs them.
+Each process gets the addresses of all processes in TF_CONFIG. `parallel/launcher.py` runs them.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, superv
 from bert_cli.planning.layout import check_processes
 
 PROGRAM = (sys.executable, "-m", "bert_cli")
-REMOTE_PORT = 22_300  # one of PORTS; a free one on another host cannot be found from here
+REMOTE_PORT = 22_300  # one of PORTS; free ports of another host are not visible from this host
 PASSED = ("DATASETS_DIR",)
 TRUST = (
     "the processes accept connections on {on} of their hosts without authentication: anyone who can reach them can run "
@@ -46,7 +46,7 @@ def run(settings: LaunchSettings) -> None:
 
 
 def _check_command(settings: LaunchSettings) -> None:
-    # Here and once, not in every process.
+    # Checked once, and not by every process.
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
     training = {command for head in heads() for command in head.commands}
     several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
@@ -73,7 +73,7 @@ def _check_command(settings: LaunchSettings) -> None:
 
 
 def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
-    """Return the process of each rank, host by host. Raises DeviceError or ConfigError for what the host lacks."""
+    """Return the process of each rank, host by host. Raises DeviceError or ConfigError if the host lacks something."""
     count = settings.processes
     hosts = settings.hosts or ["this host"]
     variables = {"PYTHONUNBUFFERED": "1"}
@@ -111,7 +111,7 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
 
 def _free_ports(count: int, first: int | None) -> list[int]:
     if first is None:
-        # In random order, so that two launches at the same time find different ones.
+        # In random order, so that simultaneous launches find different ports.
         return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
     ports = list(range(first, first + count))
     if used := list(itertools.filterfalse(_is_free, ports)):
