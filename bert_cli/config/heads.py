@@ -91,6 +91,8 @@ class Head(Block):
     """Whether it shares the weights of all encoder layers, so that the model has one stage."""
     outputs: int = 1
     """Outputs for synthetic examples of a task without names of labels."""
+    predictor: str = "bert_cli.tasks.use.predictions:Embedding"
+    """Class that answers the task."""
     synthetic: str = "bert_cli.data.stream.synthetic:example_labels"
     """Function that returns labels of synthetic examples."""
 
@@ -169,6 +171,8 @@ PRETRAINING = Head(
     task="fill-mask",
     hf_classes=("BertForPreTraining", "BertForMaskedLM"),
     needs=("heads/masked_lm",),
+    predictor="bert_cli.tasks.use.predictions:FillMask",
+    is_per_position=True,
     commands={"pretrain": "max_predictions_per_seq"},
 )
 QUESTION_ANSWERING = Head(
@@ -184,6 +188,7 @@ QUESTION_ANSWERING = Head(
     task="question-answering",
     hf_classes=("BertForQuestionAnswering",),
     needs=("qa_head",),
+    predictor="bert_cli.tasks.use.predictions:QuestionAnswering",
     commands={"squad": "max_query_length"},
     is_per_position=True,
     outputs=2,
@@ -201,6 +206,7 @@ SEQUENCE_CLASSIFICATION = Head(
     task="text-classification",
     hf_classes=("BertForSequenceClassification",),
     needs=("glue_head", "pool"),
+    predictor="bert_cli.tasks.use.predictions:TextClassification",
     commands={"glue": "glue_task", "classify": "label_column"},
     has_label_names=True,
 )
@@ -217,6 +223,7 @@ TOKEN_CLASSIFICATION = Head(
     task="token-classification",
     hf_classes=("BertForTokenClassification",),
     needs=("token_head",),
+    predictor="bert_cli.tasks.use.predictions:TokenClassification",
     commands={"ner": "num_epochs"},
     is_per_position=True,
     has_label_names=True,

@@ -25,7 +25,7 @@ import tensorflow as tf
 from safetensors.numpy import save_file
 
 from bert_cli.config.finetune import ExportSettings
-from bert_cli.config.heads import LAST_BLOCKS, POOL
+from bert_cli.config.heads import LAST_BLOCKS, POOL, head_of_task
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
@@ -81,7 +81,8 @@ def run(settings: ExportSettings) -> None:
         tf.config.set_visible_devices([], "GPU")
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, None)
-    if settings.texts and task not in ("text-classification", "embed"):
+    head = head_of_task(task)
+    if settings.texts and head is not None and head.is_per_position:
         problem = "its outputs are of tokens, which a string does not show"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
     model = open_model(source, task, without_head=(POOL.name,))

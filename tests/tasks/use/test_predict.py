@@ -18,8 +18,8 @@ from bert_cli.cli import main
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.load import load
 from bert_cli.errors import CheckpointError, ConfigError, DataError, DeviceError
-from bert_cli.tasks.use.model import entities_of
 from bert_cli.tasks.use.predict import run
+from bert_cli.tasks.use.predictions import entities_of
 
 CLOSE = 1e-5
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,321 @@
+"""The predictions of each task: a class for each, which the record of a head names.
+
+Shapes: as in `model`.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+from scipy.special import softmax
+
+from bert_cli.config.finetune import QUESTION_SPECIALS, PredictSettings
+from bert_cli.config.heads import heads
+from bert_cli.data.finetune import conll, embeddings
+from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.squad import Question
+from bert_cli.data.finetune.squad_windows import (
+    answers,
+    make_windows,
+    read_null_threshold,
+    read_window_sizes,
+    with_null_threshold,
+)
+from bert_cli.errors import DataError
+from bert_cli.tasks.run import models
+from bert_cli.tasks.use.model import (
+    Columns,
+    Input,
+    Predictor,
+    Row,
+    exact,
+    head_of,
+    labels_of,
+    row_of,
+)
+
+MASK = "[MASK]"
+N_BEST = 20
+"""Number of distinct texts over which an answer's probability is normalized."""
+
+
+class FillMask(Predictor):
+    """The most probable pieces in place of each [MASK]."""
+
+    SETTINGS = ("top",)
+    COLUMNS = (*Predictor.COLUMNS, "masked_lm_positions")
+
+    @classmethod
+    def check(cls, item: Input) -> None:
+        """Raise DataError for a text without [MASK]."""
+        if MASK not in item.fields["text"]:
+            raise DataError(item.where, f"has no {MASK}", "put one in place of a word")
+
+    def outputs(self, columns: Columns) -> Any:
+        """Return the probabilities and the numbers of the best pieces."""
+        # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces have no word.
+        size = len(self.tokenizer.pieces)
+        logits_BPV, _ = self.model.logits(columns)
+        best = min(self.settings.top, size)
+        return ops.top_k(ops.softmax(logits_BPV)[:, :, :size], best)
+
+    def more_columns(self, input_ids: npt.NDArray[np.int32]) -> Columns:
+        """Return the positions of the masks."""
+        is_mask = input_ids == self.tokenizer.special.mask
+        # The masks first; a row with fewer masks has other positions after them.
+        order = np.argsort(~is_mask, axis=1, kind="stable").astype(np.int32)
+        masks = max(1, int(is_mask.sum(axis=1).max()))
+        if keras.config.backend() == "jax":  # few shapes
+            masks = 1 << (masks - 1).bit_length()
+        return {"masked_lm_positions": order[:, :masks]}
+
+    def empty_answer(self) -> Row:
+        """Return an answer without masks."""
+        return {"masks": []}
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the most probable pieces for each [MASK]; null for a mask in the truncated part."""
+        special = self.tokenizer.special
+        pieces = self.tokenizer.pieces
+        rows = []
+        is_cut = []
+        for item in inputs:
+            # Each literal [MASK] is the special token, which no other text becomes.
+            texts = item.fields["text"].split(MASK)
+            parts = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
+            ids = [special.cls, *parts[0].ids]
+            for part in parts[1:]:
+                ids += [special.mask, *part.ids]
+            rows.append(np.array([*ids[: self.max_seq_length - 1], special.sep], np.int32))
+            is_cut.append(len(ids) + 1 > self.max_seq_length)
+        tokens = np.concatenate(rows)
+        ends = np.cumsum([len(row) for row in rows]).astype(np.int64)
+        features = Features(tokens, np.zeros(len(tokens), np.int8), ends)
+        masks: list[list[Any]] = [[None] * item.fields["text"].count(MASK) for item in inputs]
+        where = [item.where for item in inputs]
+        for numbers, columns, (probabilities, words) in self.batches(features, where):
+            counts = (columns["input_ids"] == special.mask).sum(axis=1)
+            for row, number in enumerate(numbers):
+                for mask in range(counts[row]):
+                    pairs = zip(words[row, mask], probabilities[row, mask], strict=True)
+                    best = [{"word": pieces[word], "probability": exact(p)} for word, p in pairs]
+                    masks[number][mask] = best
+        results = zip(inputs, masks, is_cut, strict=True)
+        return [row_of(item.fields, {"masks": filled}, cut) for item, filled, cut in results]
+
+
+class TextClassification(Predictor):
+    """The label of a text or a pair, or a score."""
+
+    OPTIONAL = ("second",)
+
+    def empty_answer(self) -> Row:
+        """Return an answer without a label."""
+        if self.model.label_names is None:
+            return {"score" if labels_of(self.model.source) == 1 else "scores": None}
+        if self.model.has_several_labels:
+            return {"labels": [], "probabilities": {}}
+        return {"label": None, "probability": None, "probabilities": {}}
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the most probable label and every label's probability; for regression the score."""
+        names = self.model.label_names
+        several = self.model.has_several_labels
+        logits, is_cut = self.of_texts(inputs)
+        probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else softmax(logits, -1)
+        rows = []
+        for item, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
+            row: Row = {"scores": list(map(exact, scores))}
+            if names is not None:
+                best = int(np.argmax(values))
+                each = list(zip(names, values, strict=True))
+                row = {"label": names[best], "probability": exact(values[best])}
+                if several:
+                    row = {"labels": [name for name, value in each if value > 0.5]}
+                row["probabilities"] = {name: exact(value) for name, value in each}
+            elif len(scores) == 1:
+                row = {"score": exact(scores[0])}
+            rows.append(row_of(item.fields, row, cut))
+        return rows
+
+
+class QuestionAnswering(Predictor):
+    """The answer to a question in its context."""
+
+    FIELDS = ("question", "context")
+    SETTINGS = ("doc_stride", "max_query_length", "max_answer_length", "version_2")
+
+    @classmethod
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
+        """Return the sizes of the run's windows, or those that fit, and the threshold that the run chose."""
+        run = source.folder.parent
+        sizes = read_window_sizes(run)
+        longest = source.config.max_position_embeddings
+        length = settings.max_seq_length or min(longest, sizes.get("max_seq_length", longest))
+        # Half of the window for the question, and half of the rest for the stride, at most.
+        query = min(settings.max_query_length, length // 2)
+        stride = min(settings.doc_stride, max(1, (length - QUESTION_SPECIALS - query) // 2))
+        defaults: dict[str, Any] = {"max_query_length": query, "doc_stride": stride, **sizes}
+        if settings.version_2 and settings.null_score_diff_threshold is None:
+            chosen = read_null_threshold(run)
+            origin = (
+                "none was chosen for this model" if chosen is None else "chosen by `bert squad`"
+            )
+            print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
+            defaults["null_score_diff_threshold"] = chosen or 0.0
+        return defaults
+
+    def empty_answer(self) -> Row:
+        """Return no answer."""
+        return {"answer": "", "probability": None, "start": None, "end": None}
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the best span of each context, its probability and its characters."""
+        settings = self.settings
+        questions = [
+            Question(str(number), item.fields["question"], item.fields["context"], (), False)
+            for number, item in enumerate(inputs)
+        ]
+        sizes = settings.model_dump(include={"doc_stride", "max_query_length"})
+        windows = make_windows(
+            questions, self.tokenizer, max_seq_length=self.max_seq_length, training=False, **sizes
+        )
+        logits = self.of_positions(windows.features, windows.question, inputs, 2)
+        limits = settings.model_dump(include={"max_answer_length", "version_2"})
+        result = answers(questions, windows, logits, n_best=N_BEST, **limits)
+        predictions = result.predictions
+        threshold = settings.null_score_diff_threshold
+        if threshold is not None:
+            predictions = with_null_threshold(predictions, result.null_odds, threshold)
+        texts = [item.fields["question"] for item in inputs]
+        encoded = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
+        # A question's windows are consecutive, so its positions are one range.
+        last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
+        rows = []
+        begin = 0
+        for question, query, end in zip(
+            questions, encoded, windows.features.ends[last], strict=True
+        ):
+            text = predictions[question.id]
+            entry = next(row for row in result.nbest[question.id] if row["text"] == text)
+            # If the text occurs several times, the score of its first piece identifies the occurrence.
+            pieces = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])
+            offsets = windows.offsets[pieces, 0].tolist()
+            at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
+            row: Row = {"answer": text, "probability": entry["probability"], "start": at}
+            row["end"] = None if at is None else at + len(text)
+            is_cut = len(query.ids) > settings.max_query_length
+            rows.append(row_of({"question": question.question}, row, is_cut))
+            begin = end
+        return rows
+
+
+class TokenClassification(Predictor):
+    """The label of each word, and the entities."""
+
+    def empty_answer(self) -> Row:
+        """Return an answer without words."""
+        return {"words": [], **({"entities": []} if self.model.has_bio_labels else {})}
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return a label for each word and, for BIO labels, the entities."""
+        names = self.model.label_names or ("score",)
+        texts = [item.fields["text"] for item in inputs]
+        spans = [conll.word_spans(text) for text in texts]
+        words = [[t[a:b] for a, b in bounds] for t, bounds in zip(texts, spans, strict=True)]
+        sentences = conll.Sentences(words, [[0] * len(row) for row in words], tuple(names))
+        features, _ = conll.word_features(sentences, self.tokenizer, self.max_seq_length)
+        # A sentence that was split has several examples.
+        positions = conll.of_words(sentences, features, np.arange(len(features.tokens)))
+        sentence = np.searchsorted([numbers[-1] for numbers in positions], features.starts)
+        probabilities = softmax(self.of_positions(features, sentence, inputs, len(names)), -1)
+        predicted = np.argmax(probabilities, axis=1)
+        labels = sentences.names(conll.of_words(sentences, features, predicted))
+        best = conll.of_words(sentences, features, probabilities.max(axis=1))
+        rows = []
+        for number, item in enumerate(inputs):
+            each = zip(words[number], labels[number], best[number], strict=True)
+            row: Row = {
+                "words": [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]
+            }
+            if self.model.has_bio_labels:
+                row["entities"] = entities_of(texts[number], spans[number], labels[number])
+            rows.append(row_of(item.fields, row, False))
+        return rows
+
+
+def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[str]) -> list[Row]:
+    """Return the entities of a text from the characters and the labels of its words."""
+    ends = [(kind, spans[a][0], spans[b][1]) for kind, a, b in conll.chunks(labels)]
+    return [{"type": k, "text": text[s:e], "start": s, "end": e} for k, s, e in ends]
+
+
+class Embedding(Predictor):
+    """The vector of a text."""
+
+    SETTINGS = ("pooling", "normalize")
+
+    @classmethod
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
+        """Return pooling, normalization and length of the model; warn about one that fills masks."""
+        head = head_of(source)
+        if head is not None and head.fills_masks:
+            problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
+            remedy = "train it with `bert embed` first"
+            print(f"warning: {source.folder} {problem}; {remedy}", file=sys.stderr)
+        return embeddings.read_embedding(source.folder)
+
+    def outputs(self, columns: Columns) -> Any:
+        """Return the vectors [B, D]."""
+        hidden_BSD = ops.cast(self.model.hidden(columns), "float32")
+        mask_BS1 = ops.cast(columns["input_mask"], "float32")[:, :, None]
+        vector_BD = hidden_BSD[:, 0]
+        if self.settings.pooling != "cls":
+            vector_BD = ops.sum(hidden_BSD * mask_BS1, 1) / ops.sum(mask_BS1, 1)
+        if not self.settings.normalize:
+            return vector_BD
+        squared_B1 = ops.sum(ops.square(vector_BD), -1, keepdims=True)
+        return vector_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-12))
+
+    def empty_answer(self) -> Row:
+        """Return an answer without a vector."""
+        return {"embedding": None}
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return a vector of each text, from the encoder's last layer."""
+        rows = zip(inputs, *self.of_texts(inputs), strict=True)
+        return [
+            row_of(item.fields, {"embedding": [*map(exact, row)]}, cut) for item, row, cut in rows
+        ]
+
+
+class Similarity(Embedding):
+    """The texts that are most similar to the first."""
+
+    SETTINGS = ("pooling", "top")
+    COMPARES = True
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the texts that are most similar to the first text, by the cosine of their vectors, the best first."""
+        vectors, is_cut = self.of_texts(inputs)
+        similarities = embeddings.cosines(
+            np.broadcast_to(vectors[:1], vectors[1:].shape), vectors[1:]
+        )
+        best = np.argsort(-similarities, kind="stable")[: self.settings.top]
+        return [
+            row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
+            for n in best.tolist()
+        ]
+
+
+def predictors() -> Mapping[str, type[Predictor]]:
+    """Return the class of each task of `bert predict`."""
+    return {
+        **{head.task: resolve_name(head.predictor) for head in heads()},
+        "similarity": Similarity,
+    }
