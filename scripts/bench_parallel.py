@@ -98,9 +98,7 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     traced = time.perf_counter() - began
     batch = stream[0]
     seconds = [seconds_of(lambda: step(batch)) for _ in range(steps)]
-    moments = [
-        moment for pair in state.moments.values() for value in pair for moment in value.variables
-    ]
+    moments = [moment for slot in state.slots.values() for moment in slot.variables]
     return {
         "traced": traced,
         "step": statistics.median(seconds[1:] or seconds),

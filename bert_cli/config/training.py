@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.settings import (
     BertConfig,
     Cluster,
@@ -142,9 +143,14 @@ class LearningRate(Settings):
 class OptimizerOpts(Settings):
     """The optimizer and its hyperparameters."""
 
-    NEEDS: ClassVar = {"no_layer_adaptation": ("name", "LAMB")}
+    NEEDS: ClassVar = {
+        "no_layer_adaptation": (
+            "name",
+            *(n for n, kind in OPTIMIZERS.items() if kind.has_trust_ratio),
+        )
+    }
 
-    name: Literal["LAMB", "AdamW"]
+    name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
     """LAMB for batches of thousands, AdamW for smaller ones."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""

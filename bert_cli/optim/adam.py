@@ -1,208 +1,41 @@
-"""AdamW and LAMB as functions of arrays: weight, gradient and moments come in, new ones go out; the caller stores
-them.
+"""AdamW and LAMB: Adam's update direction (Loshchilov & Hutter 2019, Algorithm 2)."""
 
-An update has two halves, its direction and its application, for which LAMB needs the norms of complete weights:
-an engine that holds a part of each weight adds up squared norms in between. All arithmetic is float32, in plain
-`keras.ops` for XLA.
-"""
-
-import hashlib
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from keras import ops
 
-from bert_cli.errors import ConfigError, nearest
-
-Array = Any  # a tensor of the Keras backend or anything that it converts
-RandomBits = Callable[[Array, tuple[int, ...], int], Array]
-"""(key, shape, start) -> uniform uint32 of the shape, those that a complete weight has from element `start` on."""
-
-KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")  # last parts of names of weights
+from bert_cli.optim.optimizer import Array, Hyperparameters, Rule
 
 
-@dataclass(frozen=True)
-class Rule:
-    """The options of the optimizer that differ from weight to weight."""
+def update_direction(
+    numbers: Hyperparameters,
+    rule: Rule,
+    weight: Array,
+    gradient: Array,
+    slots: Sequence[Array],
+    factor: Array,
+    updates: Array,
+) -> tuple[Array, Array, Array]:
+    """Return the update direction and the new moments; the decay is also multiplied by the learning rate.
 
-    decays: bool  # whether weight decay applies
-    adapts: bool  # whether the update is scaled by LAMB's trust ratio
-    rate: float = 1.0  # factor of the learning rate
-    frozen_steps: int = 0  # steps in which only the elements from `first_free` on are changed
-    first_free: int = 2**31 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
-    """The numbers of AdamW and LAMB that are the same for all weights and steps."""
-
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay_rate: float = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """AdamW or LAMB with the rule of every weight."""
-
-    hyperparameters: Hyperparameters
-    rules: Mapping[str, Rule]
-    seed: int
-    random_bits: RandomBits | None = None
-    """With it, new weights are rounded to float16 at random; without, to the nearest."""
-
-    def update_direction(
-        self,
-        rule: Rule,
-        weight: Array,
-        gradient: Array,
-        first: Array,
-        second: Array,
-        factor: Array,
-        updates: Array,
-    ) -> tuple[Array, Array, Array]:
-        """Return the update direction and the new moments of a weight or a part of it, in float32.
-
-        `factor` is folded into the moment coefficients, so XLA does not allocate a scaled gradient.
-        `updates` counts those made before this one (Loshchilov & Hutter 2019, Algorithm 2, the decay also
-        multiplied by the learning rate).
-        """
-        numbers = self.hyperparameters
-        w = ops.cast(weight, "float32")
-        g = ops.cast(gradient, "float32")
-        t = ops.cast(updates, "float32") + 1.0
-        m = numbers.beta_1 * first + (1.0 - numbers.beta_1) * factor * g
-        v = numbers.beta_2 * second + ops.square(math.sqrt(1.0 - numbers.beta_2) * factor * g)
-        direction = (m / _one_minus_power(numbers.beta_1, t)) / (
-            ops.sqrt(v / _one_minus_power(numbers.beta_2, t)) + numbers.epsilon
-        )
-        if rule.decays:
-            direction = direction + numbers.weight_decay_rate * w
-        return direction, m, v
-
-    def apply_update(
-        self,
-        rule: Rule,
-        start: int,
-        weight: Array,
-        direction: Array,
-        squared_norms: tuple[Array, Array] | None,
-        learning_rate: Array,
-        key: Array,
-    ) -> Array:
-        """Return the new weight, or the part of it that starts at element `start`, in its format.
-
-        `squared_norms` are those of the complete weight and direction, None if not adapted; `key` is of weight
-        and step.
-        """
-        scale = ops.cast(learning_rate, "float32")
-        if rule.rate != 1.0:
-            scale = scale * rule.rate
-        if rule.adapts and squared_norms is not None:
-            scale = scale * trust_ratio(*squared_norms)
-        if rule.frozen_steps:
-            shape = tuple(weight.shape)
-            elements = ops.reshape(start + ops.arange(math.prod(shape), dtype="int32"), shape)
-            is_free = ops.logical_or(key[1] >= rule.frozen_steps, elements >= rule.first_free)
-            scale = ops.where(is_free, scale, 0.0)
-        value = ops.cast(weight, "float32") - scale * direction
-        if self.random_bits is None:
-            return ops.cast(value, weight.dtype)
-        return round_stochastically(value, self.random_bits(key, value.shape, start))
-
-    def weight_id(self, name: str) -> int:
-        """Return a hash of the run's seed and a weight's name: the first half of `key`."""
-        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=4).digest()
-        return int.from_bytes(digest, "little") % 2**31
-
-    @staticmethod
-    def key(weight_id: Array, step: Array) -> Array:
-        """Return int32 [2], from which the random bits of a weight in a step are drawn."""
-        return ops.stack([weight_id, step])
-
-
-def weight_rules(
-    names: Iterable[str],
-    optimizer: str,
-    *,
-    no_weight_decay: Sequence[str],
-    no_layer_adaptation: Sequence[str],
-    layer_decay: float = 1.0,
-) -> dict[str, Rule]:
-    """Return the rule of every weight, which follows from the last part of its name and its layer.
-
-    Layer k of L has `layer_decay` ** (L - k) of the learning rate, the embeddings `layer_decay` ** (L + 1),
-    blocks above the encoder all of it (Howard & Ruder 2018, section 3.2, exponents of Clark et al. 2020).
-    ConfigError for a part that is no kind of weight.
+    `factor` is folded into the moment coefficients, so XLA does not allocate a scaled gradient.
     """
-    if unknown := [kind for kind in (*no_weight_decay, *no_layer_adaptation) if kind not in KINDS]:
-        setting = "no_weight_decay" if unknown[0] in no_weight_decay else "no_layer_adaptation"
-        near = nearest(unknown[0], KINDS)
-        remedy = f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}"
-        where = f"optimizer_opts.{setting} ({unknown[0]})"
-        raise ConfigError(where, "no weight has a name that ends so", remedy)
-    names = list(names)
-    layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
-    count = 1 + max(layers.values(), default=-1)
-    below_top = {name: count + 1 for name in names if name.startswith("emb/")}
-    below_top |= {name: count - layer for name, layer in layers.items()}
-    return {
-        name: Rule(
-            decays=name.rpartition("/")[2] not in no_weight_decay,
-            adapts=optimizer == "LAMB" and name.rpartition("/")[2] not in no_layer_adaptation,
-            rate=layer_decay ** below_top.get(name, 0),
-        )
-        for name in names
-    }
+    first, second = slots
+    w = ops.cast(weight, "float32")
+    g = ops.cast(gradient, "float32")
+    t = ops.cast(updates, "float32") + 1.0
+    m = numbers.beta_1 * first + (1.0 - numbers.beta_1) * factor * g
+    v = numbers.beta_2 * second + ops.square(math.sqrt(1.0 - numbers.beta_2) * factor * g)
+    direction = (m / _one_minus_power(numbers.beta_1, t)) / (
+        ops.sqrt(v / _one_minus_power(numbers.beta_2, t)) + numbers.epsilon
+    )
+    if rule.decays:
+        direction = direction + numbers.weight_decay_rate * w
+    return direction, m, v
 
 
 def _one_minus_power(beta: float, t: Array) -> Array:
     # In float32, 1 - 0.999 ** 1 is off by 1.3e-5 of its value; with the logarithm computed exactly the
     # error is that of one rounding.
     return -ops.expm1(t * math.log(beta)) if beta > 0.0 else 1.0
-
-
-def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
-    """Return |weight| / |direction| from the squared norms of both; 1 when either is 0.
-
-    You et al. 2020, "Large Batch Optimization for Deep Learning", Algorithm 2, with phi the identity.
-    """
-    weight_norm = ops.sqrt(weight_squared)
-    direction_norm = ops.sqrt(direction_squared)
-    both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
-    one = ops.ones_like(weight_norm)
-    return ops.where(both, weight_norm / ops.where(both, direction_norm, one), one)
-
-
-def clip_factor(squared: float, max_norm: float) -> float:
-    """Return the factor of every gradient that limits the norm of the complete step to `max_norm`.
-
-    `squared` is the finite squared norm of all gradients, with the loss scale divided out (Pascanu et al. 2013,
-    Algorithm 1).
-    """
-    norm = math.sqrt(squared)
-    return 1.0 if norm <= max_norm else max_norm / norm
-
-
-def round_stochastically(value: Array, bits: Array) -> Array:
-    """Return float32 values as float16, rounded up or down at random, exact on average.
-
-    `bits` holds uniform uint32 of the value's shape. Float16 numbers stay, as do NaN and infinities; finite
-    values past the largest become the largest. Rounded to the nearest, updates of 2**-12 would never change a
-    float16 weight of 1.
-    """
-    # Float16 numbers are 2**(exponent - 10) apart, 2**-24 below 2**-14. All divisions and products are by
-    # powers of two and the remainder has fewer bits than the value, so nothing else rounds.
-    size = ops.minimum(ops.absolute(value), 65504.0)
-    exponent_bits = ops.convert_to_tensor(0x7F800000, "uint32")
-    exponent = ops.view(ops.bitwise_and(ops.view(size, "uint32"), exponent_bits), "float32")
-    spacing = ops.maximum(exponent, 2.0**-14) * 2.0**-10
-    lower = ops.floor(size / spacing)
-    chance = size / spacing - lower
-    draw = ops.cast(ops.right_shift(bits, ops.convert_to_tensor(8, "uint32")), "float32") * 2.0**-24
-    rounded = ops.sign(value) * ((lower + ops.cast(draw < chance, "float32")) * spacing)
-    return ops.cast(ops.where(ops.isfinite(value), rounded, value), "float16")

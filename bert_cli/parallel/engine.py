@@ -133,8 +133,8 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def moments(self) -> Mapping[str, tuple[Value, Value]]:
-        """The optimizer's two float32 moments of each weight, for checkpoints."""
+    def slots(self) -> Mapping[str, Value]:
+        """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
 
     @abstractmethod
     def compile(self, batch: Batch) -> None:

@@ -14,7 +14,7 @@ from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Block, Engine
 
 if TYPE_CHECKING:
-    from bert_cli.optim.adam import Optimizer, RandomBits
+    from bert_cli.optim.optimizer import Optimizer, RandomBits
 
 
 @dataclass(frozen=True)

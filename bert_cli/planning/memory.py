@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_cli.config.heads import GATHER, LAST_BLOCKS, Saved
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import TrainSettings
 
@@ -45,7 +46,7 @@ class Estimate:
     accumulators: int
     """Float32 sums of gradients; a stage with heads and without emb has its own for the word embeddings."""
     moments: int
-    """Two in float32 for each weight; none if offloaded, a part if sharded."""
+    """The slots of the optimizer; none if offloaded, a part if sharded."""
     stashes: int
     """Activations saved between forward and backward, at the maximum of the schedule."""
     working: int
@@ -60,6 +61,11 @@ class Estimate:
         """Return the peak memory."""
         most = max(self.stashes + self.working + self.logits, self.update)
         return self.weights + self.accumulators + self.moments + most
+
+
+def slot_bytes(settings: TrainSettings, weights: int) -> int:
+    """Return the bytes that the optimizer keeps for so many weights."""
+    return OPTIMIZERS[settings.optimizer_opts.name].slot_bytes(weights)
 
 
 def weights_of(config: BertConfig) -> dict[str, int]:
@@ -153,7 +159,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     return Estimate(
         weights=WEIGHT_BYTES[settings.precision] * stored,
         accumulators=FLOAT32 * stored,
-        moments=2 * FLOAT32 * updated,
+        moments=slot_bytes(settings, updated),
         stashes=0,
         working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
         logits=logits // (chunks if by_rows == 1 else by_rows) if _reads_word_table(blocks) else 0,
@@ -187,7 +193,7 @@ def on_device(
     return Estimate(
         weights=WEIGHT_BYTES[settings.precision] * weights,
         accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
-        moments=0 if parallel.optimizer_state_offload else 2 * FLOAT32 * updated,
+        moments=0 if parallel.optimizer_state_offload else slot_bytes(settings, updated),
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in here)),

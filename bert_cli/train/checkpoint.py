@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from bert_cli.config.markers import FIXED, marked
+from bert_cli.config.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.shards.manifest import package_versions
@@ -41,8 +42,9 @@ from bert_cli.files import (
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
+from bert_cli.parallel.engine import Value
 from bert_cli.train import card
-from bert_cli.train.loop import Array, State, StateCopy, named_moments
+from bert_cli.train.loop import Array, State, StateCopy
 
 SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"
@@ -76,6 +78,12 @@ class Format:
     """Other files by name: the tokenizer, and the classes of a model that transformers does not have."""
     epoch_size: int | None = None
     """Examples of an epoch, for the model card; None where there is no end."""
+    optimizer: OptimizerKind = OPTIMIZERS["AdamW"]
+
+    def slot(self, name: str, weights: Mapping[str, Any]) -> Slot:
+        """Return the description of a slot, by its name in a checkpoint."""
+        weight, _, slot = name.rpartition("/")
+        return self.optimizer.slots(tuple(weights[weight].shape))[slot]
 
 
 class SavedState(BaseModel):
@@ -230,9 +238,10 @@ def save(
     path = folder / checkpoint_name(state.step)
     if (path / STATE).is_file():
         return path  # resumed and stopped again before a step
-    values = {**state.weights, **state.moments}
+    values = {**state.weights, **state.slots}
     for name, value in values.items():
-        if fault := find_fault(name, value):
+        is_square = name in state.slots and form.slot(name, state.weights).is_square
+        if fault := find_fault(value, is_square=is_square):
             raise DeviceError(
                 f"step {state.step}: {name}",
                 f"{fault}, so it is not saved, and older checkpoints are kept",
@@ -266,7 +275,7 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: Mapping[
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
     weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-    for file, tensors in ((MODEL, weights), (OPTIMIZER, state.moments)):
+    for file, tensors in ((MODEL, weights), (OPTIMIZER, state.slots)):
         write_tensors(partial / file, tensors)
         # safetensors lets only their owner read them
         shutil.copymode(partial / "config.json", partial / file)
@@ -294,8 +303,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
         raise OSError(code, os.strerror(code) if code else str(error)) from error
 
 
-def find_fault(name: str, value: Array, dtype: str = "") -> str:
-    """Return why a value is not a valid weight or moment of `dtype` (by default any real dtype), "" if it is valid."""
+def find_fault(value: Array, dtype: str = "", *, is_square: bool = False) -> str:
+    """Return why a value is not a valid weight or slot of `dtype` (by default any real dtype), "" if it is valid."""
     if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
     # The minimum and the maximum of values with a NaN are NaN.
@@ -303,8 +312,9 @@ def find_fault(name: str, value: Array, dtype: str = "") -> str:
     high = value.max()
     if not (low > -np.inf and high < np.inf):
         return "has values that are not finite"
-    is_negative = name.endswith("/moment2") and low < 0
-    return "has negative values, although it is a mean of squares" if is_negative else ""
+    if is_square and low < 0:
+        return "has negative values, although it is a mean of squares"
+    return ""
 
 
 # --- load
@@ -356,9 +366,14 @@ def resume(
         raise CheckpointError(str(path), problem, remedy)
     verify_checkpoint(path, remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
-    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
-    moments = read_tensors(path / OPTIMIZER)
-    _assign(named_moments(state), moments, path / OPTIMIZER, "float32")
+    dtype = form.config.get("dtype", "float32")
+    _assign(state.weights, weights, path / MODEL, lambda name, value: find_fault(value, dtype))
+
+    def check_slot(name: str, value: Array) -> str:
+        slot = form.slot(name, state.weights)
+        return find_fault(value, slot.dtype, is_square=slot.is_square)
+
+    _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
     state.loss_scale = saved.loss_scale
     state.step = saved.step
 
@@ -407,7 +422,10 @@ def read_tensor(path: Path, file: Any, name: str) -> Array:
 
 
 def _assign(
-    targets: Mapping[str, Any], values: Mapping[str, Array], path: Path, dtype: str
+    targets: Mapping[str, Value],
+    values: Mapping[str, Array],
+    path: Path,
+    check: Callable[[str, Array], str],
 ) -> None:
     missing = sorted({*targets} - {*values})
     extra = sorted({*values} - {*targets})
@@ -416,7 +434,7 @@ def _assign(
         raise CheckpointError(str(path), problem, "use a checkpoint of this model")
     for name, target in targets.items():
         value = values[name]
-        fault = find_fault(name, value, dtype)
+        fault = check(name, value)
         if tuple(value.shape) != tuple(target.shape):
             fault = f"has shape {value.shape}, the model {tuple(target.shape)}"
         if fault:

@@ -39,8 +39,8 @@ class State:
     """The mutable state of a run."""
 
     weights: Mapping[str, Value]
-    moments: Mapping[str, tuple[Value, Value]]
-    """The optimizer's two float32 moments of each weight."""
+    slots: Mapping[str, Value]
+    """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
     loss_scale: LossScale
     step: int = 0
     """Steps completed."""
@@ -51,31 +51,21 @@ class StateCopy:
     """The values of a state at one step."""
 
     weights: Mapping[str, Array]
-    moments: Mapping[str, Array]
-    """Moments by the names of `named_moments`."""
+    slots: Mapping[str, Array]
     loss_scale: LossScale
     step: int
-
-
-def named_moments(state: State) -> dict[str, Value]:
-    """Return the moments by their names in a checkpoint."""
-    return {
-        f"{name}/moment{number}": moment
-        for name, pair in state.moments.items()
-        for number, moment in enumerate(pair, 1)
-    }
 
 
 def copy_state(state: State) -> StateCopy:
     """Return a copy of the state. With sharded values every process has to call this function or `gather_shards`."""
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    moments = {name: moment.numpy() for name, moment in named_moments(state).items()}
-    return StateCopy(weights, moments, state.loss_scale, state.step)
+    slots = {name: slot.numpy() for name, slot in state.slots.items()}
+    return StateCopy(weights, slots, state.loss_scale, state.step)
 
 
 def gather_shards(state: State) -> None:
     """Send this process' shards to the process that copies the state."""
-    for value in (*state.weights.values(), *named_moments(state).values()):
+    for value in (*state.weights.values(), *state.slots.values()):
         if value.is_sharded:
             value.numpy()
 

@@ -9,6 +9,7 @@ from support.model_inputs import counts_of, gradients_of, make_examples
 from support.tiny_models import TINY_RUN, flags_of
 from tensorflow.python.framework import dtypes
 
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape
@@ -17,7 +18,7 @@ from bert_cli.model import heads, layers
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.fused import value_of
 from bert_cli.model.scaling import check_trained_with, factors, folded
-from bert_cli.optim.adam import Hyperparameters, Optimizer, weight_rules
+from bert_cli.optim.optimizer import Hyperparameters, Optimizer, weight_rules
 from bert_cli.tasks.run.build import factors_of
 
 S, P = 24, 5
@@ -76,15 +77,17 @@ def test_a_step_of_lamb_is_that_of_the_plain_bert(models, tiny, table):
     updated = []
     for blocks in models:
         _, _, gradients = gradients_of(blocks, columns, counts_of(columns))
+        kind = OPTIMIZERS["LAMB"]
         rules = weight_rules(
-            gradients, "LAMB", no_weight_decay=["bias"], no_layer_adaptation=["bias"]
+            gradients, kind, no_weight_decay=["bias"], no_layer_adaptation=["bias"]
         )
         numbers = Hyperparameters(epsilon=1e-12, weight_decay_rate=0.0)
-        lamb, new = Optimizer(hyperparameters=numbers, rules=rules, seed=1), {}
+        lamb = Optimizer(kind=kind, hyperparameters=numbers, rules=rules, seed=1)
+        new = {}
         for name, weight in values_of(blocks).items():
             rule, zeros = rules[name], np.zeros_like(weight)
             direction, *_ = lamb.update_direction(
-                rule, weight, gradients[name], zeros, zeros, 1.0, 0
+                rule, weight, gradients[name], [zeros, zeros], 1.0, 0
             )
             squares = np.sum(weight**2), np.sum(np.square(direction))
             new[name] = lamb.apply_update(rule, 0, weight, direction, squares, 0.01, None).numpy()

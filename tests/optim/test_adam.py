@@ -7,15 +7,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.training import OptimizerOpts
 from bert_cli.errors import ConfigError
-from bert_cli.optim import adam
+from bert_cli.optim.optimizer import (
+    Hyperparameters,
+    Optimizer,
+    Rule,
+    clip_factor,
+    round_stochastically,
+    weight_rules,
+)
 from bert_cli.parallel.tensorflow.update import random_bits
 
+LAMB, ADAMW = OPTIMIZERS["LAMB"], OPTIMIZERS["AdamW"]
 STEPS = 50
 SHAPES = [(), (1,), (3, 5), (2, 3, 4)]
-RULES = [adam.Rule(decays, adapts) for decays, adapts in itertools.product([True, False], repeat=2)]
-RULES += [adam.Rule(True, True, 0.25)]
+RULES = [Rule(decays, adapts) for decays, adapts in itertools.product([True, False], repeat=2)]
+RULES += [Rule(True, True, 0.25)]
 DEFAULTS = OptimizerOpts.model_fields
 EXEMPT = {  # of a run without settings of its own
     name: DEFAULTS[name].get_default(call_default_factory=True)
@@ -24,8 +33,8 @@ EXEMPT = {  # of a run without settings of its own
 
 
 def optimizer_of(**values):
-    return adam.Optimizer(
-        **{"hyperparameters": adam.Hyperparameters(), "rules": {}, "seed": 3, **values}
+    return Optimizer(
+        **{"kind": ADAMW, "hyperparameters": Hyperparameters(), "rules": {}, "seed": 3, **values}
     )
 
 
@@ -33,7 +42,7 @@ def update(weight, gradient, first, second, step, rate, *, numbers, rule):
     """Both halves of an update on a float32 copy of the weight: new weight and moments."""
     optimizer = optimizer_of(hyperparameters=numbers)
     direction, first, second = optimizer.update_direction(
-        rule, weight, gradient, first, second, 1.0, step
+        rule, weight, gradient, [first, second], 1.0, step
     )
     wide = tf.cast(weight, tf.float32)
     norms = tf.reduce_sum(wide**2), tf.reduce_sum(direction**2)
@@ -88,8 +97,8 @@ RATES = [float(np.float32(0.01 * (1 - step / STEPS))) for step in range(STEPS)]
 @pytest.mark.parametrize(
     "numbers",
     [
-        adam.Hyperparameters(weight_decay_rate=0.1),
-        adam.Hyperparameters(beta_1=0.0, beta_2=0.98, epsilon=1e-3, weight_decay_rate=0.0),
+        Hyperparameters(weight_decay_rate=0.1),
+        Hyperparameters(beta_1=0.0, beta_2=0.98, epsilon=1e-3, weight_decay_rate=0.0),
     ],
 )
 def test_fifty_updates_equal_the_papers_formulas(numbers):
@@ -116,13 +125,13 @@ def test_adamw_equals_that_of_pytorch():
             optimizer.param_groups[0]["lr"] = rate
             theirs.grad = torch.tensor(g, dtype=torch.float32)
             optimizer.step()
-        numbers = adam.Hyperparameters(weight_decay_rate=decay)
-        (ours,) = our_updates([weight], [gradients], RATES, numbers, [adam.Rule(True, False)])
+        numbers = Hyperparameters(weight_decay_rate=decay)
+        (ours,) = our_updates([weight], [gradients], RATES, numbers, [Rule(True, False)])
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_bias_correction_of_the_first_step_is_exact_to_one_rounding():
-    zeros, numbers = tf.zeros((1,), tf.float32), adam.Hyperparameters(epsilon=0.0)
+    zeros, numbers = tf.zeros((1,), tf.float32), Hyperparameters(epsilon=0.0)
     inputs = zeros, tf.constant([3.0]), zeros, zeros, 0, 1.0
     new, _, _ = update(*inputs, numbers=numbers, rule=RULES[3])
     assert new.numpy()[0] == pytest.approx(-1.0, rel=3e-7)
@@ -138,47 +147,45 @@ NAMES = [
 def test_weights_are_exempt_as_in_the_original_and_unknown_kinds_are_refused():
     # Graphcore's example: no decay of biases and LayerNorm's beta, no LAMB of these and gamma.
     expected = {
-        "kernel": adam.Rule(True, True),
-        "embeddings": adam.Rule(True, True),
-        "gamma": adam.Rule(True, False),
-        "bias": adam.Rule(False, False),
-        "beta": adam.Rule(False, False),
+        "kernel": Rule(True, True),
+        "embeddings": Rule(True, True),
+        "gamma": Rule(True, False),
+        "bias": Rule(False, False),
+        "beta": Rule(False, False),
     }
-    rules = adam.weight_rules(NAMES, "LAMB", **EXEMPT)
+    rules = weight_rules(NAMES, LAMB, **EXEMPT)
     assert rules == {name: expected[name.rpartition("/")[2]] for name in NAMES}
-    adamw = adam.weight_rules(
-        NAMES, "AdamW", **EXEMPT | {"no_weight_decay": ["bias", "beta", "gamma"]}
-    )
+    adamw = weight_rules(NAMES, ADAMW, **EXEMPT | {"no_weight_decay": ["bias", "beta", "gamma"]})
     decaying = {name.rpartition("/")[2] for name, rule in adamw.items() if rule.decays}
     assert decaying == {"kernel", "embeddings"}
     assert not any(rule.adapts for rule in adamw.values())
     with pytest.raises(ConfigError, match=r"no_weight_decay \(gama\).*did you mean 'gamma'"):
-        adam.weight_rules(NAMES, "LAMB", **EXEMPT | {"no_weight_decay": ["bias", "gama"]})
+        weight_rules(NAMES, LAMB, **EXEMPT | {"no_weight_decay": ["bias", "gama"]})
 
 
 def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():
-    rules = adam.weight_rules(NAMES, "AdamW", **EXEMPT, layer_decay=0.5)
+    rules = weight_rules(NAMES, ADAMW, **EXEMPT, layer_decay=0.5)
     powers = [int(np.log2(1 / rule.rate)) for rule in rules.values()]
     assert powers == [13, 13, 12, 11, 2, 1, 0, 0]
-    rules = adam.weight_rules(["emb/a/bias", "pool/dense/bias"], "LAMB", **EXEMPT, layer_decay=0.5)
+    rules = weight_rules(["emb/a/bias", "pool/dense/bias"], LAMB, **EXEMPT, layer_decay=0.5)
     assert [rule.rate for rule in rules.values()] == [0.5, 1.0]
 
 
 def test_clipping_limits_the_norm_of_the_complete_step_and_leaves_smaller_ones():
-    assert adam.clip_factor(25.0, 1.0) == pytest.approx(0.2)
-    assert [adam.clip_factor(25.0, most) for most in (5.0, 100.0, math.inf)] == [1.0] * 3
-    assert adam.clip_factor(0.0, 1.0) == 1.0
+    assert clip_factor(25.0, 1.0) == pytest.approx(0.2)
+    assert [clip_factor(25.0, most) for most in (5.0, 100.0, math.inf)] == [1.0] * 3
+    assert clip_factor(0.0, 1.0) == 1.0
 
 
 ALL_FLOAT16 = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
 NUMBERS = ALL_FLOAT16[np.isfinite(ALL_FLOAT16)]
-COMPILED = tf.function(adam.round_stochastically, jit_compile=True)
+COMPILED = tf.function(round_stochastically, jit_compile=True)
 
 
 def rounded(values, bits):
     """Round in a compiled function and without; back to float32."""
     values, bits = tf.constant(values, tf.float32), tf.constant(bits, tf.uint32)
-    compiled, plain = COMPILED(values, bits), adam.round_stochastically(values, bits)
+    compiled, plain = COMPILED(values, bits), round_stochastically(values, bits)
     assert compiled.dtype == plain.dtype == tf.float16
     np.testing.assert_array_equal(compiled, plain)
     return compiled.numpy().astype(np.float32)
@@ -226,7 +233,7 @@ def test_a_part_of_a_weight_is_rounded_as_in_the_complete_weight():
 
 def test_at_first_only_the_new_rows_change_also_where_shards_are_updated():
     optimizer = optimizer_of()
-    rule = adam.Rule(False, False, frozen_steps=5, first_free=13)
+    rule = Rule(False, False, frozen_steps=5, first_free=13)
     weight = tf.reshape(tf.range(20.0), (5, 4))
     for step, first in ((4, 13), (5, 0)):
         key = optimizer.key(7, step)

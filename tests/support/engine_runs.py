@@ -112,7 +112,7 @@ def run(described: str) -> Result:
     return Result(
         first,
         dict(last.weights),
-        dict(last.moments),
+        dict(last.slots),
         metrics,
         sums,
         logits,

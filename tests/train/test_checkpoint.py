@@ -77,7 +77,7 @@ def build(settings: PretrainSettings):
     """(engine, state, form) of a run that is about to start."""
     mesh = open_mesh(settings, Processes(()))
     engine = assemble.build_engine(settings, mesh)
-    state = State(engine.weights, engine.moments, first_loss_scale(1.0))
+    state = State(engine.weights, engine.slots, first_loss_scale(1.0))
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None
     return engine, state, start.disk_format(settings, engine.weights, folder)
 
@@ -88,8 +88,9 @@ def trained(settings: PretrainSettings):
     draw = np.random.default_rng(7)
     for name, weight in state.weights.items():
         weight.assign(draw.normal(0, 0.1, weight.shape))
-        for moment in state.moments[name]:
+        for slot in ("moment1", "moment2"):
             # Positive, as means of squares are.
+            moment = state.slots[f"{name}/{slot}"]
             moment.assign(np.abs(draw.normal(0, 1e-3, moment.shape)).astype(np.float32))
     state.step, state.loss_scale = 7, SCALE
     return engine, state, form
@@ -101,7 +102,7 @@ def save(folder: Path, state: State | StateCopy, form: checkpoint.Format = PLAIN
 
 
 def bytes_of(state: State) -> dict[str, tuple[np.dtype, bytes]]:
-    arrays = {**copy_state(state).weights, **copy_state(state).moments}
+    arrays = {**copy_state(state).weights, **copy_state(state).slots}
     return {name: (array.dtype, array.tobytes()) for name, array in arrays.items()}
 
 
@@ -354,7 +355,7 @@ while True:
 def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_path):
     moment, newest, partial = random.Random(1984), 0, 0
     w, first, second = (tf.Variable(tf.zeros(1 << 21)) for _ in range(3))
-    state = State({"w": w}, {"w": (first, second)}, SCALE)
+    state = State({"w": w}, {"w/moment1": first, "w/moment2": second}, SCALE)
     # Until some kills have hit a save, and saving continued between them.
     while partial < 4 or newest < 4:
         with subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, tmp_path]) as child:
@@ -421,7 +422,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     good = save(tmp_path, state_at(3))
     for name in ("w", "w/moment1", "w/moment2"):
         bad = state_at(4)
-        {**bad.weights, **bad.moments}[name][-1] = np.nan
+        {**bad.weights, **bad.slots}[name][-1] = np.nan
         with pytest.raises(DeviceError, match=f"step 4: {name}: has values that are not finite"):
             save(tmp_path, bad)
     assert [*tmp_path.iterdir()] == [good]

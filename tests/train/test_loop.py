@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.errors import DeviceError
-from bert_cli.optim.adam import Rule
+from bert_cli.optim.optimizer import Rule
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count
@@ -124,6 +125,7 @@ class Head:
 class Descent:
     """Gradient descent; the first moment counts calls, the second adds up the updates before each."""
 
+    kind = OPTIMIZERS["AdamW"]
     rules: ClassVar = {"w": Rule(decays=False, adapts=False)}
 
     def weight_id(self, name):
@@ -132,7 +134,8 @@ class Descent:
     def key(self, weight_id, step):
         return tf.stack([weight_id, step])
 
-    def update_direction(self, rule, weight, gradient, first, second, factor, updates):
+    def update_direction(self, rule, weight, gradient, slots, factor, updates):
+        first, second = slots
         return factor * gradient, first + 1.0, second + tf.cast(updates, tf.float32)
 
     def apply_update(self, rule, start, weight, direction, squared_norms, rate, key):
@@ -144,7 +147,7 @@ def make(value: float, micro_batches: int = 1, *, scaling: float | str = 1.0, **
     weight = tf.Variable([value])
     stage = Stage([Block()], Head(weight), {"w": weight}, device="CPU:0")
     engine = TensorFlowEngine([[stage]], MESH, seed=0, optimizer=Descent())
-    state = State(engine.weights, engine.moments, first_loss_scale(scaling))
+    state = State(engine.weights, engine.slots, first_loss_scale(scaling))
     values = {"max_gradient_norm": None, "max_skipped_steps": 3, **options}
     rate = {"learning_rate": lambda step: 0.5}
     each = {"micro_batches": lambda step: range(step * micro_batches, (step + 1) * micro_batches)}
@@ -192,13 +195,13 @@ def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted():
     scale = step.state.loss_scale.value
     metrics = step(batch([np.inf, 1.0]))
     assert weight_of(step) == 1.0
-    assert all(not moment.numpy().any() for moment in step.state.moments["w"])
+    assert all(not moment.numpy().any() for moment in step.state.slots.values())
     assert (metrics["skipped"], metrics["weight_norm"]) == (1, 1.0)
     assert step.state.loss_scale.value == scale / 2
     assert step.state.step == 1
     step(batch([1.0, 1.0]))
     # The update that follows is the first: the skipped one does not count in the bias correction.
-    assert [moment.numpy()[0] for moment in step.state.moments["w"]] == [1.0, 0.0]
+    assert [moment.numpy()[0] for moment in step.state.slots.values()] == [1.0, 0.0]
     assert weight_of(step) == 0.5
     for _ in range(2):
         step(batch([np.nan, 1.0]))
@@ -211,12 +214,14 @@ def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted():
 
 def test_a_copy_does_not_change_with_the_state():
     weight, first, second = (tf.Variable([float(number)]) for number in range(3))
-    state = State({"w": weight}, {"w": (first, second)}, first_loss_scale(8.0), 5)
+    state = State(
+        {"w": weight}, {"w/moment1": first, "w/moment2": second}, first_loss_scale(8.0), 5
+    )
     copied = copy_state(state)
     for value in (weight, first, second):
         value.assign([7.0])
     assert copied.weights == {"w": [0.0]} and copied.step == 5
-    assert copied.moments == {"w/moment1": [1.0], "w/moment2": [2.0]}
+    assert copied.slots == {"w/moment1": [1.0], "w/moment2": [2.0]}
 
 
 @pytest.fixture

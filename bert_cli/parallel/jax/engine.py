@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.model.bert import named_weights
 from bert_cli.model.fused import shifted_key
-from bert_cli.optim.adam import Optimizer, RandomBits
+from bert_cli.optim.optimizer import Optimizer, RandomBits
 from bert_cli.parallel.engine import (
     Array,
     Batch,
@@ -43,14 +43,14 @@ from bert_cli.parallel.runtime import BuildBlock, Layout, Mesh
 
 Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
-"""A weight and its two moments, by the weight's name."""
+"""A weight and its slots, by the weight's name."""
 ANY = PartitionSpec.UNCONSTRAINED
 COMPLETE = PartitionSpec()
 
 
 @dataclass(frozen=True)
 class DividedArray:
-    """A weight (part 0) or one of its moments, divided over the devices of all processes."""
+    """A weight (part 0) or one of its slots, divided over the devices of all processes."""
 
     state: State
     gather: Callable[[jax.Array], jax.Array]
@@ -114,18 +114,27 @@ class JaxEngine(Engine):
         self.specs: dict[str, PartitionSpec] = {}
         """How a weight is divided where it is read."""
         self.shardings: dict[str, list[NamedSharding]] = {}
-        """How it and its moments are stored."""
+        """How it and its slots are stored."""
+        self.update_shardings: dict[str, NamedSharding] = {}
+        """How its update is computed."""
+        self.slot_names: dict[str, list[str]] = {}
         self.state: State = {}
         shards_moments = layout.shard_weights or layout.shard_moments
         for name, weight in named_weights((block.name, block) for block in blocks).items():
             spec = self.specs[name] = spec_of(name, weight.shape, self.grid)
             divided = NamedSharding(self.grid, over_replicas(spec, weight.shape, self.grid))
             complete = NamedSharding(self.grid, spec)
-            values = [np.asarray(weight.value)]
-            if optimizer is not None:
-                values += [np.zeros(weight.shape, np.float32)] * 2
-            shards = [layout.shard_weights, shards_moments, shards_moments][: len(values)]
-            self.shardings[name] = [divided if is_sharded else complete for is_sharded in shards]
+            stored = divided if layout.shard_weights else complete
+            updated = self.update_shardings[name] = divided if shards_moments else complete
+            undivided = NamedSharding(self.grid, COMPLETE)
+            slots = {} if optimizer is None else optimizer.kind.slots(weight.shape)
+            self.slot_names[name] = list(slots)
+            self.shardings[name] = [
+                stored,
+                *(updated if slot.shape == weight.shape else undivided for slot in slots.values()),
+            ]
+            zeros = [np.zeros(slot.shape, slot.dtype) for slot in slots.values()]
+            values = [np.asarray(weight.value), *zeros]
             self.state[name] = list(map(_placed, values, self.shardings[name]))
         self.programs: dict[tuple[tuple[int, ...], ...], Any] = {}
         """The compiled step for the shapes of each batch."""
@@ -137,9 +146,13 @@ class JaxEngine(Engine):
         self.weights = {name: self._array(name, 0) for name in self.state}
 
     @property
-    def moments(self) -> dict[str, tuple[DividedArray, DividedArray]]:
-        """The optimizer's two moments of each weight."""
-        return {name: (self._array(name, 1), self._array(name, 2)) for name in self.state}
+    def slots(self) -> dict[str, DividedArray]:
+        """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
+        return {
+            f"{name}/{slot}": self._array(name, part)
+            for name, slots in self.slot_names.items()
+            for part, slot in enumerate(slots, 1)
+        }
 
     def _gathered(self, arrays: Any, specs: Any = COMPLETE) -> Any:
         """Return arrays divided in another way, or complete; all processes must call this."""
@@ -234,19 +247,19 @@ class JaxEngine(Engine):
         norm = jnp.sqrt(squared)
         max_norm = numbers["max_norm"]
         factor = jnp.where(norm <= max_norm, 1.0, max_norm / norm) / numbers["scale"]
-        for name, (weight, first, second) in state.items():
+        for name, (weight, *slots) in state.items():
             rule = optimizer.rules[name]
             gradient = gradients[name]
             updates = numbers["updates"]
-            direction, *moments = optimizer.update_direction(
-                rule, weight, gradient, first, second, factor, updates
+            direction, *updated_slots = optimizer.update_direction(
+                rule, weight, gradient, slots, factor, updates
             )
             squares = _squared_norm([weight]), _squared_norm([direction])
             key = optimizer.key(np.int32(optimizer.weight_id(name)), numbers["step"])
             updated = optimizer.apply_update(
                 rule, 0, weight, direction, squares, numbers["rate"], key
             )
-            pairs = zip((updated, *moments), (weight, first, second), strict=True)
+            pairs = zip((updated, *updated_slots), (weight, *slots), strict=True)
             new[name] = [jnp.where(jnp.isfinite(squared), *pair) for pair in pairs]
         return new, sums, squared, _squared_norm(parts[0] for parts in new.values())
 
@@ -285,10 +298,10 @@ class JaxEngine(Engine):
                 shape = (replicas, *shape)
             totals[name] = lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), spec)
         totals, sums = lax.scan(add, totals, columns)
-        # From here on divided as the moments are.
+        # From here on divided as the update is.
         for name, total in totals.items():
             total = total if is_sharded else total.sum(0)
-            totals[name] = lax.with_sharding_constraint(total, self.shardings[name][1].spec)
+            totals[name] = lax.with_sharding_constraint(total, self.update_shardings[name].spec)
         return totals, sums
 
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from bert_cli.errors import ConfigError
 from bert_cli.model.bert import named_weights
-from bert_cli.optim.adam import Optimizer, RandomBits, clip_factor
+from bert_cli.optim.optimizer import Optimizer, RandomBits, clip_factor
 from bert_cli.parallel.engine import (
     Array,
     Batch,
@@ -161,16 +162,19 @@ class TensorFlowEngine(Engine):
         self.max_in_flight: list[int] = []
 
     @property
-    def moments(self) -> dict[str, tuple[Value, Value]]:
-        """The optimizer's two moments of each weight."""
-        return {name: (self._moment(name, 0), self._moment(name, 1)) for name in self.weights}
-
-    def _moment(self, name: str, order: int) -> Value:
-        owners = [next(update for update in row if name in update.moments) for row in self.updates]
-        variables = [owner.moments[name][order] for owner in owners]
-        if not owners[0].sharded:
-            return ReplicatedVariable(variables)
-        return ShardedVariable(variables, self.weights[name].shape, self.mesh, self.group)
+    def slots(self) -> dict[str, Value]:
+        """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
+        slots: dict[str, Value] = {}
+        for name, weight in self.weights.items():
+            owners = [next(on for on in row if name in on.slots) for row in self.updates]
+            for slot in owners[0].slots[name]:
+                variables = [owner.slots[name][slot] for owner in owners]
+                slots[f"{name}/{slot}"] = (
+                    ShardedVariable(variables, weight.shape, self.mesh, self.group)
+                    if owners[0].sharded
+                    else ReplicatedVariable(variables)
+                )
+        return slots
 
     @property
     def sum_names(self) -> list[str]:
@@ -403,6 +407,10 @@ def build_engine(
     """Return an engine with new weights; a `BuildEngine`."""
     replicas = [_build_replica(names, build_block, row, layout) for row in mesh.devices]
     optimizer = make_optimizer and make_optimizer(list(replicated_weights(replicas)), random_bits)
+    if optimizer and optimizer.kind.needs_complete_matrix and layout.shard_moments:
+        problem = "divides weights whose update needs all of their elements"
+        remedy = "leave it out, or choose another optimizer_opts.name"
+        raise ConfigError("parallel.replicated_tensor_sharding", problem, remedy)
     return TensorFlowEngine(replicas, mesh, seed=seed, optimizer=optimizer, layout=layout)
 
 

@@ -1,8 +1,8 @@
 """The end of a step on one device of one replica: all-reduce the gradients, and update the weights.
 
 The accumulated gradients are all-reduced over the replicas in buckets, once a step, so their norm needs no further
-exchange. The moments are next to the weights, or in host memory, where the update is then computed, or sharded over the
-replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): each updates its shard of every weight.
+exchange. The optimizer's slots are next to the weights, or in host memory, where the update is then computed, or
+sharded over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): each updates its shard of every weight.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from bert_cli.optim.adam import Optimizer, Rule
+from bert_cli.optim.optimizer import Optimizer, Rule
 from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
@@ -24,7 +24,7 @@ LARGE = 2**18
 
 
 class DeviceUpdate:
-    """The weights of one device, their gradients and moments, and the functions that update them.
+    """The weights of one device, their gradients and slots, and the functions that update them.
 
     Compiled functions assign to the variables that they are passed: returning a result allocates it, and in-place
     assignment avoids the extra write traffic (1.5 times faster for 110 million weights).
@@ -42,8 +42,8 @@ class DeviceUpdate:
         self.optimizer = optimizer
         self.layout = layout
         self.device = group.device
-        # The device that has the moments and computes the update.
-        self.moment_device = host if layout.offload_moments else self.device
+        # The device that has the slots and computes the update.
+        self.slot_device = host if layout.offload_moments else self.device
         self.weights: dict[str, tf.Variable] = {}
         self.accumulators: dict[str, list[tf.Variable]] = {}
         for stage in stages:
@@ -54,14 +54,16 @@ class DeviceUpdate:
         self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
         is_large = sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
         self.compiled = is_large and layout.compile != "nothing"
-        self.moments: dict[str, list[tf.Variable]] = {}
-        with tf.device(self.moment_device):
+        self.slots: dict[str, dict[str, tf.Variable]] = {}
+        with tf.device(self.slot_device):
             for name, weight in self.weights.items():
-                shape = [self._shard_length(name)] if self.sharded else weight.shape
-                zeros = tf.zeros(shape, tf.float32)
-                self.moments[name] = [tf.Variable(zeros, trainable=False) for _ in range(2)]
+                shape = (self._shard_length(name),) if self.sharded else tuple(weight.shape)
+                self.slots[name] = {
+                    name: tf.Variable(tf.zeros(slot.shape, slot.dtype), trainable=False)
+                    for name, slot in optimizer.kind.slots(shape).items()
+                }
         # On GPUs XLA makes one loop of an update anyway.
-        self.fuses_results = "CPU" in self.moment_device.upper() and are_results_fused()
+        self.fuses_results = "CPU" in self.slot_device.upper() and are_results_fused()
         self.functions: dict[Any, Any] = {}
         self.block_functions: dict[Any, Any] = {}
         self.blocks: dict[str, list[str]] = {}
@@ -164,7 +166,7 @@ class DeviceUpdate:
         squares: list[tf.Tensor] = []
         for names in self.blocks.values():
             states = [
-                [self.weights[name], self.accumulators[name][0], *self.moments[name]]
+                [self.weights[name], self.accumulators[name][0], *self.slots[name].values()]
                 for name in names
             ]
             rules = tuple(self.optimizer.rules[name] for name in names)
@@ -194,24 +196,24 @@ class DeviceUpdate:
     def _update_weight(
         self, rule: Rule, state: Sequence[Any], weight_id: tf.Tensor, numbers: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        """Update a weight and its moments; return the new weight's squared norm."""
-        weight, gradient, *moments = state
+        """Update a weight and its slots; return the new weight's squared norm."""
+        weight, gradient, *slots = state
         factor, rate, updates, step = numbers
-        with tf.device(self.moment_device):
+        with tf.device(self.slot_device):
             key = self.optimizer.key(weight_id, step)
             # Copied to the device that computes, if the weight is on another one.
             is_copied = self.layout.offload_moments
             inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
             if rule.adapts:
-                function = self.function(self.update_moments, rule, weight)
-                result = function(*inputs, *moments, factor, updates)
+                function = self.function(self.update_slots, rule, weight)
+                result = function(*inputs, *slots, factor, updates)
                 direction = gradient.read_value() if result is None else result
                 squared = squared_norm([inputs[0]]), squared_norm([direction])
                 function = self.function(self.apply_direction, rule, weight, 0)
                 new = function(inputs[0], direction, squared, rate, key)
             else:
                 function = self.function(self.update_element_wise, rule, weight)
-                new = function(*inputs, *moments, factor, updates, rate, key)
+                new = function(*inputs, *slots, factor, updates, rate, key)
         if new is not None:
             weight.assign(new)
         return squared_norm([weight.read_value()])
@@ -225,20 +227,26 @@ class DeviceUpdate:
         return self.functions[key]
 
     def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
-        """Update a weight whose rule needs no norms, and its moments, in one pass over memory."""
+        """Update a weight whose rule needs no norms, and its slots, in one pass over memory."""
+        weight, _, *slots = inputs[:-4]
 
         def update(*inputs: Any) -> list[Any]:
             *state, rate, key = inputs
-            direction, *moments = self.optimizer.update_direction(rule, *state)
+            direction, *slots = self._direction(rule, *state)
             new = self.optimizer.apply_update(rule, 0, state[0], direction, None, rate, key)
-            return [new, *moments]
+            return [new, *slots]
 
-        return _assign((inputs[0], *inputs[2:4]), self._compute(compiled, update, *inputs))
+        return _assign((weight, *slots), self._compute(compiled, update, *inputs))
 
-    def update_moments(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
-        """Update the moments; assign the update direction to the gradient, or return it if that is a tensor."""
-        results = self._compute(compiled, partial(self.optimizer.update_direction, rule), *inputs)
-        return _assign(inputs[1:4], results)
+    def update_slots(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
+        """Update the slots; assign the update direction to the gradient, or return it if that is a tensor."""
+        results = self._compute(compiled, partial(self._direction, rule), *inputs)
+        return _assign(inputs[1:-2], results)
+
+    def _direction(self, rule: Rule, weight: Any, gradient: Any, *more: Any) -> tuple[Any, ...]:
+        """Return the update direction and the new slots; `more` are the slots, the factor and the updates."""
+        *slots, factor, updates = more
+        return self.optimizer.update_direction(rule, weight, gradient, slots, factor, updates)
 
     def apply_direction(
         self, compiled: bool, rule: Rule, start: int, weight: Any, direction: Any, *more: Any
@@ -253,7 +261,7 @@ class DeviceUpdate:
         """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
 
         On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
-        moments, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
+        slots, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
         """
         values = [tf.convert_to_tensor(value) for value in inputs]
         results = list(function(*values))
@@ -264,19 +272,19 @@ class DeviceUpdate:
     def _shard_directions(
         self, number: int, factor: tf.Tensor, updates: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Update the shards of the moments; return those of the directions, and the directions' squared norms."""
+        """Update the shards of the slots; return those of the directions, and the directions' squared norms."""
         directions: dict[str, tf.Tensor] = {}
         squares: list[tf.Tensor] = []
         for name, weight in self.weights.items():
             # One weight after another: all at once would hold several copies of the model.
             with tf.control_dependencies(list(directions.values())[-1:]):
                 gradient = self._block_shard(self.accumulators[name][0].read_value())
-            first, second = self.moments[name]
             rule = self.optimizer.rules[name]
-            with tf.device(first.device), tf.control_dependencies([gradient]):
+            with tf.device(self.slot_device), tf.control_dependencies([gradient]):
                 value = self._block_shard(weight.read_value())
-                function = self.function(self.update_moments, rule, weight)
-                directions[name] = function(value, gradient, first, second, factor, updates)
+                function = self.function(self.update_slots, rule, weight)
+                slots = self.slots[name].values()
+                directions[name] = function(value, gradient, *slots, factor, updates)
                 squares.append(squared_norm([directions[name]]))
         return directions, self.group.all_reduce(tf.stack(squares), number)
 
@@ -295,7 +303,7 @@ class DeviceUpdate:
         for name in names:
             weight = self.weights[name]
             rule = self.optimizer.rules[name]
-            with tf.device(self.moments[name][0].device):
+            with tf.device(self.slot_device):
                 value = self._block_shard(weight.read_value())
                 squared = squared_norm([weight]), squares[order.index(name)]
                 key = self.optimizer.key(self.optimizer.weight_id(name), step)

@@ -23,7 +23,7 @@ from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.layout import size
-from bert_cli.planning.memory import FLOAT32, WEIGHT_BYTES, estimate
+from bert_cli.planning.memory import WEIGHT_BYTES, estimate, slot_bytes
 from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
@@ -247,8 +247,9 @@ def check_memory(
 
 
 def checkpoint_bytes(settings: DoctorSettings) -> int:
-    """Return the size of a checkpoint: the weights in their dtype and two float32 moments of each."""
-    return layout.parameters(settings) * (WEIGHT_BYTES[settings.precision] + 2 * FLOAT32)
+    """Return the size of a checkpoint: the weights in their dtype and what the optimizer keeps for them."""
+    weights = layout.parameters(settings)
+    return weights * WEIGHT_BYTES[settings.precision] + slot_bytes(settings, weights)
 
 
 def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli import errors
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
@@ -23,7 +24,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.model.fused import compile_fused
-from bert_cli.optim.adam import Hyperparameters, Optimizer, RandomBits, weight_rules
+from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest, count
@@ -232,14 +233,15 @@ def optimizer_for(
     """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
     options = settings.optimizer_opts
     factors = factors_of(settings)
+    kind = OPTIMIZERS[options.name]
     rules = weight_rules(
         names,
-        options.name,
+        kind,
         no_weight_decay=options.no_weight_decay,
         no_layer_adaptation=options.no_layer_adaptation,
         layer_decay=options.layer_decay,
     )
-    for name in factors.keys() & rules.keys() if options.name == "AdamW" else ():
+    for name in factors.keys() & rules.keys() if not kind.has_trust_ratio else ():
         rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
     if steps := getattr(settings, "new_rows_only_steps", 0):
         known = getattr(settings, "known_rows", 0)
@@ -250,6 +252,7 @@ def optimizer_for(
             for name, rule in rules.items()
         }
     return Optimizer(
+        kind=kind,
         hyperparameters=Hyperparameters(
             beta_1=options.beta_1,
             beta_2=options.beta_2,
@@ -272,7 +275,7 @@ def build_run(
     """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier."""
     options = settings.optimizer_opts
     engine = build_engine(settings, mesh, labels)
-    state = State(engine.weights, engine.moments, first_loss_scale(options.loss_scaling))
+    state = State(engine.weights, engine.slots, first_loss_scale(options.loss_scaling))
     rate = learning_rate(
         options.learning_rate.schedule_name,
         plan.peak_learning_rate,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.load import changed
+from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
@@ -98,6 +99,7 @@ def disk_format(
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes)[0], table, -1),
         config=config,
         files=files | hf.class_files(settings.bert_config),
+        optimizer=OPTIMIZERS[settings.optimizer_opts.name],
     )
 
 
@@ -189,7 +191,7 @@ def load_weights(
     tensors, left_out = hf.fitting(source.tensors(), wanted)
     values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
     for name, value in scaling.folded(values, table or {}, -1).items():
-        if fault := checkpoint.find_fault(name, value):
+        if fault := checkpoint.find_fault(value):
             raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")
         weights[name].assign(value)
     return new, left_out

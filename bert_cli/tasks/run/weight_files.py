@@ -45,7 +45,7 @@ def read_weights(path: Path) -> Tensors:
     for name, value in tensors.items():
         # Integers are the buffers of transformers, as position_ids.
         is_weight = value.size and value.dtype.kind not in "biuc"
-        if is_weight and (fault := checkpoint.find_fault(name, value)):
+        if is_weight and (fault := checkpoint.find_fault(value)):
             raise CheckpointError(f"{path}: {name}", fault, "use another checkpoint")
     return tensors
 

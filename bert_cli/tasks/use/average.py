@@ -117,7 +117,7 @@ def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
 def _values(paths: Sequence[Path], files: Sequence[Any], name: str) -> Iterator[Array]:
     for path, file in zip(paths, files, strict=True):
         value = checkpoint.read_tensor(path / MODEL, file, name)
-        if fault := checkpoint.find_fault(name, value):
+        if fault := checkpoint.find_fault(value):
             raise CheckpointError(f"{path / MODEL}: {name}", fault, "remove that checkpoint")
         yield value
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.optim.adam import Rule
+from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
 from bert_cli.parallel.runtime import Layout
@@ -53,7 +53,7 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
 
     optimizer = SimpleNamespace(
         rules={"a": Rule(False, False)},
-        update_direction=lambda rule, w, g, first, second, factor, updates: (g, first, second),
+        update_direction=lambda rule, w, g, slots, factor, updates: (g, *slots),
         apply_update=apply_update,
         weight_id={"a": 41}.get,
         key=lambda weight_id, step: (int(weight_id), int(step)),
@@ -74,9 +74,14 @@ def test_gradients_of_float16_are_added_in_float32():
     def run_head(weights, columns, key, counts):
         return (weights["a"].astype(jnp.float32) * columns["sizes"]).sum(), {}
 
-    complete = [NamedSharding(grid, PartitionSpec())] * 3
+    complete = NamedSharding(grid, PartitionSpec())
     engine = SimpleNamespace(
-        grid=grid, seed=1, layout=Layout(), shardings={"a": complete}, _run_head=run_head
+        grid=grid,
+        seed=1,
+        layout=Layout(),
+        shardings={"a": [complete]},
+        update_shardings={"a": complete},
+        _run_head=run_head,
     )
     columns = {"sizes": jnp.array([[4096.0], [1.0]]), "index": jnp.array([[0], [1]])}
     with jax.set_mesh(grid):

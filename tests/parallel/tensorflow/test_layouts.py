@@ -80,7 +80,8 @@ def make_run(layout: str, **changes) -> Run:
     gradients = {number: first_step(engine, reader, number) for number in (2, 4)}
     engine.clear_gradients()
     metrics = [step(reader[0])]
-    squares = [np.sum(first.numpy() ** 2, dtype=np.float64) for first, _ in state.moments.values()]
+    firsts = [slot for name, slot in state.slots.items() if name.endswith("/moment1")]
+    squares = [np.sum(first.numpy() ** 2, dtype=np.float64) for first in firsts]
     metrics += [step(reader[number]) for number in range(1, STEPS)]
     # The first moment is 1 - beta_1 of the gradient.
     clipped_norm = 10 * math.sqrt(sum(squares))
@@ -93,8 +94,7 @@ def weights_of(state: State) -> dict[str, np.ndarray]:
 
 
 def moments_of(state: State) -> dict[str, np.ndarray]:
-    pairs = [(f"{name} {n}", pair[n]) for name, pair in state.moments.items() for n in (0, 1)]
-    return {name: moment.numpy().copy() for name, moment in pairs}
+    return {name: moment.numpy().copy() for name, moment in state.slots.items()}
 
 
 def test_some_steps_of_replicated_pipelines_are_those_of_one_device():
@@ -167,12 +167,10 @@ def test_sharded_and_offloaded_moments_give_the_same_bits(options):
     for run in (sharded, offloaded):
         assert_equal(run.weights, expected.weights)
         assert_equal(run.moments, expected.moments)
-    for pair in sharded.state.moments.values():
-        for shard in pair:
-            assert shard.variables[0].shape[0] == -(-math.prod(shard.shape) // 2)
-    for pair in offloaded.state.moments.values():
-        variables = [variable for moment in pair for variable in moment.variables]
-        assert all(variable.device.endswith("CPU:0") for variable in variables)
+    for shard in sharded.state.slots.values():
+        assert shard.variables[0].shape[0] == -(-math.prod(shard.shape) // 2)
+    for moment in offloaded.state.slots.values():
+        assert all(variable.device.endswith("CPU:0") for variable in moment.variables)
 
 
 def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
@@ -280,8 +278,8 @@ def test_each_moment_is_that_of_its_gradient_and_functions_are_traced_once_for_e
     engine.all_reduce_gradients(1.0)
     expected = gradients(engine)
     engine.apply_update(1.0, 0.01, 0, 0)
-    for name, (first, second) in state.moments.items():
-        gradient = expected[name]
+    for name, gradient in expected.items():
+        first, second = (state.slots[f"{name}/{slot}"] for slot in ("moment1", "moment2"))
         np.testing.assert_allclose(first.numpy(), 0.1 * gradient, rtol=1e-5)
         np.testing.assert_allclose(second.numpy(), 0.001 * gradient**2, rtol=1e-4, atol=1e-30)
     (device,) = engine.updates[0]
@@ -296,7 +294,8 @@ COUNT_LOOPS = """
 import json
 from types import SimpleNamespace
 import tensorflow as tf
-from bert_cli.optim.adam import Hyperparameters, Optimizer, Rule
+from bert_cli.config.optimizers import OPTIMIZERS
+from bert_cli.optim.optimizer import Hyperparameters, Optimizer, Rule
 from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow import update
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, fuse_results
@@ -304,15 +303,16 @@ from bert_cli.parallel.tensorflow.mesh import DeviceGroup, fuse_results
 fuse_results()
 update.UPDATES_WORTH_COMPILING = 0
 loops = {}
-for name, adapts in (("update_element_wise", False), ("update_moments", True)):
+for name, adapts in (("update_element_wise", False), ("update_slots", True)):
     rule = Rule(decays=True, adapts=adapts)
-    optimizer = Optimizer(hyperparameters=Hyperparameters(), rules={"w": rule}, seed=1)
+    numbers = {"kind": OPTIMIZERS["LAMB"], "hyperparameters": Hyperparameters()}
+    optimizer = Optimizer(**numbers, rules={"w": rule}, seed=1)
     shape = [update.LARGE // 512, 512]
     weight, gradient = (tf.Variable(tf.ones(shape)) for _ in range(2))
     stage = SimpleNamespace(weights={"w": weight}, accumulators={"w": gradient})
     group = DeviceGroup(1, 1, 0, "CPU:0")
     device = update.DeviceUpdate([stage], group, optimizer, Layout())
-    variables = [weight, gradient, *device.moments["w"]]
+    variables = [weight, gradient, *device.slots["w"].values()]
     numbers = [tf.constant(1.0), tf.constant(0)]
     if not adapts:
         numbers += [tf.constant(1e-3), optimizer.key(1, 2)]
@@ -331,7 +331,7 @@ def test_a_compiled_update_is_one_loop_with_three_results():
     command = [sys.executable, "-c", COUNT_LOOPS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loops = json.loads(done.stdout.splitlines()[-1])
-    assert loops == {"update_element_wise": [3], "update_moments": [3]}
+    assert loops == {"update_element_wise": [3], "update_slots": [3]}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

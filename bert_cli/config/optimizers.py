@@ -1,0 +1,51 @@
+"""The optimizers: a row each, with what the rest of a run must know of it.
+
+The arithmetic of an optimizer is the function `update_direction` in a file of its own in `optim/`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Shape = tuple[int, ...]
+BYTES = {"float32": 4, "float16": 2}
+
+
+class Slot(NamedTuple):
+    """An array that an optimizer keeps for one weight. It starts as zeros."""
+
+    shape: Shape
+    dtype: Literal["float32", "float16"] = "float32"
+    is_square: bool = False
+    """Whether it is a mean of squares, which is never negative."""
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """An optimizer, without the numbers of a run."""
+
+    module: str
+    """The module of its function `update_direction`."""
+    slots: Callable[[Shape], Mapping[str, Slot]]
+    """Returns the slots of a weight of a shape, by their names in a checkpoint."""
+    needs_complete_matrix: bool = False
+    """Whether the update of an element depends on other elements: then a shard cannot be updated alone."""
+    has_trust_ratio: bool = False
+    """Whether an update is scaled by the norms of the weight and of the update direction."""
+
+    def slot_bytes(self, weights: int) -> int:
+        """Return the bytes of the slots of a vector of weights."""
+        slots = self.slots((weights,)).values()
+        return sum(math.prod(slot.shape) * BYTES[slot.dtype] for slot in slots)
+
+
+def two_moments(shape: Shape) -> dict[str, Slot]:
+    """Return the slots of Adam: the means of the gradient and of its square."""
+    return {"moment1": Slot(shape), "moment2": Slot(shape, is_square=True)}
+
+
+OPTIMIZERS = {
+    "LAMB": OptimizerKind("bert_cli.optim.adam", two_moments, has_trust_ratio=True),
+    "AdamW": OptimizerKind("bert_cli.optim.adam", two_moments),
+}
