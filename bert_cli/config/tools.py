@@ -263,6 +263,8 @@ class Measuring(Settings):
     """Number of measured steps."""
     warmup_steps: Annotated[int, Field(ge=0)] = 3
     """Number of steps before the measurement."""
+    log_every_steps: Positive = 1000
+    """Print a line every N steps, besides the first and the last one."""
     generated_dataset: bool = True
     """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
     checkpoint: bool = True

@@ -3,6 +3,7 @@
 This file imports no framework; an engine has a subclass of `ProcessGroup`.
 """
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -122,7 +123,8 @@ def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Ev
             if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
                 reported = waited
                 missing = " and ".join(_late_ranks(group)) or "the network"
-                print(f"rank {group.rank} has waited {waited:.0f} s for {missing}", flush=True)
+                text = f"rank {group.rank} has waited {waited:.0f} s for {missing}"
+                print(text, file=sys.stderr, flush=True)
 
 
 def _late_ranks(group: ProcessGroup) -> Iterator[str]:

@@ -126,6 +126,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in paths if (path / STATE).is_file()), key=step_of)
 
 
+def newest_checkpoint(folder: Path | None) -> Path | None:
+    """Return the newest complete checkpoint of a run, if it has a folder and one in it."""
+    checkpoints = complete_checkpoints(folder) if folder is not None else []
+    return checkpoints[-1] if checkpoints else None
+
+
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
     """Create a run's folder and lock it: two runs in it would remove each other's checkpoints.

@@ -35,8 +35,6 @@ PROBE = "probe_accuracy"
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""
-silent = False
-"""Whether this process prints nothing: of the processes of a run, only rank 0 prints."""
 # Time limit of wandb for the first answer of its server, while the run continues. If the run ends sooner, wandb waits
 # for the answer (measured: ten seconds longer than this limit, whether the server refuses or hangs).
 START_SECONDS = 20.0
@@ -96,8 +94,6 @@ def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
 
 def print_line(text: str) -> None:
     """Print to the terminal, and continue if its reader is gone (`| head`, a closed window)."""
-    if silent:
-        return
     try:
         print(text, flush=True)
     except OSError as error:
@@ -259,8 +255,7 @@ class ProgressBar:
         self.done = done
         self.total_steps = total_steps
         self.stop_requested = stop_requested
-        is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-        self.shown = is_terminal and not silent
+        self.shown = sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self.live: Any = None
 
     def __enter__(self) -> "ProgressBar":

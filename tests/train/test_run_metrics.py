@@ -129,10 +129,9 @@ class ClosedTerminal(Terminal):
 def bar_on(monkeypatch):
     """Makes a progress bar on an output."""
 
-    def make(output, stop=False, silent=False, term="xterm") -> ProgressBar:
+    def make(output, stop=False, term="xterm") -> ProgressBar:
         monkeypatch.setenv("TERM", term)
         monkeypatch.setenv("COLUMNS", "110")
-        monkeypatch.setattr(metrics, "silent", silent)
         monkeypatch.setattr(sys, "stdout", output)
         return ProgressBar(10, 2000, lambda: stop)
 
@@ -157,10 +156,8 @@ def test_the_progress_bar_shows_the_step_the_metrics_and_that_a_stop_was_request
     assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
 
 
-def test_there_is_no_progress_bar_without_a_terminal_or_on_other_ranks(bar_on):
-    for output, options in (
-        (io.StringIO(), {}), (Terminal(), {"term": "dumb"}), (Terminal(), {"silent": True})
-    ):  # fmt: skip
+def test_there_is_no_progress_bar_without_a_terminal(bar_on):
+    for output, options in ((io.StringIO(), {}), (Terminal(), {"term": "dumb"})):
         with bar_on(output, **options) as bar:
             bar.after_step(1, METRICS)
         assert output.getvalue() == ""

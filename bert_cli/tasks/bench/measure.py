@@ -1,7 +1,7 @@
 """Measure a training run: its steps, memory, the time of a checkpoint, and the rate of matrix products.
 
-The run is built and stepped by the code of every run; only the calls of its engine are timed. With several
-processes rank 0 prints, and the metrics are those of all processes.
+The run is that of every command, without a folder, and with a hook that times its steps. With several processes rank
+0 prints, and the metrics are those of all processes.
 """
 
 import math
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,18 @@ from keras import ops
 from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.data.finetune.features import Features
 from bert_cli.data.shards.manifest import package_versions
-from bert_cli.data.stream.reader import read_ahead
-from bert_cli.errors import ConfigError, DataError, DeviceError
+from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import is_stdout
-from bert_cli.parallel.runtime import Mesh
-from bert_cli.planning import layout
+from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.flops import Product, model_flops, products, shape_of
-from bert_cli.planning.plan import describe
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
-from bert_cli.tasks.run import build, corpora, finetune, models, start
+from bert_cli.tasks.run import build, finetune, pretrain
 from bert_cli.tasks.run import train as training
-from bert_cli.tasks.run.build import RunSpec
+from bert_cli.tasks.run.build import ResolvedRun, Run
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import Every, Info, copy_state, gather_shards, train
+from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
 from bert_cli.train.metrics import print_line
 
 Settings = BenchPretrainSettings | BenchSquadSettings
@@ -77,18 +73,50 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that is built, and its measurement."""
+class Timer:
+    """The hook of a run that times each step and its parts."""
 
-    settings: Settings
-    mesh: Mesh
-    spec: RunSpec
-    parts: build.Parts
-    watch: Stopwatch
-    """Measures the calls of the engine."""
-    bytes_before: int
-    """Memory before the model was built."""
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        """`synchronize` waits for devices that work asynchronously."""
+        self.watch = Stopwatch(synchronize)
+        self.start_seconds: dict[str, float] = {}
+        self.steps: list[Step] = []
+
+    def __call__(self, run: Run, seconds_built: float, seconds_traced: float) -> Hook:
+        """Return the hook of a run that is about to take its first step."""
+        settings = run.resolved.settings
+        self.start_seconds = {"building": seconds_built, "tracing": seconds_traced}
+        run.engine.record = self.watch.part
+        self.watch.seconds = {}
+        began = time.perf_counter()
+
+        def record(info: Info) -> None:
+            nonlocal began
+            now = time.perf_counter()
+            shape = shape_of(info.batch)
+            self.steps.append(
+                {
+                    **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
+                    "seconds": now - began,
+                    "positions": shape.examples * shape.positions,
+                    "flops": model_flops(settings.bert_config, settings.last_blocks, shape),
+                    "input_wait": info.seconds_waited,
+                    **self.watch.seconds,
+                }
+            )
+            began = now
+            self.watch.seconds = {}
+
+        return record
+
+    def complete_steps(self, group: ProcessGroup) -> list[Step]:
+        """Return the steps with the sums of all processes."""
+        # Examples and tokens are sums over all processes already.
+        totals = group.all_reduce([[step["positions"], step["flops"]] for step in self.steps])
+        return [
+            {**step, "positions": float(positions), "flops": float(flops)}
+            for step, (positions, flops) in zip(self.steps, totals, strict=True)
+        ]
 
 
 def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str, Any] | None:
@@ -97,135 +125,59 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str,
     `start_seconds` are those since the process began. Raises SystemExit when it is asked to stop.
     """
     json_only = is_stdout(settings.json_file)
-    start_watch = Stopwatch()
-    with ExitStack() as locks, redirect_stdout(sys.stderr) if json_only else nullcontext():
-        run = _build(settings, start_watch, locks)
-        group = run.parts.engine.group
+    with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
+        began = time.perf_counter()
+        resolved = resolve(settings, stack)
+        runtime = build.runtime(settings.engine)
+        runtime.synchronize()  # TensorFlow initializes its devices only now
+        seconds = {**start_seconds, "devices": time.perf_counter() - began}
+        bytes_before = _device_memory(resolved)[0]
         warmup = settings.warmup_steps
-        steps = settings.steps
-        print_line(f"bench: {warmup} warm-up steps, then {steps} measured steps")
-        times = _take_steps(run, warmup + steps)
-        seconds = {**start_seconds, **start_watch.seconds, "first_step": times[0]["seconds"]}
-        metrics = summarize(times, warmup) | _memory(run)
+        print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
+        timer = Timer(runtime.synchronize)
+        run, status = training.run_training(resolved, stack, timer)
+        if status == "stopped":
+            print_line("bench: stopped before its last step; nothing was measured")
+            raise SystemExit(130)
+        group = run.engine.group
+        steps = timer.complete_steps(group)
+        seconds |= {**timer.start_seconds, "first_step": steps[0]["seconds"]}
+        metrics = summarize(steps, warmup) | _memory(run, bytes_before)
         metrics |= _checkpoint(run) if settings.checkpoint else dict.fromkeys(CHECKPOINT)
         rate = _product_rate(run)
         metrics["matmul_flops_per_second"] = rate
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
         metrics["start_seconds"] = {**seconds, "total": sum(seconds.values())}
         group.barrier()
-        return {**metrics, **_description(run)} if group.rank == 0 else None
+        return {**metrics, **_description(settings, resolved)} if group.rank == 0 else None
 
 
-def _build(settings: Settings, start_watch: Stopwatch, locks: ExitStack) -> Run:
-    with start_watch.part("devices"):
-        # The settings of the run: `about` describes the complete run, not the measured steps.
-        settings = changed(settings, about=None)
-        name = settings.pretrained_ckpt_path
-        # The shape of the model alone: the values of weights do not change how long anything takes.
-        source = None
-        if name and not (settings.generated_dataset and "bert_config" in settings.model_fields_set):
-            source = models.find_source(name)
-            settings = start.with_shape_of(settings, source)
-        if isinstance(settings, PretrainSettings):
-            settings = corpora.with_sizes_of_records(settings, source)
-        settings, mesh, stop = training.prepare(settings, locks)
-        runtime = build.runtime(settings.engine)
-        runtime.synchronize()  # TensorFlow initializes its devices only now
-    bytes_before = _device_memory(settings, mesh)[0]
-    with start_watch.part("building"):
-        spec = spec_of(settings, mesh)
-        # A shorter run is extended, so that the learning rate is defined for all measured steps.
-        last = settings.warmup_steps + settings.steps
-        spec = replace(spec, plan=replace(spec.plan, total_steps=max(spec.plan.total_steps, last)))
-        lines = [f"  {line}" for line in layout.describe_layout(settings)]
-        print_line("\n".join(["plan:", describe(spec.plan), *lines]))
-        parts = build.build_run(settings, mesh, spec.plan, stop, spec.labels)
-    with start_watch.part("tracing"):
-        parts.engine.compile(spec.sample)
-    watch = Stopwatch(runtime.synchronize)
-    parts.engine.record = watch.part
-    return Run(settings, mesh, spec, parts, watch, bytes_before)
+def resolve(settings: Settings, stack: ExitStack) -> ResolvedRun:
+    """Return the run that is measured: it has no folder, starts at step 0, scores nothing, and is long enough.
 
-
-# --- the examples and the plan
-
-
-def spec_of(settings: Settings, mesh: Mesh) -> RunSpec:
-    """Return what a run of these settings trains on. Raises what the run raises for its input."""
-    if isinstance(settings, BenchSquadSettings):
-        if settings.generated_dataset:
-            batch = settings.global_batch
-            number = batch.micro_batch_size * batch.replicas * batch.grad_acc_steps_per_replica
-            features = finetune.synthetic_examples(settings, number, 2)
-        else:
-            features = _real_windows(settings)
-        plan, windows, sample = finetune.open_features(settings, features, mesh)
-        return RunSpec(plan, windows, sample, tokenizer=None)
-    if settings.total_num_train_samples is None:  # synthetic examples have no epochs
-        length = settings.global_batch.examples
-        settings = changed(settings, total_num_train_samples=length, num_epochs=None)
-    part = mesh.processes.rank, mesh.processes.count
-    stream = corpora.open_stream(settings, *part)
-    plan = corpora.plan_for(settings, stream)
-    sample = stream.first_micro_batches(len(mesh.devices))
-    return RunSpec(plan, stream, sample, tokenizer=stream.folder)
-
-
-def _real_windows(settings: BenchSquadSettings) -> Features:
-    name = settings.tokenizer_path or settings.pretrained_ckpt_path
-    if name is None:
-        remedy = "give --tokenizer-path or --pretrained-ckpt-path"
-        raise ConfigError("tokenizer_path", "is not given, and real questions need it", remedy)
-    tokenizer = models.read_tokenizer_for(settings.bert_config, models.find_tokenizer(name))
-    task = squad.build(
-        changed(settings, do_validation=False, evaluate_every_steps=None), tokenizer, None
-    )
-    assert task.train is not None
-    return task.train
+    Raises what the run raises for its input.
+    """
+    # `about` describes the complete run, not the measured steps.
+    changes: dict[str, Any] = {"about": None, "save_ckpt_path": None}
+    if settings.generated_dataset and "bert_config" in settings.model_fields_set:
+        changes["pretrained_ckpt_path"] = None  # the machine may not have it
+    if isinstance(settings, PretrainSettings):
+        changes |= {"decay_from": None, "new_rows_only_steps": 0}
+        if settings.total_num_train_samples is None and settings.generated_dataset:
+            changes |= {"num_epochs": None}
+            changes |= {"total_num_train_samples": settings.global_batch.examples}
+        resolved = pretrain.resolve(changed(settings, **changes), stack)
+    else:
+        changes |= {"do_validation": False, "evaluate_every_steps": None}
+        task_run = finetune.prepare(changed(settings, **changes), squad.build, stack)
+        resolved = finetune.resolve(task_run, None)
+    # A shorter run is extended, so that the learning rate is defined for all measured steps.
+    last = settings.warmup_steps + settings.steps
+    plan = replace(resolved.plan, total_steps=max(resolved.plan.total_steps, last))
+    return replace(resolved, plan=plan, unsaved_steps=last)
 
 
 # --- the measurements
-
-
-def _take_steps(run: Run, last: int) -> list[Step]:
-    times: list[Step] = []
-    began = time.perf_counter()
-    config = run.settings.bert_config
-    blocks = run.settings.last_blocks
-
-    def record(info: Info) -> None:
-        nonlocal began
-        now = time.perf_counter()
-        shape = shape_of(info.batch)
-        times.append(
-            {
-                **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
-                "seconds": now - began,
-                "positions": shape.examples * shape.positions,
-                "flops": model_flops(config, blocks, shape),
-                "input_wait": info.seconds_waited,
-                **run.watch.seconds,
-            }
-        )
-        began = now
-        run.watch.seconds = {}
-
-    group = run.parts.engine.group
-    step = run.parts.step
-    batches = read_ahead(run.spec.stream, 0, last)
-
-    def stop() -> bool:
-        return bool(group.all_reduce([step.stop_requested()])[0])
-
-    if not train(run.parts.state, batches, step, [(record, Every(steps=1))], stop):
-        print_line("bench: stopped before its last step; nothing was measured")
-        raise SystemExit(130)
-    # Examples and tokens are sums over all processes already.
-    totals = group.all_reduce([[one["positions"], one["flops"]] for one in times])
-    return [
-        {**one, "positions": float(positions), "flops": float(flops)}
-        for one, (positions, flops) in zip(times, totals, strict=True)
-    ]
 
 
 def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
@@ -255,73 +207,66 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
     }
 
 
-def _memory(run: Run) -> dict[str, Any]:
+def _memory(run: Run, bytes_before: int) -> dict[str, Any]:
     """Return the peak memory and its growth since the model was built, of the process with the most."""
-    peak = _device_memory(run.settings, run.mesh)[1]
-    group = run.parts.engine.group
+    peak = _device_memory(run.resolved)[1]
+    group = run.engine.group
     return {
         "peak_memory_bytes": int(max(group.all_gather(peak))),
         # Clamped at zero: Linux updates the current and the peak size at different times.
-        "memory_growth_bytes": int(max(0, *group.all_gather(peak - run.bytes_before))),
+        "memory_growth_bytes": int(max(0, *group.all_gather(peak - bytes_before))),
         "host_peak_memory_bytes": int(max(group.all_gather(machine.resident_bytes()[1]))),
     }
 
 
-def _device_memory(settings: Settings, mesh: Mesh) -> tuple[int, int]:
+def _device_memory(resolved: ResolvedRun) -> tuple[int, int]:
     """Return the memory of this process now and at its peak, or the most that one of its accelerators uses."""
-    if mesh.kind == "CPU":
+    if resolved.mesh.kind == "CPU":
         return machine.resident_bytes()
-    return build.runtime(settings.engine).used_memory(mesh)
+    return build.runtime(resolved.settings.engine).used_memory(resolved.mesh)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:
     """Return the seconds of a checkpoint; None, with a message, if the disk refuses it."""
-    group = run.parts.engine.group
+    group = run.engine.group
     group.barrier()
     if group.rank > 0:
-        gather_shards(run.parts.state)
+        gather_shards(run.state)
     seconds = list(map(float, group.broadcast(save(run) if group.rank == 0 else FAILED)))
     return dict(zip(CHECKPOINT, seconds if seconds[0] >= 0 else (None, None), strict=True))
 
 
 def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
-    folder = run.settings.checkpoint_dir
-    plan = run.spec.plan
-    values = run.settings.model_dump(mode="json")
-    form = start.disk_format(run.settings, run.parts.state.weights, run.spec.tokenizer)
-    sizes = plan.examples_per_step, plan.total_steps
+    settings = run.resolved.settings
+    assert isinstance(settings, Settings)
+    folder = settings.checkpoint_dir
+    values = settings.model_dump(mode="json")
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".bench_", dir=folder) as inner:
             began = time.perf_counter()
-            state = copy_state(run.parts.state)
+            state = copy_state(run.state)
             copied_at = time.perf_counter()
-            checkpoint.save(
-                Path(inner),
-                state,
-                form,
-                fixed=checkpoint.fixed_settings(run.settings, *sizes, run.spec.stream.fingerprint),
-                settings=values,
-            )
+            checkpoint.save(Path(inner), state, run.form, fixed=run.fixed, settings=values)
             return [copied_at - began, time.perf_counter() - copied_at]
     except (OSError, DataError, DeviceError) as error:
-        if run.parts.engine.group.world_size > 1:
+        if run.engine.group.world_size > 1:
             raise  # the other processes wait inside the save
         print_line(f"checkpoint: not measured ({error})")
         return FAILED
 
 
-def _description(run: Run) -> dict[str, Any]:
-    settings = run.settings
-    plan = run.spec.plan
-    mesh = run.mesh
-    values = settings.model_dump(mode="json")
-    real = {name: values[name] for name in settings.REAL_EXAMPLES}
+def _description(settings: Settings, resolved: ResolvedRun) -> dict[str, Any]:
+    plan = resolved.plan
+    mesh = resolved.mesh
+    values = resolved.settings.model_dump(mode="json")
     return {
         "what": settings.WHAT,
-        "input": "synthetic" if settings.generated_dataset else real,
+        "input": "synthetic"
+        if settings.generated_dataset
+        else {name: values[name] for name in settings.REAL_EXAMPLES},
         "examples_per_step": plan.examples_per_step,
         "micro_batch_size": plan.micro_batch_size,
         "micro_batches_per_step": plan.micro_batches_per_step,
@@ -344,10 +289,10 @@ def _description(run: Run) -> dict[str, Any]:
 
 def _product_rate(run: Run) -> float:
     """Return the operations per second of products on all devices of the run; a host's cores count once."""
-    mesh = run.mesh
-    group = run.parts.engine.group
-    settings = run.settings
-    batch = {name: column[0] for name, column in run.spec.sample.items()}
+    mesh = run.resolved.mesh
+    group = run.engine.group
+    settings = run.resolved.settings
+    batch = {name: column[0] for name, column in run.resolved.sample.items()}
     known = products(settings.bert_config, settings.last_blocks, shape_of(batch))
     dtype = str(keras.DTypePolicy(settings.precision).compute_dtype)
     group.barrier()

@@ -24,7 +24,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.finetune import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 DELETED = 0.6  # fraction of the words; the best of Wang et al. 2021, table 6

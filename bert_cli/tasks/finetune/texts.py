@@ -29,7 +29,7 @@ from bert_cli.data.finetune.tables import (
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.finetune import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
 from bert_cli.train.metrics import print_line
 
 PUBLISHED_LABELS = {

@@ -33,9 +33,9 @@ try:
     from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
-    from bert_cli.tasks.run import build, models, start, train
+    from bert_cli.tasks.run import build, models, resolve, start, train
     from bert_cli.train import health, history
-    from bert_cli.train.checkpoint import complete_checkpoints
+    from bert_cli.train.checkpoint import complete_checkpoints, newest_checkpoint
     from bert_cli.train.loop import State
 
     IMPORT_ERROR = ""
@@ -178,14 +178,12 @@ def check_layout(
 
     `devices` are the kind and number of this process' devices, and the memory of each.
     """
-    kind, number, memory = devices
-    if settings.parallel.layout == "auto" or settings.global_batch.examples_per_step is not None:
-        total = processes.count * number
+    kind, number, _ = devices
+    if resolve.is_open(settings):
+        continued = newest_checkpoint(settings.save_ckpt_path)
         chosen = report.attempt(
             "layout",
-            lambda: layout.choose(
-                start.with_saved_micro_batch(settings), kind, total, memory, processes.count
-            ),
+            lambda: resolve.with_layout(settings, devices, processes.count, continued),
             lambda fit: f"chosen: {'; '.join(layout.describe_layout(fit)) or 'one device'}",
         )
         return chosen or settings
@@ -304,10 +302,11 @@ def _check_model(
         return None, settings
 
     def find() -> tuple[models.Source | None, DoctorSettings]:
-        source = start.source_of(settings)
+        continued = newest_checkpoint(settings.save_ckpt_path)
+        source = resolve.source_of(settings, continued)
         if settings.decay_from:
             start.branch_point(settings)
-        return source, start.with_shape_of(settings, source)
+        return source, resolve.with_shape_of(settings, source)
 
     checked = report.attempt(
         "model", find, lambda pair: f"from {pair[0].folder}" if pair[0] else "none: new weights"

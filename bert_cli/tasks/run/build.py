@@ -1,6 +1,6 @@
 """Build the parts of a run from its settings: optimizer, engine, state and step.
 
-`RunSpec` is what a kind of training adds, `Run` all together; `evaluate` scores held-out examples.
+A run is built from a `ResolvedRun`; `evaluate` scores held-out examples.
 """
 
 import math
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli import errors
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
@@ -29,13 +28,13 @@ from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest, count
 from bert_cli.parallel.runtime import BuildEngine, Layout, Mesh, Runtime
-from bert_cli.planning import checks
 from bert_cli.planning.layout import check_processes
 from bert_cli.planning.plan import Plan
 from bert_cli.processes import quiet_imports
+from bert_cli.tasks.run.models import Source
 from bert_cli.train.checkpoint import Format
-from bert_cli.train.loop import Prepare, State, Step
-from bert_cli.train.metrics import BITS_PER_BYTE, Forecast, format_duration, print_line
+from bert_cli.train.loop import Prepare, State, Step, StopRequest
+from bert_cli.train.metrics import BITS_PER_BYTE
 
 
 class Parts(NamedTuple):
@@ -47,9 +46,15 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """The parts of a run that differ between pre-training and the tasks: batches, plan, evaluation."""
+class ResolvedRun:
+    """A run of which everything is known, and nothing is built: what a command of training makes of its settings."""
 
+    settings: TrainSettings
+    """With the sizes of the model and of the records, and with the layout."""
+    source: Source | None
+    """The model that the run starts from; None for new weights."""
+    mesh: Mesh
+    stop: StopRequest
     plan: Plan
     stream: Stream
     """The batches of the run, this process' part of them."""
@@ -71,14 +76,27 @@ class RunSpec:
     """The metric of an evaluation whose highest value selects the best checkpoint."""
     unigram_entropy: float | None = None
     """That of the masked tokens, None where the loss of a run has nothing to do with it."""
+    unsaved_steps: int = 2
+    """Steps of a run that saves nothing."""
+
+    @property
+    def saves(self) -> bool:
+        """Return whether the run writes into its folder."""
+        settings = self.settings
+        return settings.SAVES and not settings.dry_run and not settings.compile_only
+
+    @property
+    def folder(self) -> Path:
+        """Return the run's folder."""
+        assert self.settings.save_ckpt_path is not None
+        return self.settings.save_ckpt_path
 
 
 @dataclass(frozen=True)
 class Run:
     """A training run that is built."""
 
-    settings: TrainSettings
-    spec: RunSpec
+    resolved: ResolvedRun
     engine: Engine
     state: State
     step: Step
@@ -88,46 +106,13 @@ class Run:
 
     def compile(self) -> None:
         """Trace and compile everything that a step needs."""
-        self.engine.compile(self.spec.prepare(self.engine, self.spec.sample, UpdateRequest()))
-
-    @property
-    def saves(self) -> bool:
-        """Return whether the run writes into its folder."""
-        return not self.settings.dry_run and not self.settings.compile_only
-
-    @property
-    def folder(self) -> Path:
-        """Return the run's folder."""
-        assert self.settings.save_ckpt_path is not None
-        return self.settings.save_ckpt_path
+        sample = self.resolved.sample
+        self.engine.compile(self.step.prepare(self.engine, sample, UpdateRequest()))
 
     @property
     def is_first_rank(self) -> bool:
         """Return whether this process writes the run's files."""
         return self.engine.group.rank == 0
-
-
-def forecast(run: Run) -> Forecast:
-    """Return what prints once how long the rest of the run takes, from its first micro-batches or steps."""
-    plan = run.spec.plan
-    step = run.state.step
-    of_two = 2 * len(plan.micro_batches(step))
-    left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
-    size = plan.segment(step).micro_batch_size
-    steps = f"{errors.count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
-    more = "" if run.spec.evaluate is None else ", besides evaluations"
-
-    def report(shortest: float, longest: float) -> None:
-        times = " to ".join(format_duration(left * each) for each in (shortest, longest))
-        pace = f"{size / longest:,.1f} to {size / shortest:,.1f} examples/s"
-        print_line(f"pace: {pace} on this machine, so {times} for {steps}{more}")
-        check = checks.of_duration(left * longest)
-        if check.warns:
-            print_line(check.warning)
-        if run.settings.dry_run:
-            print_line(f"dry run: its two steps take up to {format_duration(of_two * longest)}")
-
-    return Forecast(report)
 
 
 def runtime(engine: str) -> Runtime:

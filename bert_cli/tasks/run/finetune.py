@@ -2,28 +2,25 @@
 
 The model is the encoder of the model that the run starts from, with a head for the task. It is scored on the
 development set after each epoch. At the end the best checkpoint's predictions are written, and its scores printed as
-one JSON object. A task has features, labels, and an evaluation of the model's logits.
+one JSON object.
 """
 
 import json
 import statistics
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Generic, TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import changed
-from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
+from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
-from bert_cli.errors import ConfigError, DataError, DeviceError, combine
+from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.files import JSON, write_json_atomically
 from bert_cli.model.hf import class_name
 from bert_cli.parallel.engine import Batch, Engine
@@ -31,55 +28,31 @@ from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
+from bert_cli.tasks.run.build import ResolvedRun
+from bert_cli.tasks.run.models import Source
+from bert_cli.tasks.run.resolve import take_devices, with_shape_of
+from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError, StopRequest
+from bert_cli.train.checkpoint import newest_checkpoint
+from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
 from bert_cli.train.metrics import print_line
 
-Floats = npt.NDArray[np.float32]
-Logits = Mapping[str, Floats]
-"""Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
-Scores = dict[str, float]
 Settings = TypeVar("Settings", bound=FinetuneSettings)
-Build = Callable[[Settings, TextTokenizer, models.Source | None], "Task"]
+Build = Callable[[Settings, TextTokenizer, Source | None], Task]
 
 
 @dataclass(frozen=True)
-class Result:
-    """The scores of a model on the development sets, and what is written about its predictions."""
+class TaskRun(Generic[Settings]):
+    """A run of a task, with one seed or several."""
 
-    scores: Scores = field(default_factory=dict)
-    write: Callable[[Path, Logits], None] = lambda folder, logits: None
-    """Writes predictions into output_dir, also those from the logits of the sets without labels."""
-    table: str = ""
-    """Printed before the scores."""
-    run_files: Mapping[str, JSON] = field(default_factory=dict)
-    """JSON files for the run's folder, which `bert predict` needs besides the model."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task for fine-tuning."""
-
-    labels: int
-    """Outputs of the head."""
-    label_names: Sequence[str] | None
-    """Names of a classifier's labels; None where they have none."""
-    train: Features | None
-    development: Mapping[str, Features] = field(default_factory=dict)
-    evaluate: Callable[[Logits], Result] = lambda logits: Result()
-    """Evaluates the logits of the development sets."""
-    best: str = ""
-    """The score whose highest value decides which checkpoint is the best."""
-    unlabelled: Mapping[str, Features] = field(default_factory=dict)
-    """Sets that are only predicted, at the end."""
-    prepare: Prepare = Step.prepare
-    digits: int = 17
-    """Decimals of the printed scores; files have all."""
-
-    def print_scores(self, scores: Scores) -> None:
-        """Print scores as a line of JSON."""
-        rounded = {name: round(value, self.digits) for name, value in scores.items()}
-        print_line(json.dumps(rounded))
+    settings: Settings
+    """With the sizes of the model, and with the layout."""
+    source: Source | None
+    """The model that the run starts from, or scores; None for new weights."""
+    tokenizer: Path | None
+    mesh: Mesh
+    stop: StopRequest
+    task: Task
 
 
 def run(
@@ -93,46 +66,57 @@ def run(
     `build` returns the task for the settings, the tokenizer and the model that the run starts from; `needs` names
     required settings; `label_names` are those of synthetic examples. A request to stop saves and returns.
     """
+    stopped = False
+    with ExitStack() as locks:
+        run = prepare(settings, build, locks, needs, label_names)
+        if run.settings.do_training:
+            stopped = _train_seeds(run)
+        else:
+            _only_score(run)
+    if stopped and settings.exit_code_when_stopped:
+        raise SystemExit(settings.exit_code_when_stopped)
+
+
+def prepare(
+    settings: Settings,
+    build: Build[Settings],
+    stack: ExitStack,
+    needs: Sequence[str] = (),
+    label_names: Sequence[str] | None = None,
+) -> TaskRun[Settings]:
+    """Return the run on its devices, with the examples of its task; the arguments are those of `run`.
+
+    Raises ConfigError, DataError, CheckpointError or DeviceError.
+    """
     if settings.generated_dataset:
         settings = _without_scores(settings)
         needs = ()
     _check_settings(settings, needs)
-    stopped = False
-    with ExitStack() as locks:
-        source = _source(settings)
-        settings = start.with_shape_of(settings, source)
-        folder = None if source is None else source.folder
-        if settings.tokenizer_path is not None:
-            folder = models.find_tokenizer(settings.tokenizer_path)
-        is_default_length = "max_seq_length" not in settings.model_fields_set
-        longest = model_max_length(folder) if is_default_length and folder is not None else None
-        if longest is not None and longest < settings.max_seq_length:
-            settings = changed(settings, max_seq_length=longest)
-        settings, mesh, stop = train.prepare(settings, locks)
-        if is_default_length:
-            print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
-        if settings.generated_dataset:
-            print_line("run: trains on synthetic examples; nothing is scored")
-            labels = settings.head.outputs if label_names is None else len(label_names)
-            # As many as Graphcore's example generates.
-            features = synthetic_examples(settings, 12_000, labels)
-            task = Task(labels, label_names, features)
-        else:
-            assert folder is not None
-            tokenizer = models.read_tokenizer_for(settings.bert_config, folder)
-            wanted = class_name(settings.bert_config, settings.head)
-            fits = wanted.endswith("BertModel") or (source and source.architecture in (wanted, "?"))
-            if source and not settings.do_training and not fits:
-                problem = f"was not trained for this task, which needs a {wanted}"
-                raise _another_model(source, problem)
-            task = build(settings, tokenizer, source)
-        if settings.do_training:
-            stopped = _train_seeds(settings, mesh, task, stop, folder)
-        else:
-            assert source is not None
-            _only_score(settings, mesh, task, source, stop)
-    if stopped and settings.exit_code_when_stopped:
-        raise SystemExit(settings.exit_code_when_stopped)
+    source = _source(settings)
+    settings = with_shape_of(settings, source)
+    folder = None if source is None else source.folder
+    if settings.tokenizer_path is not None:
+        folder = models.find_tokenizer(settings.tokenizer_path)
+    is_default_length = "max_seq_length" not in settings.model_fields_set
+    longest = model_max_length(folder) if is_default_length and folder is not None else None
+    if longest is not None and longest < settings.max_seq_length:
+        settings = changed(settings, max_seq_length=longest)
+    continued = newest_checkpoint(settings.save_ckpt_path)
+    settings, mesh, stop = take_devices(settings, continued, stack)
+    if is_default_length:
+        print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
+    if settings.generated_dataset:
+        print_line("run: trains on synthetic examples; nothing is scored")
+        labels = settings.head.outputs if label_names is None else len(label_names)
+        # As many as Graphcore's example generates.
+        task = Task(labels, label_names, synthetic_examples(settings, 12_000, labels))
+    else:
+        assert folder is not None
+        tokenizer = models.read_tokenizer_for(settings.bert_config, folder)
+        if source is not None and not settings.do_training:
+            _check_class(settings, source)
+        task = build(settings, tokenizer, source)
+    return TaskRun(settings, source, folder, mesh, stop, task)
 
 
 # --- settings
@@ -196,7 +180,7 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         raise DataError(where, "cannot be written", remedy)
 
 
-def _source(settings: FinetuneSettings) -> models.Source | None:
+def _source(settings: FinetuneSettings) -> Source | None:
     """Return the model to start from or, without training, to score: the run's own if there is one."""
     run = settings.save_ckpt_path
     given = settings.pretrained_ckpt_path
@@ -205,7 +189,14 @@ def _source(settings: FinetuneSettings) -> models.Source | None:
     return None if given is None else models.find_source(given)
 
 
-def _another_model(source: models.Source, problem: str) -> ConfigError:
+def _check_class(settings: FinetuneSettings, source: Source) -> None:
+    """Raise ConfigError for a model of another class than the task's; one without a class may fit."""
+    needed = class_name(settings.bert_config, settings.head)
+    if not needed.endswith("BertModel") and source.architecture not in (needed, "?"):
+        raise _another_model(source, f"was not trained for this task, which needs a {needed}")
+
+
+def _another_model(source: Source, problem: str) -> ConfigError:
     remedy = "leave out --no-do-training, or give a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
 
@@ -213,13 +204,12 @@ def _another_model(source: models.Source, problem: str) -> ConfigError:
 # --- training
 
 
-def _train_seeds(
-    settings: Settings, mesh: Mesh, task: Task, stop: StopRequest, tokenizer: Path | None
-) -> bool:
+def _train_seeds(run: TaskRun[Settings]) -> bool:
     """Train with each seed; return whether a request stopped it."""
     results: list[Scores] = []
+    settings = run.settings
     for seed in range(settings.seed, settings.seed + settings.seeds):
-        one = settings
+        of_seed = run
         if settings.seeds > 1:
             print_line(f"seed {seed}:")
             folders = {
@@ -227,42 +217,54 @@ def _train_seeds(
                 for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
                 if (folder := getattr(settings, name)) is not None
             }
-            one = changed(settings, seed=seed, **folders)
-        scores = _train_and_score(one, mesh, task, stop, tokenizer)
+            of_seed = replace(run, settings=changed(settings, seed=seed, **folders))
+        scores = _train_and_score(of_seed)
         if scores is None:
             return not settings.compile_only
         results += [scores] if scores else []
     if len(results) > 1:
-        _report_seeds(settings, results, mesh.processes.rank)
+        _report_seeds(settings, results, run.mesh.processes.rank)
     return False
 
 
-def _train_and_score(
-    settings: FinetuneSettings, mesh: Mesh, task: Task, stop: StopRequest, tokenizer: Path | None
-) -> Scores | None:
-    """Run one seed; return its scores, none where nothing is scored, or None if it did not reach its end."""
+def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
+    """Return the training run of one seed, which `scorer` scores."""
+    settings = run.settings
+    task = run.task
     assert task.train is not None
-    plan, reader, sample = open_features(settings, task.train, mesh)
-    scorer = Scorer(settings, task, stop)
+    plan, reader, sample = open_features(settings, task.train, run.mesh)
     sets = {**task.development, **task.unlabelled}
-    digests = (f"{name} {zlib.crc32(one.tokens.tobytes())}" for name, one in sets.items())
+    digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
     assert reader.epoch_size is not None
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
-    spec = assemble.RunSpec(
+    return ResolvedRun(
+        settings,
+        run.source and models.extended(run.source, run.tokenizer),
+        run.mesh,
+        run.stop,
         plan=plan,
         stream=reader,
         sample=sample,
-        tokenizer=tokenizer,
+        tokenizer=run.tokenizer,
         label_names=task.label_names,
         labels=task.labels,
         prepare=task.prepare,
-        evaluate=scorer.evaluate if settings.do_validation else None,
+        evaluate=None if scorer is None else scorer.evaluate,
         held_out=", ".join(digests),
         evaluate_every=settings.evaluate_every_steps or per_epoch,
         best=task.best,
     )
+
+
+def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
+    """Run one seed; return its scores, none where nothing is scored, or None if it did not reach its end."""
+    settings = run.settings
+    task = run.task
+    scorer = Scorer(settings, task, run.stop)
     with ExitStack() as locks:
-        engine, state, status = train.run_training(settings, mesh, spec, stop, locks)
+        resolved = resolve(run, scorer if settings.do_validation else None)
+        built, status = train.run_training(resolved, locks)
+        engine = built.engine
         if status != "finished":
             return None
         folder = settings.save_ckpt_path
@@ -275,7 +277,7 @@ def _train_and_score(
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)
         try:
-            start.load_weights(models.find_source(str(path)), state.weights)
+            start.load_weights(models.find_source(str(path)), built.state.weights)
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its predictions and scores follow")
@@ -322,89 +324,17 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
 # --- scoring
 
 
-class Scorer:
-    """Scores the development sets of a run, and remembers the best result.
-
-    A request to stop is checked between batches, since a large set takes minutes.
-    """
-
-    def __init__(
-        self,
-        settings: FinetuneSettings,
-        task: Task,
-        stop: Callable[[], bool],
-        order: Sequence[int] | None = None,
-    ) -> None:
-        """Score with this model's settings; `order` has the model's output of each label of the task."""
-        self.task = task
-        self.stop = stop
-        self.order = order
-        self.micro_batch_size = settings.global_batch.micro_batch_size
-        self.max_seq_length = settings.max_seq_length
-        self.is_per_position = settings.head.is_per_position
-        self.best: tuple[int, float] | None = None
-        """Step and score; of equal scores the older."""
-        self.result = Result()
-
-    def evaluate(self, engine: Engine, step: int) -> Scores:
-        """Return the scores of the current weights. Raises StoppedWhileScoringError on a request to stop."""
-        result = self.score(engine)
-        value = result.scores[self.task.best]
-        if self.best is None or value > self.best[1]:
-            self.best = (step, value)
-            self.result = result
-        return result.scores
-
-    def score(self, engine: Engine) -> Result:
-        """Return the result of the current weights."""
-        return self.task.evaluate(self.logits(engine, self.task.development))
-
-    def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats]:
-        """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
-        engine.gather_weights()
-        logits: dict[str, Any] = {}
-        for name, features in sets.items():
-            values = self._predict(engine, features)
-            if not np.isfinite(values).all():
-                remedy = "check its weights, or choose a higher precision"
-                raise DeviceError(name, "the model's outputs are not finite", remedy)
-            logits[name] = values if self.order is None else values[:, self.order]
-        return logits
-
-    def _predict(self, engine: Engine, features: Features) -> Floats:
-        """Return logits [n, labels], or per position [T, labels]; each process takes every count-th batch."""
-        group = engine.group
-        rows = len(features.tokens) if self.is_per_position else len(features)
-        logits = np.zeros((rows, self.task.labels), np.float32)
-        starts = features.starts
-        lengths = features.lengths
-        batches = by_length(features, self.micro_batch_size)
-        for first in range(0, len(batches), group.world_size):
-            if group.all_reduce([self.stop()])[0]:
-                raise StoppedWhileScoringError
-            if first + group.rank < len(batches):
-                numbers = batches[first + group.rank]
-                # Filled up with its own examples: another number of examples would be traced again.
-                filled = np.resize(numbers, self.micro_batch_size)
-                length = padded_length(int(lengths[numbers].max()), self.max_seq_length)
-                values = engine.predict(features.batch(filled, length))[: len(numbers)]
-                if self.is_per_position:
-                    inside = np.arange(length) < lengths[numbers, None]
-                    logits[(starts[numbers, None] + np.arange(length))[inside]] = values[inside]
-                else:
-                    logits[numbers] = values
-        return group.all_reduce(logits).astype(np.float32)
-
-
-def _only_score(
-    settings: FinetuneSettings, mesh: Mesh, task: Task, source: models.Source, stop: StopRequest
-) -> None:
+def _only_score(run: TaskRun[Settings]) -> None:
     """Score a model without training; KeyboardInterrupt on a request to stop, as there is nothing to save."""
-    engine = assemble.build_engine(settings, mesh, task.labels, trains=False)
+    settings = run.settings
+    source = run.source
+    task = run.task
+    assert source is not None
+    engine = assemble.build_engine(settings, run.mesh, task.labels, trains=False)
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
-    scorer = Scorer(settings, task, stop, _label_order(source, task.label_names))
+    scorer = Scorer(settings, task, run.stop, _label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
         result = scorer.score(engine)
@@ -414,7 +344,7 @@ def _only_score(
     task.print_scores(result.scores)
 
 
-def _label_order(source: models.Source, names: Sequence[str] | None) -> list[int] | None:
+def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | None:
     """Return the model's output of each of the task's labels; None where they are in order already.
 
     Labels without names are assumed to be in the task's order, which is printed.

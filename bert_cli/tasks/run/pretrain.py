@@ -12,7 +12,11 @@ from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import count
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, probe, start, train
+from bert_cli.tasks.run.build import ResolvedRun
+from bert_cli.tasks.run.models import extended
+from bert_cli.tasks.run.resolve import source_of, take_devices, with_shape_of
 from bert_cli.train import health
+from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.metrics import PROBE, print_line
 
 
@@ -20,58 +24,70 @@ def run(settings: PretrainSettings) -> None:
     """Train to the last step of the phase, or until a stop is requested, and save."""
     train.check_output_paths(settings)
     with ExitStack() as stack:
-        source = start.source_of(settings)
-        configured = start.with_shape_of(settings, source)
-        sized = corpora.with_sizes_of_records(configured, source)
-        settings, mesh, stop = train.prepare(sized, stack)
-        stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count)
-        folder = stream.folder
-        for line in corpora.describe_vocabulary(configured, settings, stream):
-            print_line(line)
-        if source is not None and folder is not None:
-            corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
-        if settings.new_rows_only_steps and settings.decay_from is None:
-            known = start.known_rows(settings, folder)
-            steps = settings.new_rows_only_steps
-            print_line(
-                f"new rows: the first {count(steps, 'step')} train only the rows from {known:,} on"
-            )
-            settings = changed(settings, known_rows=known)
-        held_out = corpora.open_held_out(settings)
-        if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
-            print_line(
-                f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
-                "make it without --no-nsp to get one"
-            )
-        pairs = probe.read_probe(settings, folder) if settings.probe and folder else None
-        if pairs is not None:
-            print_line(f"probe: {pairs.describe()}")
-        plan = corpora.plan_for(settings, stream)
-        if description := stream.describe(plan.examples):
-            print_line("\n".join(description))
-        for check in [] if folder is None else corpora.text_checks(stream, settings):
-            if check.warns:
-                print_line(check.warning)
-
-        def score(engine: Engine, step: int) -> dict[str, float]:
-            values = {} if held_out is None else evaluate(settings, held_out, engine)
-            if pairs is not None:
-                values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
-            return values
-
-        spec = build.RunSpec(
-            plan=plan,
-            stream=stream,
-            sample=stream.first_micro_batches(len(mesh.devices)),
-            tokenizer=folder,
-            evaluate=None if held_out is None and pairs is None else score,
-            held_out="" if pairs is None else pairs.sentences.fingerprint,
-            evaluate_every=settings.evaluate_every_steps,
-            unigram_entropy=None if folder is None else health.unigram_entropy(stream),
-        )
-        _, _, status = train.run_training(settings, mesh, spec, stop, stack)
+        _, status = train.run_training(resolve(settings, stack), stack)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
+
+
+def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
+    """Return the run of these settings on its devices, with its examples, its plan and its evaluation.
+
+    Raises ConfigError, DataError, CheckpointError or DeviceError.
+    """
+    continued = newest_checkpoint(settings.save_ckpt_path)
+    source = source_of(settings, continued)
+    configured = with_shape_of(settings, source)
+    sized = corpora.with_sizes_of_records(configured, source)
+    settings, mesh, stop = take_devices(sized, continued, stack)
+    stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count)
+    folder = stream.folder
+    for line in corpora.describe_vocabulary(configured, settings, stream):
+        print_line(line)
+    if source is not None and folder is not None:
+        corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
+        source = extended(source, folder)
+    if settings.new_rows_only_steps and settings.decay_from is None:
+        settings = changed(settings, known_rows=start.known_rows(source, continued))
+        steps = count(settings.new_rows_only_steps, "step")
+        rows = f"the rows from {settings.known_rows:,} on"
+        print_line(f"new rows: the first {steps} train only {rows}")
+    held_out = corpora.open_held_out(settings) if settings.SAVES else None
+    if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
+        print_line(
+            f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
+            "make it without --no-nsp to get one"
+        )
+    is_probed = settings.SAVES and settings.probe is not None
+    pairs = probe.read_probe(settings, folder) if is_probed and folder else None
+    if pairs is not None:
+        print_line(f"probe: {pairs.describe()}")
+    plan = corpora.plan_for(settings, stream)
+    if description := stream.describe(plan.examples):
+        print_line("\n".join(description))
+    for check in [] if folder is None else corpora.text_checks(stream, settings):
+        if check.warns:
+            print_line(check.warning)
+
+    def score(engine: Engine, step: int) -> dict[str, float]:
+        values = {} if held_out is None else evaluate(settings, held_out, engine)
+        if pairs is not None:
+            values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
+        return values
+
+    return ResolvedRun(
+        settings,
+        source,
+        mesh,
+        stop,
+        plan=plan,
+        stream=stream,
+        sample=stream.first_micro_batches(len(mesh.devices)),
+        tokenizer=folder,
+        evaluate=None if held_out is None and pairs is None else score,
+        held_out="" if pairs is None else pairs.sentences.fingerprint,
+        evaluate_every=settings.evaluate_every_steps,
+        unigram_entropy=None if folder is None else health.unigram_entropy(stream),
+    )
 
 
 def evaluate(

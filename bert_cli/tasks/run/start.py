@@ -5,10 +5,9 @@ A run starts from its own newest complete checkpoint, else from the weights that
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.load import changed
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
@@ -16,61 +15,25 @@ from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.records.tokenizer import files_for_model
 from bert_cli.errors import CheckpointError, ConfigError, count
 from bert_cli.model import hf, scaling
-from bert_cli.planning.layout import with_micro_batch
 from bert_cli.planning.plan import decay_step
 from bert_cli.tasks.run.build import factors_of
-from bert_cli.tasks.run.models import TF1_CONFIG, Source, extended, find_source
+from bert_cli.tasks.run.models import TF1_CONFIG, Source
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import checkpoint_name, complete_checkpoints
+from bert_cli.train.checkpoint import checkpoint_name, complete_checkpoints, newest_checkpoint
 from bert_cli.train.loop import State
 
-Settings = TypeVar("Settings", bound=TrainSettings)
 
-
-def source_of(settings: TrainSettings) -> Source | None:
-    """Return the model that a run starts from: its own checkpoint, else the given one; None for new weights."""
-    run = settings.save_ckpt_path
-    if run is not None and complete_checkpoints(run):
-        return find_source(str(run), "--save-ckpt-path")
-    if settings.pretrained_ckpt_path is not None:
-        return find_source(settings.pretrained_ckpt_path)
-    return None
-
-
-def known_rows(settings: PretrainSettings, tokenizer: Path | None) -> int:
+def known_rows(source: Source | None, continued: Path | None) -> int:
     """Return the rows of the word embeddings that a run's model had before its vocabulary was extended.
 
     Raises ConfigError where it was not.
     """
-    run = settings.save_ckpt_path
-    if run is not None and (checkpoints := complete_checkpoints(run)):
-        return int(checkpoint.read_state(checkpoints[-1]).fixed.get("known_rows", 0))
-    model = extended(find_source(str(settings.pretrained_ckpt_path)), tokenizer)
-    if not model.replaced:
+    if continued is not None:
+        return int(checkpoint.read_state(continued).fixed.get("known_rows", 0))
+    if source is None or not source.replaced:
         problem = "has no effect on examples with the vocabulary of the model"
         raise ConfigError("new_rows_only_steps", problem, "leave it out")
-    return model.first_new
-
-
-def with_shape_of(settings: Settings, source: Source | None) -> Settings:
-    """Return the settings with the shape of a model, except for the fields that they set."""
-    if source is None:
-        return settings
-    shape = source.config.model_dump() | settings.bert_config.model_dump(exclude_unset=True)
-    return changed(settings, bert_config=shape)
-
-
-def with_saved_micro_batch(settings: Settings) -> Settings:
-    """Return settings that leave the micro-batch open with that of the run that they continue, if there is one."""
-    folder = settings.save_ckpt_path
-    is_open = settings.global_batch.examples_per_step is not None
-    checkpoints = complete_checkpoints(folder) if folder is not None and is_open else []
-    if not checkpoints:
-        return settings
-    # Dropout is a function of the micro-batch.
-    return with_micro_batch(
-        settings, checkpoint.read_state(checkpoints[-1]).fixed["micro_batch_size"]
-    )
+    return source.first_new
 
 
 def disk_format(
@@ -108,21 +71,23 @@ def load_state(
     state: State,
     form: checkpoint.Format,
     fixed: Mapping[str, Any],
-    tokenizer: Path | None = None,
+    source: Source | None,
 ) -> str:
-    """Load the initial state of a run; return where it comes from. Raises CheckpointError if it does not fit."""
-    folder = settings.save_ckpt_path
-    checkpoints = complete_checkpoints(folder) if folder is not None else []
-    if checkpoints:
-        checkpoint.resume(checkpoints[-1], state, form, fixed, settings.model_dump(mode="json"))
-        return f"continues from {checkpoints[-1]} (step {state.step:,})"
+    """Load the initial state of a run, from its own checkpoint if it has one, else from the model `source`.
+
+    Returns a description. Raises CheckpointError if the state does not fit.
+    """
+    # Under the lock of the folder, before which another process may have saved.
+    newest = newest_checkpoint(settings.save_ckpt_path)
+    if newest is not None:
+        checkpoint.resume(newest, state, form, fixed, settings.model_dump(mode="json"))
+        return f"continues from {newest} (step {state.step:,})"
     if isinstance(settings, PretrainSettings) and settings.decay_from:
         path = branch_point(settings)
         dumped = settings.model_dump(mode="json")
         checkpoint.resume(path, state, form, fixed, dumped, is_branch=True)
         return f"continues {path} with a decaying learning rate"
-    if settings.pretrained_ckpt_path is not None:
-        source = extended(find_source(settings.pretrained_ckpt_path), tokenizer)
+    if source is not None:
         return load_pretrained(source, settings, state, form.config.get("id2label"))
     return f"starts with new weights from seed {settings.seed}"
 

@@ -1,6 +1,7 @@
 """The operations of a model compared with its graph, the rate of products, and the parts of a step's time."""
 
 import timeit
+from contextlib import ExitStack
 from math import prod
 
 import numpy as np
@@ -11,12 +12,10 @@ from test_bench import SMALL, SQUAD
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.training import BatchShape
-from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import count
 from bert_cli.planning.flops import Product, attention, model_flops, products, shape_of
 from bert_cli.tasks.bench import measure
 from bert_cli.tasks.run import build
-from bert_cli.tasks.run.build import open_mesh
 
 GROUP = {"architecture": "groupbert", "conv_group_size": 4, "num_hidden_layers": 2}
 JOBS = {
@@ -53,9 +52,9 @@ def product_flops(graph) -> int:
 def test_the_formula_counts_the_products_of_the_graph(name):
     kind, values = JOBS[name]
     settings = kind.model_validate(values)
-    mesh = open_mesh(settings, Processes(()))
-    job = measure.spec_of(settings, mesh)
-    engine = build.build_run(settings, mesh, job.plan).engine
+    with ExitStack() as stack:
+        job = measure.resolve(settings, stack)
+    engine = build.build_run(job.settings, job.mesh, job.plan).engine
     (stage,) = engine.replicas[0]
     # Without the shared trace of the layers, whose products are inside of functions.
     stage.run_block = lambda block, *given: block(*given)

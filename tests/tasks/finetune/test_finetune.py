@@ -18,9 +18,9 @@ from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
 from bert_cli.tasks.finetune import texts
-from bert_cli.tasks.run import finetune
-from bert_cli.tasks.run.finetune import Result, Scorer, Task
+from bert_cli.tasks.run import task
 from bert_cli.tasks.run.models import find_tokenizer
+from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 
 FLAGS = [
@@ -191,14 +191,14 @@ def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again
 def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     base, trained, monkeypatch, capsys
 ):
-    run, real = base / "stopped", finetune.by_length
+    run, real = base / "stopped", task.by_length
 
     def with_a_signal(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
     with monkeypatch.context() as patched, pytest.raises(SystemExit, match="75"):
-        patched.setattr(finetune, "by_length", with_a_signal)
+        patched.setattr(task, "by_length", with_a_signal)
         main([*arguments(base, run), "--exit-code-when-stopped", "75"])
     assert "step 10: not scored" in capsys.readouterr().out
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010"]
@@ -210,7 +210,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert [line["step"] for line in lines] == list(range(1, 31))
     scored = [line["step"] for line in lines if "validation_accuracy" in line]
     assert scored == [10, 20, 30] and "loss" in lines[9]
-    monkeypatch.setattr(finetune, "by_length", with_a_signal)
+    monkeypatch.setattr(task, "by_length", with_a_signal)
     assert main([*arguments(base, run), "--no-do-training"]) == 130
 
 

@@ -1,0 +1,211 @@
+"""What a run does between its steps: measure, report, score, trace, and forecast how long it takes."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from bert_cli.config.markers import UNTRACKED, marked
+from bert_cli.errors import count
+from bert_cli.planning import checks
+from bert_cli.tasks.run.build import Run
+from bert_cli.train import checkpoint, health, history, metrics
+from bert_cli.train.checkpoint import METRICS
+from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
+from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_duration, print_line
+
+Hooks = list[tuple[Hook, Every]]
+
+
+def hooks_of(
+    run: Run,
+    last: int,
+    save: Callable[[], None] | None,
+    bar: ProgressBar,
+    forecast: Forecast,
+    stack: ExitStack,
+) -> Hooks:
+    """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
+    each = Every(steps=1)
+    resolved = run.resolved
+    settings = resolved.settings
+    pace = Pace(last, work=lambda step: resolved.plan.micro_batches(step).start)
+    scored = Every(steps=resolved.evaluate_every, last_step=last)
+    picks_best = resolved.evaluate is not None and resolved.best is not None
+
+    def measure(info: Info) -> None:
+        examples = info.metrics["examples"]
+        tokens = info.metrics["tokens"]
+        info.metrics.update(pace.after_step(info.step, examples, tokens))
+        forecast.step_ends(pace.recent)
+        info.metrics["seconds_waited"] = info.seconds_waited
+        if resolved.unigram_entropy is not None:
+            info.metrics[health.ENTROPY] = resolved.unigram_entropy
+
+    hooks: Hooks = [(measure, each)]
+    reporters: list[metrics.Reporter] = []
+    if save is not None:
+        if picks_best:
+            hooks.append((lambda info: save(), scored))
+        if resolved.evaluate is not None:
+            hooks.append((partial(_evaluate, run), scored))
+        reporters = _reporters(run, last, stack)
+    hooks.append((_report(run, last, bar, reporters), each))
+    if save is not None:
+        saved = Every(
+            steps=settings.checkpoint_every_steps,
+            minutes=settings.checkpoint_every_minutes,
+            last_step=last,
+            # Every process takes part in a save, and their clocks differ.
+            agreed=lambda due: bool(run.engine.group.broadcast([due])[0]),
+        )
+        hooks.append((lambda info: save(), saved))
+        if picks_best:
+            hooks.append((partial(_write_score, run), scored))
+    traced = run.engine.traced_steps
+    trace = settings.parallel.trace
+    if traced and trace is not None:
+        hooks.append(
+            (partial(_write_trace, run, trace), Every(last_step=min(run.state.step + traced, last)))
+        )
+    # Saving and evaluating do not count as the time of a step.
+    hooks.append((lambda info: pace.restart(), each))
+    return hooks
+
+
+def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Reporter]) -> Hook:
+    """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
+    settings = run.resolved.settings
+    first = run.state.step + 1
+    cadence = Every(steps=settings.log_every_steps, last_step=last)
+    dumped = settings.model_dump(mode="json")
+    total = run.resolved.plan.total_steps
+    compared = 2 * health.compared_steps(total)
+    before = history.Run(run.resolved.folder).tail(compared) if reporters else []
+    steps = deque(before, compared)
+    has_warned = False
+
+    def hook(info: Info) -> None:
+        nonlocal has_warned
+        for report in reporters:
+            report(info.step, info.metrics)
+        shown = dict(info.metrics)
+        if info.step == first:
+            del shown["seconds_left"]
+        bar.after_step(info.step, shown)
+        # With a progress bar, lines are printed only as often as the settings explicitly ask for.
+        is_wanted = not bar.shown or "log_every_steps" in settings.model_fields_set
+        if is_wanted and (cadence.due(info.step) or info.step == first):
+            print_line(metrics.format_step(info.step, last, shown))
+        steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))
+        if info.step % health.STEPS or has_warned:
+            return
+        if warning := health.find_warning(dumped, total, steps):
+            has_warned = True
+            print_line(f"step {info.step}: {warning}")
+
+    return hook
+
+
+def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
+    if not run.is_first_rank:
+        return []
+    settings = run.resolved.settings
+    dumped = settings.model_dump(mode="json")
+    reporters = [metrics.jsonl_reporter(run.resolved.folder / METRICS, run.state.step)]
+    if settings.tensorboard_dir is not None:
+        hparams = settings.model_dump(mode="json", exclude=marked(type(settings), UNTRACKED))
+        reporters.append(metrics.tensorboard(settings.tensorboard_dir, hparams, last, stack))
+    if settings.wandb.enabled:
+        reporters.append(metrics.wandb(dumped["wandb"], dumped, run.resolved.folder, stack))
+    return reporters
+
+
+def _evaluate(run: Run, info: Info) -> None:
+    evaluate = run.resolved.evaluate
+    assert evaluate is not None
+    try:
+        values = evaluate(run.engine, info.step)
+    except StoppedWhileScoringError:
+        print_line(f"step {info.step}: not scored; the same command scores it")
+        return
+    info.metrics.update({f"validation_{name}": value for name, value in values.items()})
+    scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+    print_line(f"step {info.step}: held out, {metrics.format_losses(values) or scores}")
+
+
+def _write_score(run: Run, info: Info) -> None:
+    best = str(run.resolved.best)
+    name = f"validation_{run.resolved.best}"
+    if run.is_first_rank and name in info.metrics:
+        checkpoint.write_best(run.resolved.folder, info.step, best, info.metrics[name])
+
+
+def score_start(run: Run) -> None:
+    """Score a model that is pre-trained further before its first step."""
+    if run.resolved.evaluate is None or run.resolved.best is not None:
+        return
+    info = Info(0, {}, {}, 0.0)
+    _evaluate(run, info)
+    if run.is_first_rank:
+        metrics.jsonl_reporter(run.resolved.folder / METRICS, -1)(0, info.metrics)
+
+
+def score_resumed(run: Run) -> bool:
+    """Score the checkpoint that the run continues from if that is due; return False when stopped.
+
+    It has no score if the run was killed between the save and the score, or was trained without scores.
+    """
+    resolved = run.resolved
+    step = run.state.step
+    last = resolved.plan.total_steps
+    if resolved.best is None or resolved.evaluate is None or step == 0:
+        return True
+    best = checkpoint.read_best(resolved.folder) if run.is_first_rank else None
+    # Older files name only the best step.
+    scored = run.engine.group.broadcast([(best.scored or best.step) if best else 0])[0]
+    if not Every(steps=resolved.evaluate_every, last_step=last).due(step) or scored >= step:
+        return True
+    info = Info(step, {}, {}, 0.0)
+    _evaluate(run, info)
+    _write_score(run, info)
+    if run.is_first_rank and info.metrics:
+        # The step may have a line without its score, which a request to stop had interrupted.
+        trained = history.Run(resolved.folder).steps.get(step, {})
+        values = {name: math.nan if value is None else value for name, value in trained.items()}
+        metrics.jsonl_reporter(resolved.folder / METRICS, step - 1)(step, values | info.metrics)
+    return bool(info.metrics)
+
+
+def _write_trace(run: Run, path: Path, info: Info) -> None:
+    group = run.engine.group
+    if group.world_size > 1:
+        path = path.with_stem(f"{path.stem}_rank{group.rank}")
+    run.engine.write_trace(path)
+    print_line(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
+
+
+def forecast(run: Run) -> Forecast:
+    """Return what prints once how long the rest of the run takes, from its first micro-batches or steps."""
+    resolved = run.resolved
+    plan = resolved.plan
+    step = run.state.step
+    of_two = 2 * len(plan.micro_batches(step))
+    left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
+    size = plan.segment(step).micro_batch_size
+    steps = f"{count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
+    more = "" if resolved.evaluate is None else ", besides evaluations"
+
+    def report(shortest: float, longest: float) -> None:
+        times = " to ".join(format_duration(left * each) for each in (shortest, longest))
+        pace = f"{size / longest:,.1f} to {size / shortest:,.1f} examples/s"
+        print_line(f"pace: {pace} on this machine, so {times} for {steps}{more}")
+        check = checks.of_duration(left * longest)
+        if check.warns:
+            print_line(check.warning)
+        if resolved.settings.dry_run:
+            print_line(f"dry run: its two steps take up to {format_duration(of_two * longest)}")
+
+    return Forecast(report)

@@ -1,0 +1,123 @@
+"""The state of a run on all its processes: loaded, compared with that of rank 0, and saved.
+
+Processes that differ would wait for one another forever, or train different weights silently, so they are compared
+before they continue.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+
+from bert_cli.config.markers import COLLECTIVE, marked
+from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.files import write_json_atomically
+from bert_cli.parallel.group import ProcessGroup
+from bert_cli.tasks.run import start
+from bert_cli.tasks.run.build import ResolvedRun, Run
+from bert_cli.train import checkpoint
+from bert_cli.train.checkpoint import METRICS, checkpoint_name
+from bert_cli.train.loop import BackgroundWriter, State, StateCopy, copy_state, gather_shards
+from bert_cli.train.metrics import print_line
+
+
+def load_state(run: Run, stack: ExitStack) -> None:
+    """Load the state that the run starts from. `stack` keeps the lock of the run's folder.
+
+    Raises ConfigError or CheckpointError where the processes differ, or where the state does not fit the run.
+    """
+    resolved = run.resolved
+    settings = resolved.settings
+    group = run.engine.group
+    state = run.state
+    if resolved.saves:
+        if run.is_first_rank:
+            _take_folder(resolved, stack)
+        group.barrier()
+    collective = settings.model_dump(mode="json", include=marked(type(settings), COLLECTIVE))
+    parallel = {**settings.parallel.model_dump(mode="json"), "trace": None}
+    shared = {**run.fixed, **collective, "parallel": parallel, "held_out": resolved.held_out}
+    digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
+    if difference := _first_difference(group, int.from_bytes(digest, "little")):
+        problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
+        remedy = "start every process with the same command and the same files"
+        raise ConfigError(f"rank {difference[0]}", problem, remedy)
+    print_line(f"run: {start.load_state(settings, state, run.form, run.fixed, resolved.source)}")
+    if difference := _first_difference(group, state.step):
+        rank, step, first = difference
+        problem = (
+            f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}"
+        )
+        remedy = "the folder must be on a file system that all hosts share"
+        raise CheckpointError("save_ckpt_path", problem, remedy)
+    _check_same_weights(group, state)
+
+
+def _take_folder(resolved: ResolvedRun, stack: ExitStack) -> None:
+    folder = resolved.folder
+    tensorboard = resolved.settings.tensorboard_dir
+    stack.enter_context(checkpoint.lock_run(folder))
+    text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
+    if tensorboard is not None:
+        text += f"; TensorBoard's files into {tensorboard.absolute()}"
+    print_line(text)
+    if removed := checkpoint.remove_partial_checkpoints(folder):
+        print_line(f"run: removed incomplete {', '.join(removed)}")
+
+
+def _check_same_weights(group: ProcessGroup, state: State) -> None:
+    if group.world_size == 1:
+        return
+    digest = 0
+    for weight in state.weights.values():
+        if weight.is_sharded:  # there is one for all
+            continue
+        digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
+    if difference := _first_difference(group, digest):
+        problem = f"the weights of rank {difference[0]} are not those of rank 0"
+        remedy = "start all processes from the same files, on machines of the same kind"
+        raise CheckpointError(f"step {state.step}", problem, remedy)
+
+
+def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, float] | None:
+    """Return the first rank with another number than rank 0, its number and that of rank 0."""
+    numbers = group.all_gather(float(number))
+    different = [rank for rank, each in enumerate(numbers) if each != numbers[0]]
+    return (different[0], numbers[different[0]], numbers[0]) if different else None
+
+
+def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
+    """Return the function that saves a step once: rank 0 writes, other ranks send their shards."""
+    settings = run.resolved.settings
+    state = run.state
+    group = run.engine.group
+    folder = run.resolved.folder
+    dumped = settings.model_dump(mode="json")
+    # The step that a run continues from has a checkpoint, which rank 0 has seen.
+    exists = (folder / checkpoint_name(state.step)).exists()
+    saved = state.step if group.broadcast([exists])[0] else -1
+
+    def write(copied: StateCopy) -> None:
+        checkpoint.save(folder, copied, run.form, fixed=run.fixed, settings=dumped)
+        checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
+
+    def save() -> None:
+        # Decided without looking at files, which may appear later on another host.
+        nonlocal saved
+        if saved == state.step:
+            return
+        _check_same_weights(group, state)
+        if run.is_first_rank:
+            writer.start(partial(write, copy_state(state)))
+        else:
+            gather_shards(state)
+        saved = state.step
+
+    if run.is_first_rank:
+        # Only now: a start that fails must not leave its settings in another run's folder.
+        write_json_atomically(folder / checkpoint.SETTINGS, dumped)
+    return save

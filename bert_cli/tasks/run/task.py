@@ -1,0 +1,136 @@
+"""A task of fine-tuning: its examples, its labels, and how the model's logits are scored."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.data.finetune.features import Features, by_length, padded_length
+from bert_cli.errors import DeviceError
+from bert_cli.files import JSON
+from bert_cli.parallel.engine import Engine
+from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
+from bert_cli.train.metrics import print_line
+
+Floats = npt.NDArray[np.float32]
+Logits = Mapping[str, Floats]
+"""Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The scores of a model on the development sets, and what is written about its predictions."""
+
+    scores: Scores = field(default_factory=dict)
+    write: Callable[[Path, Logits], None] = lambda folder, logits: None
+    """Writes predictions into output_dir, also those from the logits of the sets without labels."""
+    table: str = ""
+    """Printed before the scores."""
+    run_files: Mapping[str, JSON] = field(default_factory=dict)
+    """JSON files for the run's folder, which `bert predict` needs besides the model."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task for fine-tuning."""
+
+    labels: int
+    """Outputs of the head."""
+    label_names: Sequence[str] | None
+    """Names of a classifier's labels; None where they have none."""
+    train: Features | None
+    development: Mapping[str, Features] = field(default_factory=dict)
+    evaluate: Callable[[Logits], Result] = lambda logits: Result()
+    """Evaluates the logits of the development sets."""
+    best: str = ""
+    """The score whose highest value decides which checkpoint is the best."""
+    unlabelled: Mapping[str, Features] = field(default_factory=dict)
+    """Sets that are only predicted, at the end."""
+    prepare: Prepare = Step.prepare
+    digits: int = 17
+    """Decimals of the printed scores; files have all."""
+
+    def print_scores(self, scores: Scores) -> None:
+        """Print scores as a line of JSON."""
+        rounded = {name: round(value, self.digits) for name, value in scores.items()}
+        print_line(json.dumps(rounded))
+
+
+class Scorer:
+    """Scores the development sets of a run, and remembers the best result.
+
+    A request to stop is checked between batches, since a large set takes minutes.
+    """
+
+    def __init__(
+        self,
+        settings: FinetuneSettings,
+        task: Task,
+        stop: Callable[[], bool],
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """Score with this model's settings; `order` has the model's output of each label of the task."""
+        self.task = task
+        self.stop = stop
+        self.order = order
+        self.micro_batch_size = settings.global_batch.micro_batch_size
+        self.max_seq_length = settings.max_seq_length
+        self.is_per_position = settings.head.is_per_position
+        self.best: tuple[int, float] | None = None
+        """Step and score; of equal scores the older."""
+        self.result = Result()
+
+    def evaluate(self, engine: Engine, step: int) -> Scores:
+        """Return the scores of the current weights. Raises StoppedWhileScoringError on a request to stop."""
+        result = self.score(engine)
+        value = result.scores[self.task.best]
+        if self.best is None or value > self.best[1]:
+            self.best = (step, value)
+            self.result = result
+        return result.scores
+
+    def score(self, engine: Engine) -> Result:
+        """Return the result of the current weights."""
+        return self.task.evaluate(self.logits(engine, self.task.development))
+
+    def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats]:
+        """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
+        engine.gather_weights()
+        logits: dict[str, Any] = {}
+        for name, features in sets.items():
+            values = self._predict(engine, features)
+            if not np.isfinite(values).all():
+                remedy = "check its weights, or choose a higher precision"
+                raise DeviceError(name, "the model's outputs are not finite", remedy)
+            logits[name] = values if self.order is None else values[:, self.order]
+        return logits
+
+    def _predict(self, engine: Engine, features: Features) -> Floats:
+        """Return logits [n, labels], or per position [T, labels]; each process takes every count-th batch."""
+        group = engine.group
+        rows = len(features.tokens) if self.is_per_position else len(features)
+        logits = np.zeros((rows, self.task.labels), np.float32)
+        starts = features.starts
+        lengths = features.lengths
+        batches = by_length(features, self.micro_batch_size)
+        for first in range(0, len(batches), group.world_size):
+            if group.all_reduce([self.stop()])[0]:
+                raise StoppedWhileScoringError
+            if first + group.rank < len(batches):
+                numbers = batches[first + group.rank]
+                # Filled up with its own examples: another number of examples would be traced again.
+                filled = np.resize(numbers, self.micro_batch_size)
+                length = padded_length(int(lengths[numbers].max()), self.max_seq_length)
+                values = engine.predict(features.batch(filled, length))[: len(numbers)]
+                if self.is_per_position:
+                    inside = np.arange(length) < lengths[numbers, None]
+                    logits[(starts[numbers, None] + np.arange(length))[inside]] = values[inside]
+                else:
+                    logits[numbers] = values
+        return group.all_reduce(logits).astype(np.float32)
