@@ -88,7 +88,7 @@ def model_card(
         task=task,
         model=model,
         options=", trust_remote_code=True" if shape.architecture == "groupbert" else "",
-        text="A [MASK] in a text." if task == "fill-mask" else "A text.",
+        text="A [MASK] in a text." if head.fills_masks else "A text.",
     )
     library = "sentence-transformers" if is_embedding else "transformers"
     entries = {

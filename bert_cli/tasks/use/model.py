@@ -107,7 +107,8 @@ def task_of(source: models.Source, requested: str | None) -> str:
         classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
         raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
     known = head.task
-    if requested is not None and requested not in (known, "embed", "similarity"):
+    is_for_any = requested is None or head_of_task(requested) is None
+    if not is_for_any and requested != known:
         problem = f"{source.folder} is a {source.architecture}, which is for {known}"
         remedy = f"leave out --task, or give a model that was trained for {requested}"
         raise ConfigError(f"task ({requested})", problem, remedy)
