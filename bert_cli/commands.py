@@ -61,6 +61,7 @@ _ROWS = {
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "finetune.Predict", "run a model on texts"),
     "export": ("tasks.use.export", "finetune.Export", "export a model to another runtime"),
+    "evaluate": ("tasks.use.evaluate", "tools.Evaluate", "score a checkpoint on held-out records"),
     "average": ("tasks.use.average", "finetune.Average", "average the checkpoints of a run"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
     "bench": ("tasks.bench.run", "tools.Bench", "run a standard benchmark"),

@@ -37,7 +37,7 @@ GROUPS = {
     "Data": ("download", "extract", "preprocess", "vocab", "tokenize", "index", "pack", "data"),
     "Look": ("inspect", "doctor", "plan", "runs", "plot", "compare"),
     "Train": ("pretrain", "squad", "glue", "ner", "classify", "launch"),
-    "Use": ("predict", "export", "average", "completion"),
+    "Use": ("predict", "evaluate", "export", "average", "completion"),
     "Measure": ("bench", "bench pretrain", "bench squad", "bench data"),
 }
 OTHERS = "More"

@@ -340,3 +340,5 @@ class AverageSettings(Settings):
     """Number of newest complete checkpoints to average."""
     validation_dir: PathOrName | None = None
     """Folder of records to score both models on, for a pre-training run; by default the run's validation_dir."""
+    engine: Engine = "tensorflow"
+    """Framework that scores the models; both score every model."""

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_
 from bert_cli.config.data import DataSettings, Masking, Splitter, check_mask_tokens
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.load import BENCHMARKS, configs_folder
-from bert_cli.config.markers import Hidden, PathOrName, Positional
+from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     MemorySize,
@@ -115,6 +115,25 @@ class PlanSettings(PretrainSettings):
     """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
     processes: Positive = 1
     """Number of processes; the devices are divided among them, and each replica is in one process."""
+
+
+class EvaluateSettings(Settings):
+    """Score a checkpoint of a pre-training run on records: losses, accuracies and bits per byte.
+
+    The masks, the length of the examples and the precision are those of the run.
+    Example: bert evaluate runs/base_128_phase1 --dataset-dir data/held_out
+    Example: bert evaluate runs/base_128_phase1/step_00001000 --dataset-dir data/field --json scores.json
+    """
+
+    run: Positional[Path]
+    """Folder of a run, whose newest checkpoint is scored, or of one of its checkpoints."""
+    dataset_dir: PathOrName | None = None
+    """Folder of records, or its address (s3://...); by default the run's validation_dir."""
+    examples: Positive | None = None
+    """Number of examples; by default the run's evaluation_examples."""
+    engine: Engine = "tensorflow"
+    """Framework that scores the model; both score every model."""
+    json_file: JsonFile = None
 
 
 class LaunchSettings(Settings):

@@ -170,25 +170,30 @@ def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[C
         yield of_vocabulary(settings.bert_config.vocab_size, tokens)
 
 
-def open_held_out(settings: PretrainSettings) -> ExampleStream | None:
+def open_held_out(settings: PretrainSettings, name: str = "validation_dir") -> ExampleStream | None:
     """Return the examples to evaluate on, if any; packed and in buckets as the run where they can be.
 
-    They have the sequence length of the last stage.
+    They have the sequence length of the last stage. `name` is the setting that messages name.
     """
     if settings.validation_dir is None:
         return None
-    folder = _folder_of(settings.validation_dir, settings, "validation_dir")
+    folder = _folder_of(settings.validation_dir, settings, name)
     settings = (settings, *settings.later_stages)[-1]
     size = settings.global_batch.micro_batch_size
     corpus = read_corpus(folder)
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
-    source = _open_source(folder, settings, "validation_dir", may_pack=is_plain)
+    source = _open_source(folder, settings, name, is_held_out=True, may_pack=is_plain)
     return Reader(source, Batching(size, size), buckets)
 
 
 def _open_source(
-    folder: Path, settings: PretrainSettings, name: str, may_pack: bool = True
+    folder: Path,
+    settings: PretrainSettings,
+    name: str,
+    *,
+    is_held_out: bool = False,
+    may_pack: bool = True,
 ) -> Records:
     """Open records, packed if that is set; the model must have a row for each piece. `name` is the setting."""
     packs = may_pack and is_set(settings, "max_sequences_per_pack")
@@ -203,7 +208,7 @@ def _open_source(
     size = source.corpus["vocab_size"]
     rows = settings.bert_config.vocab_size
     where = f"{name} ({folder})"
-    if name == "dataset_dir":
+    if not is_held_out:
         if size > rows:
             problem = f"has a vocabulary of {size}, but the model's is {rows}"
             raise ConfigError(where, problem, f"give --bert-config.vocab-size {size}")

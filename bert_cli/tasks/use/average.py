@@ -4,7 +4,6 @@ The mean is often a better model than the last step of a run whose learning rate
 2018), but may be a worse model. OUT has the files of a checkpoint without its optimizer and state.json.
 """
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,20 +14,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.finetune import AverageSettings
-from bert_cli.config.load import changed, load
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import Parallel
-from bert_cli.config.training import GlobalBatch
+from bert_cli.config.load import changed
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkpoint
-from bert_cli.optim.schedule import first_loss_scale
-from bert_cli.parallel.cluster import Processes
-from bert_cli.processes import print_table, quiet_imports
-from bert_cli.tasks.run import corpora, start
-from bert_cli.tasks.run.models import find_source
+from bert_cli.processes import print_table
+from bert_cli.tasks.run import corpora
+from bert_cli.tasks.use import evaluate
 from bert_cli.train import card, checkpoint, history
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
-from bert_cli.train.loop import Array, State
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER
+from bert_cli.train.loop import Array
 from bert_cli.train.metrics import print_line
 
 
@@ -52,9 +46,9 @@ def run(settings: AverageSettings) -> None:
         raise CheckpointError(f"run ({folder})", problem, remedy)
     trained = held_out = None
     if (kind := history.Run(folder).kind) == "pretrain":
-        words = ["--config", str(folder / SETTINGS)]
-        words += ["--validation-dir", settings.validation_dir] if settings.validation_dir else []
-        trained, _ = load(PretrainSettings, words, "bert average")
+        trained = evaluate.settings_of(folder, settings.engine)
+        if settings.validation_dir is not None:
+            trained = changed(trained, validation_dir=settings.validation_dir)
         # Opened before anything is written, because the folder may be absent.
         held_out = corpora.open_held_out(trained)
     elif settings.validation_dir is not None:
@@ -71,7 +65,7 @@ def run(settings: AverageSettings) -> None:
         scored_by = f"that is for pretrain, not {kind}"
         scored_by = "--validation-dir RECORDS scores it" if trained else scored_by
         return print_line(f"average: not scored; {scored_by}")
-    newest, averaged = _scores(trained, held_out, (paths[-1], out))
+    newest, averaged = evaluate.scores_of(trained, held_out, (paths[-1], out)).values()
     rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
     print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
     change = averaged["mlm_loss"] - newest["mlm_loss"]
@@ -135,24 +129,3 @@ def _open(path: Path, stack: ExitStack) -> Any:
 def _layout(file: Any) -> set[tuple[str, str, str]]:
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     return {(name, str(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-
-
-def _scores(
-    trained: PretrainSettings, held_out: corpora.ExampleStream, models: Sequence[Path]
-) -> list[dict[str, float]]:
-    """Return the held-out metrics of models, computed as in a run with these settings, on one device."""
-    # Keras reads this when it is imported below.
-    os.environ["KERAS_BACKEND"] = trained.engine
-    with quiet_imports():
-        from bert_cli.tasks.run import build, pretrain
-    chunks = trained.parallel.embedding_serialization_factor
-    batch = GlobalBatch(micro_batch_size=trained.global_batch.micro_batch_size)
-    parallel = Parallel(embedding_serialization_factor=chunks)
-    settings = changed(trained, parallel=parallel, global_batch=batch)
-    engine = build.build_engine(settings, build.open_mesh(settings, Processes(())), trains=False)
-    state = State(engine.weights, {}, first_loss_scale(1.0))
-    scores = []
-    for model in models:
-        start.load_pretrained(find_source(str(model)), settings, state)
-        scores.append(pretrain.evaluate(settings, held_out, engine))
-    return scores
