@@ -8,15 +8,14 @@ Shapes: B texts, S sequence length of a text, M = B * (S - 1) predicted tokens, 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import keras
 from keras import ops
 
-from bert_cli.config.settings import BertConfig
 from bert_cli.model.fused import Tensor, shifted_key
 from bert_cli.model.heads import Columns, MaskedLM, SentenceEmbedding, Sums
-from bert_cli.model.layers import MASKED_SCORE, ConfiguredLayer, Output
+from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer, Output
 
 OTHER_DROPOUT = 1 << 16  # added to the dropout ids of the encoder, of which a model has fewer
 
@@ -24,11 +23,9 @@ OTHER_DROPOUT = 1 << 16  # added to the dropout ids of the encoder, of which a m
 class VectorAttention(ConfiguredLayer):
     """Attention of every position to the vector of the text alone, its output and its residual."""
 
-    def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, dropout_id: int
-    ) -> None:
+    def __init__(self, *, dropout_id: int, **layer: Unpack[Configured]) -> None:
         self.dropout_id = dropout_id
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -56,20 +53,18 @@ class DenoisingDecoder(SentenceEmbedding):
     def __init__(
         self,
         *,
-        name: str,
-        policy: keras.DTypePolicy,
-        config: BertConfig,
         encoder: Sequence[Any],
         word_table: keras.Variable,
         chunks: int,
         dropout_id: int,
+        **layer: Unpack[Configured],
     ) -> None:
         """Share the weights of the encoder; the loss is computed in `chunks` of the vocabulary."""
         self.encoder = encoder
         self.word_table = word_table
         self.chunks = chunks
         self.dropout_id = dropout_id
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         shared = {"policy": self.dtype_policy, "config": self.config}

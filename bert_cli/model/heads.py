@@ -8,13 +8,12 @@ Sections are those of Devlin et al. 2019. Shapes: B examples, S sequence length,
 sequences of a pack (1 without packing), D hidden size, V vocabulary size, L labels.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import keras
 from keras import ops
 
-from bert_cli.config.settings import BertConfig
 from bert_cli.model.chunked_loss import chunked_loss
 from bert_cli.model.fused import (
     Tensor,
@@ -26,7 +25,7 @@ from bert_cli.model.fused import (
     matmul_transposed,
     value_of,
 )
-from bert_cli.model.layers import MASKED_SCORE, ConfiguredLayer
+from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
@@ -45,34 +44,21 @@ class Head(ConfiguredLayer):
         """Return the scores or vectors of a prediction."""
         raise NotImplementedError
 
-    def outputs(
-        self, hidden_BSD: Tensor, before: Sequence[Any], columns: Columns, hf_class: str
-    ) -> dict[str, Tensor]:
-        """Return the outputs of a class of transformers, by its names, from the output of the encoder.
-
-        `before` are the blocks between the encoder and the head.
-        """
-        for block in before:
-            hidden_BSD = block(hidden_BSD, columns, None)
-        return {"logits": self.logits(hidden_BSD, None)}
+    def outputs(self, logits: Any, hf_class: str) -> dict[str, Tensor]:
+        """Return the logits under the names of a class of transformers."""
+        return {"logits": logits}
 
 
 class MaskedLM(ConfiguredLayer):
     """Transform (dense, GELU, LayerNorm), then a score for every token from the tied word embeddings."""
 
     def __init__(
-        self,
-        *,
-        name: str,
-        policy: keras.DTypePolicy,
-        config: BertConfig,
-        word_table: keras.Variable,
-        chunks: int = 1,
+        self, *, word_table: keras.Variable, chunks: int = 1, **layer: Unpack[Configured]
     ) -> None:
         """Share the word embeddings; the loss is computed in `chunks` of the vocabulary."""
         self.word_table = word_table
         self.chunks = chunks
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         self.transform = self.dense("transform", self.config.hidden_size, self.config.hidden_size)
@@ -118,18 +104,12 @@ class PretrainingHeads(Head):
     }
 
     def __init__(
-        self,
-        *,
-        name: str,
-        policy: keras.DTypePolicy,
-        config: BertConfig,
-        word_table: keras.Variable,
-        chunks: int = 1,
+        self, *, word_table: keras.Variable, chunks: int = 1, **layer: Unpack[Configured]
     ) -> None:
         """Share the word embeddings; the masked-LM loss is computed in `chunks` of the vocabulary."""
         self.word_table = word_table
         self.chunks = chunks
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         self.masked_lm = MaskedLM(
@@ -146,17 +126,12 @@ class PretrainingHeads(Head):
         mlm_BPV, nsp_B12 = self.scores(hidden, 1)
         return mlm_BPV, nsp_B12[:, 0]
 
-    def outputs(
-        self, hidden_BSD: Tensor, before: Sequence[Any], columns: Columns, hf_class: str
-    ) -> dict[str, Tensor]:
-        """Return the scores of every position, and unless the class fills masks alone those of [CLS]."""
-        # [CLS] for the pooler, and then every position as if it were masked.
-        rows = ops.concatenate([hidden_BSD[:, :1], hidden_BSD], axis=1)
-        *_, pool = before
-        words_BSV, next_B2 = self.logits(pool(rows, columns, None))
+    def outputs(self, logits: Any, hf_class: str) -> dict[str, Tensor]:
+        """Return the masked-LM scores, and the next-sentence scores if the class has them."""
+        words_BPV, next_B2 = logits
         if hf_class.endswith("ForMaskedLM"):
-            return {"logits": words_BSV}
-        return {"prediction_logits": words_BSV, "seq_relationship_logits": next_B2}
+            return {"logits": words_BPV}
+        return {"prediction_logits": words_BPV, "seq_relationship_logits": next_B2}
 
     def scores(self, hidden: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """[B, C + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, C, 2]; float32."""
@@ -200,12 +175,9 @@ class QuestionAnswering(Head):
         """[B, S, D] -> [B, S, 2]: scores of start and end, float32."""
         return self.span(hidden)
 
-    def outputs(
-        self, hidden_BSD: Tensor, before: Sequence[Any], columns: Columns, hf_class: str
-    ) -> dict[str, Tensor]:
+    def outputs(self, logits: Any, hf_class: str) -> dict[str, Tensor]:
         """Return the scores of start and end [B, S]."""
-        spans_BS2 = self.logits(hidden_BSD, None)
-        return {"start_logits": spans_BS2[:, :, 0], "end_logits": spans_BS2[:, :, 1]}
+        return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
 
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
@@ -223,19 +195,11 @@ class QuestionAnswering(Head):
 class Classifier(Head):
     """Dropout and a dense layer."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        policy: keras.DTypePolicy,
-        config: BertConfig,
-        labels: int,
-        dropout_id: int,
-    ) -> None:
+    def __init__(self, *, labels: int, dropout_id: int, **layer: Unpack[Configured]) -> None:
         """Give the dense layer as many outputs as there are labels."""
         self.labels = labels
         self.dropout_id = dropout_id
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         self.classifier = self.dense("classifier", self.config.hidden_size, self.labels)
@@ -259,12 +223,6 @@ class SequenceClassification(Classifier):
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
         return super().logits(hidden[:, 0], key)
-
-    def outputs(
-        self, hidden_BSD: Tensor, before: Sequence[Any], columns: Columns, hf_class: str
-    ) -> dict[str, Tensor]:
-        """Return the logits [B, L]; [CLS] alone is pooled."""
-        return super().outputs(hidden_BSD[:, :1], before, columns, hf_class)
 
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None

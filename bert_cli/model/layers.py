@@ -10,7 +10,7 @@ intermediate size.
 
 from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 from keras import ops
@@ -174,6 +174,14 @@ class Embedding(Layer):
         """Integers [...] -> float32 [..., D]; only the rows that are read are cast."""
         rows = ops.cast(ops.take(self.embeddings, numbers, axis=0), "float32")
         return self.scaled("embeddings", rows)
+
+
+class Configured(TypedDict):
+    """The arguments of every layer of the model's sizes."""
+
+    name: str
+    policy: keras.DTypePolicy
+    config: BertConfig
 
 
 class ConfiguredLayer(Layer):

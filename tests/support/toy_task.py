@@ -71,12 +71,11 @@ def length_labels(texts: Texts, labels: int) -> Features:
 class TextLength(Predictor):
     """The number of a text's tokens."""
 
+    EMPTY: ClassVar[Row] = {"length": None}
+
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         rows = zip(inputs, *self.of_texts(inputs), strict=True)
         return [row_of(item.fields, {"length": exact(value)}, cut) for item, (value,), cut in rows]
-
-    def empty_answer(self) -> Row:
-        return {"length": None}
 
 
 def run(settings: LengthSettings) -> None:

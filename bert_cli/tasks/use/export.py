@@ -25,7 +25,7 @@ import tensorflow as tf
 from safetensors.numpy import save_file
 
 from bert_cli.config.finetune import ExportSettings
-from bert_cli.config.heads import LAST_BLOCKS, POOL, head_of_task
+from bert_cli.config.heads import POOL, head_of_task
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
@@ -185,16 +185,17 @@ class Served(tf.Module):
     def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
         columns["segment_ids"] = token_type_ids
-        hidden_BSD = self.model.hidden(columns)
-        *before, last = [block for name, block in self.model.blocks if name in LAST_BLOCKS]
+        *_, (_, last) = self.model.blocks
         if self.model.head is not None:
-            outputs: dict[str, Any] = last.outputs(
-                hidden_BSD, before, columns, self.model.architecture
-            )
+            # Every position as if it were masked.
+            positions = tf.range(tf.shape(input_ids)[1]) + tf.zeros_like(input_ids)
+            logits = self.model.logits({**columns, "masked_lm_positions": positions})
+            outputs: dict[str, Any] = last.outputs(logits, self.model.architecture)
             return outputs
-        outputs = {"last_hidden_state": hidden_BSD}
+        outputs = {"last_hidden_state": self.model.hidden(columns)}
         if POOL.name not in self.model.new:
-            outputs["pooler_output"] = last(hidden_BSD[:, :1], columns, None)[:, 0]
+            first_B1D = outputs["last_hidden_state"][:, :1]
+            outputs["pooler_output"] = last(first_B1D, columns, None)[:, 0]
         return outputs
 
 

@@ -188,6 +188,8 @@ class Predictor:
     """Settings with an effect on this task and not on every task."""
     COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "segment_ids", "input_mask")
     """Columns that `outputs` reads."""
+    EMPTY: ClassVar[Row] = {}
+    """Keys of an answer without values."""
     COMPARES: ClassVar[bool] = False
     """Whether TEXT is compared with the other texts, so that all are answered at once."""
 
@@ -210,8 +212,8 @@ class Predictor:
         raise NotImplementedError
 
     def empty_answer(self) -> Row:
-        """Return the keys of an answer without values, for an empty text."""
-        raise NotImplementedError
+        """Return the answer to an empty text."""
+        return self.EMPTY
 
     def outputs(self, columns: Columns) -> Any:
         """Return what is computed from the columns of a batch."""

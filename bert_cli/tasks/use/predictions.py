@@ -6,7 +6,7 @@ Shapes: as in `model`.
 import sys
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -48,6 +48,7 @@ class FillMask(Predictor):
     """The most probable pieces in place of each [MASK]."""
 
     SETTINGS = ("top",)
+    EMPTY: ClassVar[Row] = {"masks": []}
     COLUMNS = (*Predictor.COLUMNS, "masked_lm_positions")
 
     @classmethod
@@ -73,10 +74,6 @@ class FillMask(Predictor):
         if keras.config.backend() == "jax":  # few shapes
             masks = 1 << (masks - 1).bit_length()
         return {"masked_lm_positions": order[:, :masks]}
-
-    def empty_answer(self) -> Row:
-        """Return an answer without masks."""
-        return {"masks": []}
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the most probable pieces for each [MASK]; null for a mask in the truncated part."""
@@ -149,6 +146,7 @@ class QuestionAnswering(Predictor):
 
     FIELDS = ("question", "context")
     SETTINGS = ("doc_stride", "max_query_length", "max_answer_length", "version_2")
+    EMPTY: ClassVar[Row] = {"answer": "", "probability": None, "start": None, "end": None}
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
@@ -169,10 +167,6 @@ class QuestionAnswering(Predictor):
             print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
             defaults["null_score_diff_threshold"] = chosen or 0.0
         return defaults
-
-    def empty_answer(self) -> Row:
-        """Return no answer."""
-        return {"answer": "", "probability": None, "start": None, "end": None}
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the best span of each context, its probability and its characters."""
@@ -259,6 +253,7 @@ class Embedding(Predictor):
     """The vector of a text."""
 
     SETTINGS = ("pooling", "normalize")
+    EMPTY: ClassVar[Row] = {"embedding": None}
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
@@ -281,10 +276,6 @@ class Embedding(Predictor):
             return vector_BD
         squared_B1 = ops.sum(ops.square(vector_BD), -1, keepdims=True)
         return vector_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-12))
-
-    def empty_answer(self) -> Row:
-        """Return an answer without a vector."""
-        return {"embedding": None}
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return a vector of each text, from the encoder's last layer."""
