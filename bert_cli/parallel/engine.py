@@ -62,6 +62,11 @@ class Block(Protocol):
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return the hidden values for the next block."""
 
+    def stateless_call(
+        self, weights: Sequence[Tensor], state: Sequence[Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the same with these values of its weights, and its state, which is empty."""
+
 
 class Head(Block, Protocol):
     """The last block of a model: its call with divisors of the loss returns the loss, and sums for metrics.

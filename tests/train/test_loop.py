@@ -102,6 +102,7 @@ class Block:
     """Returns the ids as floats."""
 
     READS = ("input_ids",)
+    trace_key = "block"
 
     def __call__(self, hidden, batch, key):
         return tf.cast(batch["input_ids"], tf.float32)

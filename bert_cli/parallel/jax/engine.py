@@ -33,6 +33,7 @@ from bert_cli.parallel.engine import (
     Head,
     StepResult,
     StopRequested,
+    Tensor,
     UpdateRequest,
     count,
     scaled_for_accumulation,
@@ -44,6 +45,9 @@ from bert_cli.parallel.runtime import BuildBlock, Layout, Mesh
 Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
 """A weight and its slots, by the weight's name."""
+Numbers = Mapping[str, np.float32 | np.int32]
+Arguments = tuple[State, Arrays, Numbers, Numbers]
+"""State, columns, divisors of the loss, and the numbers of a request."""
 ANY = PartitionSpec.UNCONSTRAINED
 COMPLETE = PartitionSpec()
 
@@ -136,7 +140,7 @@ class JaxEngine(Engine):
             zeros = [np.zeros(slot.shape, slot.dtype) for slot in slots.values()]
             values = [np.asarray(weight.value), *zeros]
             self.state[name] = list(map(_placed, values, self.shardings[name]))
-        self.programs: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
         self._run = jax.jit(self._run_head)
@@ -154,7 +158,7 @@ class JaxEngine(Engine):
             for part, slot in enumerate(slots, 1)
         }
 
-    def _gathered(self, arrays: Any, specs: Any = COMPLETE) -> Any:
+    def _gathered(self, arrays: Tensor, specs: Tensor = COMPLETE) -> Tensor:
         """Return arrays divided in another way, or complete; all processes must call this."""
         to = jax.tree.map(partial(NamedSharding, self.grid), specs)
         with self.group.collective():
@@ -168,7 +172,7 @@ class JaxEngine(Engine):
         batch = {
             name: np.repeat(column, self.layout.accumulation, 0) for name, column in batch.items()
         }
-        self._program(*self._arguments(batch, UpdateRequest(), counts))
+        self._program(self._arguments(batch, UpdateRequest(), counts))
 
     def _run_step(
         self,
@@ -179,7 +183,7 @@ class JaxEngine(Engine):
     ) -> StepResult:
         """Run the compiled step; a request to stop waits for its end."""
         arguments = self._arguments(batch, request, divisors)
-        program = self._program(*arguments)
+        program = self._program(arguments)
         self._local = None
         # Not `collective()`: the step is computing, and does not wait for another rank.
         naming = self.group._naming_lost_process()
@@ -200,29 +204,30 @@ class JaxEngine(Engine):
 
     def _arguments(
         self, batch: Batch, request: UpdateRequest, divisors: Mapping[str, float]
-    ) -> tuple[State, Arrays, Any, Any]:
+    ) -> Arguments:
         """Return the arguments of the compiled step."""
         replicas = len(self.local_grid.devices)
         first = self.first_index(batch, request)
-        columns: dict[str, Any] = {n: column for n, column in batch.items() if n in self.reads}
-        columns["index"] = (first + np.arange(len(batch["input_ids"]))) % 2**31
+        local = {name: column for name, column in batch.items() if name in self.reads}
+        local["index"] = (first + np.arange(len(batch["input_ids"]))) % 2**31
         where = NamedSharding(self.grid, PartitionSpec(None, "replica"))
-        for name, column in columns.items():
+        columns: Arrays = {}
+        for name, column in local.items():
             # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
             rows = column.reshape(replicas, -1, *column.shape[1:]).swapaxes(0, 1)
             rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype))
             columns[name] = jax.make_array_from_process_local_data(where, rows)
-        numbers = {
+        numbers: Numbers = {
             "scale": np.float32(scaled_for_accumulation(request.loss_scale, request.micro_batches)),
             "max_norm": np.float32(request.max_gradient_norm or math.inf),
             "rate": np.float32(request.learning_rate),
             "updates": np.int32(request.updates),
             "step": np.int32(request.step),
         }
-        counts = {name: np.float32(number) for name, number in divisors.items()}
+        counts: Numbers = {name: np.float32(number) for name, number in divisors.items()}
         return self.state, columns, counts, numbers
 
-    def _program(self, *arguments: Any) -> Any:
+    def _program(self, arguments: Arguments) -> jax.stages.Compiled:
         """Return the compiled step for arguments of these shapes."""
         shapes = tuple(column.shape for column in arguments[1].values())
         if shapes not in self.programs:
@@ -326,8 +331,8 @@ class JaxEngine(Engine):
     # --- the model
 
     def _run_head(
-        self, weights: Arrays, columns: Arrays, key: Any = None, counts: Arrays | None = None
-    ) -> Any:
+        self, weights: Arrays, columns: Arrays, key: Tensor = None, counts: Arrays | None = None
+    ) -> Tensor:
         """Return loss and sums, or without counts the logits."""
         hidden = self._hidden(weights, columns, key)
         with self._reading(self.head, _weights_of(self.head, weights)):
@@ -335,9 +340,9 @@ class JaxEngine(Engine):
                 return self.head.logits(hidden, key)
             return self.head(hidden, columns, counts, key)
 
-    def _hidden(self, weights: Arrays, columns: Arrays, key: Any) -> Any:
+    def _hidden(self, weights: Arrays, columns: Arrays, key: Tensor) -> Tensor:
         """Return the output of the blocks before the head."""
-        hidden: Any = None
+        hidden: Tensor = None
         recomputes = self.layout.saved != "all" and key is not None
         for _, group in groupby(self.body, attrgetter("trace_key")):
             blocks = list(group)
@@ -346,27 +351,34 @@ class JaxEngine(Engine):
                 hidden = self._scan(blocks, parts, hidden, columns, key)
                 continue
             for block, part in zip(blocks, parts, strict=True):
-                run: Any = partial(self._run_block, block)
+                run: Callable[..., Tensor] = partial(self._run_block, block)
                 run = jax.checkpoint(run) if recomputes else run
                 hidden = run(part, hidden, columns, key)
         return hidden
 
     def _scan(
-        self, blocks: Sequence[Any], parts: Sequence[Any], hidden: Any, columns: Arrays, key: Any
-    ) -> Any:
+        self,
+        blocks: Sequence[Block],
+        parts: Sequence[list[jax.Array]],
+        hidden: Tensor,
+        columns: Arrays,
+        key: Tensor,
+    ) -> Tensor:
         """Run blocks of one trace key in a loop that saves only their inputs; of unrolled blocks XLA would save all."""
         first = blocks[0]
         # The first block's dropout ids with a shifted key draw the masks of another block.
         keys = [shifted_key(key, block.dropout_id - first.dropout_id) for block in blocks]
 
         @jax.checkpoint
-        def run(hidden: Any, part: tuple[Any, Any]) -> tuple[Any, None]:
+        def run(hidden: Tensor, part: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
             return self._run_block(first, part[0], hidden, columns, part[1]), None
 
         stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *zip(parts, keys, strict=True))
         return lax.scan(run, hidden, stacked)[0]
 
-    def _run_block(self, block: Any, part: Any, hidden: Any, columns: Arrays, key: Any) -> Any:
+    def _run_block(
+        self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
+    ) -> Tensor:
         with self._reading(block, part):
             hidden = block(hidden, columns, key)
         if self.grid.shape["tensor_2"] > 1:
@@ -374,7 +386,7 @@ class JaxEngine(Engine):
         return hidden
 
     @contextmanager
-    def _reading(self, block: Any, part: Sequence[Any]) -> Iterator[None]:
+    def _reading(self, block: Block, part: Sequence[jax.Array]) -> Iterator[None]:
         """Have a block read these arrays, complete over the replicas, instead of Keras' variables."""
         pairs = [
             (weight, lax.with_sharding_constraint(array, self.specs[weight.path]))
@@ -412,7 +424,7 @@ class JaxEngine(Engine):
     def _is_out_of_memory(self, error: Exception) -> bool:
         return "RESOURCE_EXHAUSTED" in str(error) and isinstance(error, jax.errors.JaxRuntimeError)
 
-    def _infer(self, batch: Batch, counts: Any) -> Any:
+    def _infer(self, batch: Batch, counts: Numbers | None) -> Tensor:
         weights = self._local or {name: parts[0] for name, parts in self.state.items()}
         grid = self.local_grid
         examples = len(batch["input_ids"])
@@ -442,22 +454,22 @@ def build_engine(
     return JaxEngine(body, cast(Head, head), mesh, seed=seed, optimizer=optimizer, layout=layout)
 
 
-def _identity(arrays: Any) -> Any:
+def _identity(arrays: Tensor) -> Tensor:
     """Return the argument. One function for all arrays, so that it is compiled once for each shape."""
     return arrays
 
 
-def _shards(array: jax.Array) -> list[Any]:
+def _shards(array: jax.Array) -> list[jax.Shard]:
     """Return each part of an array that is here once."""
     return list({str(shard.index): shard for shard in array.addressable_shards}.values())
 
 
-def _placed(value: Array, sharding: Any) -> jax.Array:
+def _placed(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
     """Return a value divided over the devices; of several processes each places its part."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def _weights_of(block: Any, weights: Arrays) -> list[jax.Array]:
+def _weights_of(block: Block, weights: Arrays) -> list[jax.Array]:
     return [weights[weight.path] for weight in block.weights]
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from bert_cli.parallel.engine import (
     Batch,
     Block,
     Engine,
+    Head,
     StepResult,
     StoppedBetweenMicroBatchesError,
     StopRequested,
@@ -61,7 +62,7 @@ class ReplicatedVariable:
 
     is_sharded = False
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
         self.variables = list(variables)
 
     @property
@@ -308,7 +309,7 @@ class TensorFlowEngine(Engine):
 
     def evaluate(self, micro_batch: Batch) -> dict[str, float]:
         """Return the head's sums for examples [B, ...] by this process' first replica."""
-        hidden: Any = None
+        hidden: Tensor = None
         for stage in self.replicas[0]:
             hidden = stage.infer(hidden, stage.columns(micro_batch))
         return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
@@ -432,7 +433,7 @@ def _build_replica(
         weights = named_weights([(name, blocks[name]) for name in stage])
         body = [blocks[name] for name in (stage[:-1] if has_head else stage)]
         compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
-        head = blocks[names[-1]] if has_head else None
+        head = cast(Head, blocks[names[-1]]) if has_head else None
         stages.append(
             Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
         )
@@ -450,10 +451,10 @@ def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, Replica
     }
 
 
-def _logits(stages: Sequence[Stage], examples: Batch, key: Tensor) -> Any:
+def _logits(stages: Sequence[Stage], examples: Batch, key: Tensor) -> Tensor:
     """Return the head's logits of examples [B, ...], with a key also dropout."""
     *others, last = stages
-    hidden: Any = None
+    hidden: Tensor = None
     for stage in others:
         hidden = stage.infer(hidden, stage.columns(examples), key)
     return last.logits(hidden, last.columns(examples), key)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from bert_cli.parallel.cluster import (
     part_of_gpus,
     wait_for_processes,
 )
+from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.runtime import Layout, Mesh, divide_devices
 
@@ -61,7 +61,9 @@ SIGNS_OF_LOSS = (
 _numbers = itertools.count(1)
 
 
-def traced(method: Callable[..., Any], compiled: bool = False, any_length: bool = False) -> Any:
+def traced(
+    method: Callable[..., Tensor], compiled: bool = False, any_length: bool = False
+) -> tf.types.experimental.PolymorphicFunction:
     """Return a tf.function of a method, compiled by XLA or not.
 
     With `any_length` one trace serves arguments of all lengths, else each has its own.
@@ -96,7 +98,7 @@ class DeviceGroup:
         return self._collective(tf.raw_ops.CollectiveGatherV2, tensor, number)
 
     def _collective(
-        self, operation: Any, tensor: tf.Tensor, number: int, **options: str
+        self, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, number: int, **options: str
     ) -> tf.Tensor:
         if self.size == 1:
             return tensor
@@ -254,12 +256,12 @@ def _names(kind: str, processes: Processes) -> list[str]:
     return [name for name in names if task in name]
 
 
-def gpus_of(processes: Processes) -> list[Any]:
+def gpus_of(processes: Processes) -> list[tf.config.PhysicalDevice]:
     """Return the GPUs that this process may use."""
     return part_of_gpus(list(tf.config.list_physical_devices("GPU")), processes)
 
 
-def _take_devices(gpus: Sequence[Any], logical: int) -> None:
+def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> None:
     """Make GPUs visible with growing memory, and divide the CPU into logical devices."""
     if gpus:
         tf.config.set_visible_devices(gpus, "GPU")

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from bert_cli.errors import DataError
-from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError
-from bert_cli.parallel.tensorflow.stage import Stage, Tensors
+from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, Tensor
+from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
 POLL_SECONDS = 0.2  # how often a waiting stage worker checks whether the step was abandoned
 
@@ -60,7 +60,7 @@ class Trace:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps  # that are still to be recorded
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, str | float]] = []
         self.began = time.perf_counter()
 
     @contextmanager
@@ -70,14 +70,18 @@ class Trace:
         yield
         if self.steps > 0:
             times = {"ts": start - self.began, "dur": time.perf_counter() - start}
-            event: dict[str, Any] = {"name": f"{kind} {micro_batch}", "cat": kind, "ph": "X"}
+            event: dict[str, str | float] = {
+                "name": f"{kind} {micro_batch}",
+                "cat": kind,
+                "ph": "X",
+            }
             event |= {name: round(1e6 * seconds, 1) for name, seconds in times.items()}
             self.events.append({**event, "tid": f"replica {replica} stage {stage}"})
 
     def write(self, path: Path, rank: int) -> None:
         """Write the bars in Chrome's trace format. Raises DataError where the file cannot be written."""
         events = [{**event, "pid": f"rank {rank}"} for event in self.events]
-        events.sort(key=lambda event: event["ts"])
+        events.sort(key=lambda event: float(event["ts"]))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
@@ -111,10 +115,10 @@ class Channel:
 
     def __init__(self, abandoned: threading.Event) -> None:
         self.abandoned = abandoned
-        self.forward: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-        self.backward: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self.forward: SimpleQueue[tuple[int, Tensor]] = SimpleQueue()
+        self.backward: SimpleQueue[tuple[int, Tensor]] = SimpleQueue()
 
-    def receive(self, queue: "SimpleQueue[tuple[int, Any]]", number: int) -> Any:
+    def receive(self, queue: "SimpleQueue[tuple[int, Tensor]]", number: int) -> Tensor:
         """Wait for the tensor of a micro-batch; raise StoppedBetweenMicroBatchesError when the step is abandoned."""
         while not self.abandoned.is_set():
             try:
@@ -143,7 +147,7 @@ class StageWorker:
         self.span = span
         self.before = before
         self.after = after
-        self.saved: dict[int, tuple[Tensors, Any]] = {}
+        self.saved: dict[int, tuple[Tensors, Saved]] = {}
         self.max_in_flight = 0  # the most micro-batches whose activations were saved at once
         self.sums: list[tf.Tensor] = []  # the head's for each micro-batch, in the last stage
 
@@ -190,9 +194,9 @@ class StageWorker:
         self.sums.append(sums)
         self._send_gradient(number, gradient)
 
-    def _receive_hidden(self, number: int) -> Any:
+    def _receive_hidden(self, number: int) -> Tensor:
         return self.before.receive(self.before.forward, number) if self.before is not None else None
 
-    def _send_gradient(self, number: int, gradient: Any) -> None:
+    def _send_gradient(self, number: int, gradient: Tensor) -> None:
         if self.before is not None:
             self.before.backward.put((number, gradient))

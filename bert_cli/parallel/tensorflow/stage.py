@@ -7,16 +7,18 @@ stage, from which the others are computed again.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence, Set
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from typing import Literal
 
 import tensorflow as tf
 
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Batch
+from bert_cli.parallel.engine import Batch, Block, Head, Tensor
 from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]
+Saved = Tensor
+"""Whatever the backward pass reads of a forward pass."""
 
 
 class SharedTraces:
@@ -27,15 +29,15 @@ class SharedTraces:
     directly.
     """
 
-    def __init__(self, blocks: Sequence[Any]) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         many = Counter(block.trace_key for block in blocks)
         self._first = {
             block.trace_key: block for block in reversed(blocks) if many[block.trace_key] > 1
         }
         # By key and shape: one function for several would be traced for unknown ones, and dropout needs to know.
-        self.functions: dict[Hashable, Any] = {}
+        self.functions: dict[Hashable, Callable[..., Tensor]] = {}
 
-    def run(self, block: Any, hidden: Any, columns: Mapping[str, Any], key: Any) -> Any:
+    def run(self, block: Block, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
         """Return `block(hidden, columns, key)`."""
         first = self._first.get(block.trace_key)
         if first is None or tf.executing_eagerly():
@@ -60,9 +62,9 @@ class Stage:
 
     def __init__(
         self,
-        body: Sequence[Any],
-        head: Any | None,
-        weights: Mapping[str, Any],
+        body: Sequence[Block],
+        head: Head | None,
+        weights: Mapping[str, tf.Variable],
         *,
         device: str,
         saved: Literal["all", "layer", "stage"] = "all",
@@ -111,7 +113,7 @@ class Stage:
             present = (name for name in self.reads if name in micro_batch)
             return {name: tf.convert_to_tensor(micro_batch[name]) for name in present}
 
-    def forward(self, hidden: Any, columns: Tensors, key: tf.Tensor) -> tuple[Any, Any]:
+    def forward(self, hidden: Tensor, columns: Tensors, key: tf.Tensor) -> tuple[Tensor, Saved]:
         """Return the hidden values for the next stage, and the saved activations; not for the last stage."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
@@ -123,7 +125,7 @@ class Stage:
                 output = self._forward(hidden, columns, key)
             return output, (tape, hidden, output)
 
-    def backward(self, saved: Any, columns: Tensors, key: tf.Tensor, gradient: Any) -> Any:
+    def backward(self, saved: Saved, columns: Tensors, key: tf.Tensor, gradient: Tensor) -> Tensor:
         """Accumulate the gradients of a micro-batch; return that of the stage's input, None for the first stage."""
         with tf.device(self.device):
             gradient = _on_this_device(gradient)
@@ -135,15 +137,20 @@ class Stage:
             return below
 
     def forward_backward(
-        self, hidden: Any, columns: Tensors, key: tf.Tensor, counts: Tensors, loss_scale: tf.Tensor
-    ) -> tuple[Any, tf.Tensor]:
+        self,
+        hidden: Tensor,
+        columns: Tensors,
+        key: tf.Tensor,
+        counts: Tensors,
+        loss_scale: tf.Tensor,
+    ) -> tuple[Tensor, tf.Tensor]:
         """Run the last stage: return the gradient of its input, and the head's sums."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
             is_first = self._is_first()
             return self._forward_backward(hidden, columns, key, counts, loss_scale, is_first)
 
-    def infer(self, hidden: Any, columns: Tensors, key: Any = None) -> Any:
+    def infer(self, hidden: Tensor, columns: Tensors, key: Tensor = None) -> Tensor:
         """Return the hidden values, or in the last stage the head's sums, without gradients; dropout needs a key."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
@@ -151,7 +158,7 @@ class Stage:
                 return self._forward(hidden, columns, key)
             return self._sums(hidden, columns)
 
-    def logits(self, hidden: Any, columns: Tensors, key: Any = None) -> Any:
+    def logits(self, hidden: Tensor, columns: Tensors, key: Tensor = None) -> Tensor:
         """Return the head's logits, in the last stage; dropout needs a key."""
         with tf.device(self.device):
             function = self._logits if key is None else self._training_logits
@@ -165,12 +172,14 @@ class Stage:
             self.has_gradients = True
         return is_first
 
-    def _run_body(self, hidden: Any, columns: Tensors, key: Any) -> Any:
+    def _run_body(self, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
         for block in self.body:
             hidden = self.run_block(block, hidden, columns, key)
         return hidden
 
-    def _run_segments(self, hidden: Any, columns: Tensors, key: Any) -> tuple[Any, list[Any]]:
+    def _run_segments(
+        self, hidden: Tensor, columns: Tensors, key: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the output and the input of each segment."""
         inputs = []
         for segment in self.segments:
@@ -184,13 +193,13 @@ class Stage:
 
     def _recompute(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[Tensor],
         columns: Tensors,
-        key: Any,
-        gradient: Any,
+        key: Tensor,
+        gradient: Tensor,
         is_first: tf.Tensor,
         accumulated: Set[str] = frozenset(),
-    ) -> Any:
+    ) -> Tensor:
         """Compute the segments again from their inputs, the last one first, and accumulate their gradients."""
         for segment, saved in zip(reversed(self.segments), reversed(inputs), strict=True):
             # Without this dependency TensorFlow would compute all segments again at once, and the graph optimizer
@@ -213,15 +222,15 @@ class Stage:
 
     def _run_last_stage(
         self,
-        hidden: Any,
+        hidden: Tensor,
         columns: Tensors,
-        key: Any,
+        key: Tensor,
         counts: Tensors,
-        loss_scale: Any,
+        loss_scale: Tensor,
         is_first: tf.Tensor,
-    ) -> tuple[Any, tf.Tensor]:
+    ) -> tuple[Tensor, tf.Tensor]:
         recomputes = self.saved == "layer" and bool(self.body)
-        inputs: list[Any] = []
+        inputs: list[Tensor] = []
         if recomputes:
             hidden, inputs = self._run_segments(hidden, columns, key)
         with tf.GradientTape() as tape:
@@ -238,33 +247,33 @@ class Stage:
             self._zero_others(accumulated)
         return below, self._stacked(sums)
 
-    def _evaluate_head(self, hidden: Any, columns: Tensors) -> tf.Tensor:
+    def _evaluate_head(self, hidden: Tensor, columns: Tensors) -> tf.Tensor:
         ones = {name: tf.constant(1.0) for name in ("examples", *self.head.COUNTS)}  # type: ignore[union-attr]
         last = self._run_body(hidden, columns, None)
         _, sums = self.head(last, columns, ones, None)  # type: ignore[misc]
         return self._stacked(sums)
 
-    def _compute_logits(self, hidden: Any, columns: Tensors, key: Any) -> Any:
+    def _compute_logits(self, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
         return self.head.logits(self._run_body(hidden, columns, key), key)  # type: ignore[union-attr]
 
-    def _stacked(self, sums: Mapping[str, Any]) -> tf.Tensor:
+    def _stacked(self, sums: Mapping[str, Tensor]) -> tf.Tensor:
         self.sum_names = sorted(sums)
         return tf.stack([sums[name] for name in self.sum_names])
 
     def _gradients(
-        self, tape: Any, output: Any, hidden: Any, gradient: Any
-    ) -> tuple[Any, list[Any]]:
+        self, tape: Tensor, output: Tensor, hidden: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the gradients of the input and of every weight, None where it has no part in the output."""
         weights = list(self.weights.values())
         sources = weights if hidden is None else [hidden, *weights]
         gradients = tape.gradient(output, sources, output_gradients=gradient)
         return (None, gradients) if hidden is None else (gradients[0], gradients[1:])
 
-    def _accumulate_all(self, gradients: Sequence[Any], is_first: tf.Tensor) -> None:
+    def _accumulate_all(self, gradients: Sequence[Tensor], is_first: tf.Tensor) -> None:
         self._zero_others(self._add(gradients, is_first))
 
     def _add(
-        self, gradients: Sequence[Any], is_first: tf.Tensor, accumulated: Set[str] = frozenset()
+        self, gradients: Sequence[Tensor], is_first: tf.Tensor, accumulated: Set[str] = frozenset()
     ) -> Set[str]:
         """Add gradients to the accumulators; return the names of all weights that have one of this micro-batch.
 
@@ -305,5 +314,5 @@ class Stage:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
 
 
-def _on_this_device(tensor: Any) -> Any:
+def _on_this_device(tensor: Tensor) -> Tensor:
     return None if tensor is None else tf.identity(tensor)

@@ -6,14 +6,14 @@ sharded over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from bert_cli.optim.optimizer import Optimizer, Rule
+from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
@@ -64,8 +64,8 @@ class DeviceUpdate:
                 }
         # On GPUs XLA makes one loop of an update anyway.
         self.fuses_results = "CPU" in self.slot_device.upper() and are_results_fused()
-        self.functions: dict[Any, Any] = {}
-        self.block_functions: dict[Any, Any] = {}
+        self.functions: dict[Hashable, Callable[..., Tensor]] = {}
+        self.block_functions: dict[Hashable, Callable[..., Tensor]] = {}
         self.blocks: dict[str, list[str]] = {}
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
@@ -182,7 +182,7 @@ class DeviceUpdate:
     def _update_block(
         self,
         rules: Sequence[Rule],
-        states: Sequence[Sequence[Any]],
+        states: Sequence[Sequence[Tensor]],
         weight_ids: tf.Tensor,
         *numbers: tf.Tensor,
     ) -> tf.Tensor:
@@ -194,7 +194,11 @@ class DeviceUpdate:
         return tf.add_n(squares)
 
     def _update_weight(
-        self, rule: Rule, state: Sequence[Any], weight_id: tf.Tensor, numbers: Sequence[tf.Tensor]
+        self,
+        rule: Rule,
+        state: Sequence[Tensor],
+        weight_id: tf.Tensor,
+        numbers: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Update a weight and its slots; return the new weight's squared norm."""
         weight, gradient, *slots = state
@@ -218,7 +222,9 @@ class DeviceUpdate:
             weight.assign(new)
         return squared_norm([weight.read_value()])
 
-    def function(self, method: Callable[..., Any], rule: Rule, weight: Any, *constants: int) -> Any:
+    def function(
+        self, method: Callable[..., Tensor], rule: Rule, weight: tf.Variable, *constants: int
+    ) -> Callable[..., Tensor]:
         """Return the tf.function of one of the three methods below for weights of this size."""
         compiled = self.compiled and weight.shape.num_elements() >= LARGE
         key = method, rule, compiled, *constants
@@ -226,11 +232,11 @@ class DeviceUpdate:
             self.functions[key] = traced(partial(method, compiled, rule, *constants), compiled)
         return self.functions[key]
 
-    def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
+    def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
         """Update a weight whose rule needs no norms, and its slots, in one pass over memory."""
         weight, _, *slots = inputs[:-4]
 
-        def update(*inputs: Any) -> list[Any]:
+        def update(*inputs: Tensor) -> list[Tensor]:
             *state, rate, key = inputs
             direction, *slots = self._direction(rule, *state)
             new = self.optimizer.apply_update(rule, 0, state[0], direction, None, rate, key)
@@ -238,26 +244,36 @@ class DeviceUpdate:
 
         return _assign((weight, *slots), self._compute(compiled, update, *inputs))
 
-    def update_slots(self, compiled: bool, rule: Rule, *inputs: Any) -> Any:
+    def update_slots(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
         """Update the slots; assign the update direction to the gradient, or return it if that is a tensor."""
         results = self._compute(compiled, partial(self._direction, rule), *inputs)
         return _assign(inputs[1:-2], results)
 
-    def _direction(self, rule: Rule, weight: Any, gradient: Any, *more: Any) -> tuple[Any, ...]:
+    def _direction(
+        self, rule: Rule, weight: Tensor, gradient: Tensor, *more: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the update direction and the new slots; `more` are the slots, the factor and the updates."""
         *slots, factor, updates = more
         return self.optimizer.update_direction(rule, weight, gradient, slots, factor, updates)
 
     def apply_direction(
-        self, compiled: bool, rule: Rule, start: int, weight: Any, direction: Any, *more: Any
-    ) -> Any:
+        self,
+        compiled: bool,
+        rule: Rule,
+        start: int,
+        weight: Tensor,
+        direction: Tensor,
+        *more: Tensor,
+    ) -> Tensor:
         """Update a weight, or its shard from element `start` on; return the result if that is a tensor."""
         value = tf.convert_to_tensor(weight)
         direction = tf.convert_to_tensor(direction)
         new = self.optimizer.apply_update(rule, start, value, direction, *more)
         return _assign((weight,), (new,))
 
-    def _compute(self, compiled: bool, function: Callable[..., Any], *inputs: Any) -> list[Any]:
+    def _compute(
+        self, compiled: bool, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> list[Tensor]:
         """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
 
         On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
@@ -329,7 +345,7 @@ class DeviceUpdate:
         return math.ceil(self.sizes[name] / self.group.size)
 
 
-def _assign(targets: Sequence[Any], results: Sequence[Any]) -> Any:
+def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
     """Assign results to those targets that are variables; return the first one if its target is a tensor."""
     for target, result in zip(targets, results, strict=True):
         if isinstance(target, tf.Variable):
@@ -350,7 +366,7 @@ def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return filled
 
 
-def squared_norm(tensors: Iterable[Any]) -> tf.Tensor:
+def squared_norm(tensors: Iterable[Tensor]) -> tf.Tensor:
     """Return the float32 sum of squares of all elements.
 
     TensorFlow's kernel sums parts: 23 million elements are off by 3e-8, where a dot product is off by 2e-3.
