@@ -4,12 +4,11 @@ The run is that of every command, without a folder, and with a hook that times i
 0 prints, and the metrics are those of all processes.
 """
 
-import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import is_stdout
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.planning.flops import Product, model_flops, products, shape_of
+from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import build, finetune, pretrain
@@ -48,46 +47,36 @@ FAILED = [-1.0, -1.0]
 ROUNDS = 7
 ROUND_SECONDS = 0.05
 """A round repeats a product for at least so long: a shorter one measures the clock."""
-PRODUCT_FLOPS = {"CPU": (2e9, 2e10), "GPU": (2e11, 2e12)}
-"""Operations of one product, at least and at most: much more time than a call takes."""
-PRODUCT_ELEMENTS = {"CPU": 2**24, "GPU": 2**27}
-"""Elements of input and output, at most: less than a step has used, so that they fit."""
-
-
-class Stopwatch:
-    """Seconds by name."""
-
-    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
-        """`synchronize` waits for devices that work asynchronously: it ends each part."""
-        self.seconds: dict[str, float] = {}
-        self.synchronize = synchronize
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to the seconds of this name."""
-        began = time.perf_counter()
-        try:
-            yield
-            self.synchronize()
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+PRODUCT_SIDE = {"CPU": 1024, "GPU": 8192}
+"""Rows and columns of the matrices: a product has 2 or 1,100 GFLOP, much more time than a call takes."""
 
 
 class Timer:
     """The hook of a run that times each step and its parts."""
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
-        """`synchronize` waits for devices that work asynchronously."""
-        self.watch = Stopwatch(synchronize)
+        """`synchronize` waits for devices that work asynchronously: it ends each part."""
+        self.synchronize = synchronize
         self.start_seconds: dict[str, float] = {}
+        self.parts: dict[str, float] = {}
+        """The seconds of the parts of the current step."""
         self.steps: list[Step] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the duration of the block to the seconds of this part."""
+        began = time.perf_counter()
+        try:
+            yield
+            self.synchronize()
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - began
 
     def __call__(self, run: Run, seconds_built: float, seconds_traced: float) -> Hook:
         """Return the hook of a run that is about to take its first step."""
         settings = run.resolved.settings
         self.start_seconds = {"building": seconds_built, "tracing": seconds_traced}
-        run.engine.record = self.watch.part
-        self.watch.seconds = {}
+        run.engine.record = self.part
         began = time.perf_counter()
 
         def record(info: Info) -> None:
@@ -101,11 +90,11 @@ class Timer:
                     "positions": shape.examples * shape.positions,
                     "flops": model_flops(settings.bert_config, settings.last_blocks, shape),
                     "input_wait": info.seconds_waited,
-                    **self.watch.seconds,
+                    **self.parts,
                 }
             )
             began = now
-            self.watch.seconds = {}
+            self.parts = {}
 
         return record
 
@@ -291,39 +280,20 @@ def _product_rate(run: Run) -> float:
     """Return the operations per second of products on all devices of the run; a host's cores count once."""
     mesh = run.resolved.mesh
     group = run.engine.group
-    settings = run.resolved.settings
-    batch = {name: column[0] for name, column in run.resolved.sample.items()}
-    known = products(settings.bert_config, settings.last_blocks, shape_of(batch))
-    dtype = str(keras.DTypePolicy(settings.precision).compute_dtype)
+    dtype = str(keras.DTypePolicy(run.resolved.settings.precision).compute_dtype)
     group.barrier()
-    rate = product_rate(known, dtype, mesh.kind)
+    rate = product_rate(PRODUCT_SIDE.get(mesh.kind, PRODUCT_SIDE["GPU"]), dtype)
     devices = 1 if mesh.kind == "CPU" else sum(map(len, mesh.devices))
     return float(group.all_reduce([rate * devices])[0])
 
 
-def product_rate(known: Iterable[Product], dtype: str, kind: str) -> float:
-    """Return the operations per second of the fastest product with one of the model's largest matrices.
+def product_rate(side: int, dtype: str) -> float:
+    """Return the operations per second of a product of square matrices.
 
     No datasheet has this rate for a virtual machine, so it is measured on the first device, with the threads and in
-    the dtype of the run. `kind` is that of the device.
+    the dtype of the run.
     """
-    # Of each matrix the product with the most rows.
-    matrices = {(one.width, one.outputs): one for one in sorted(known)}
-    largest = sorted(matrices.values(), key=lambda one: -one.width * one.outputs)
-    return max(_rate(resize(one, "CPU" if kind == "CPU" else "GPU"), dtype) for one in largest[:3])
-
-
-def resize(product: Product, kind: str) -> Product:
-    """Return the product with so many rows that its rate does not depend on the micro-batch size."""
-    flops_per_row = product.flops / product.rows
-    least, most = (math.ceil(flops / flops_per_row) for flops in PRODUCT_FLOPS[kind])
-    limit = PRODUCT_ELEMENTS[kind] // (product.width + product.outputs)
-    return product._replace(rows=max(1, min(max(product.rows, least), most, limit)))
-
-
-def _rate(product: Product, dtype: str) -> float:
-    left = keras.random.normal([product.rows, product.width], dtype=dtype, seed=1)
-    right = keras.random.normal([product.width, product.outputs], dtype=dtype, seed=2)
+    left, right = (keras.random.normal([side, side], dtype=dtype, seed=seed) for seed in (1, 2))
 
     def repeat(times: int) -> float:
         began = time.perf_counter()
@@ -335,4 +305,4 @@ def _rate(product: Product, dtype: str) -> float:
 
     repeat(1)
     times = max(1, round(ROUND_SECONDS / max(repeat(1), 1e-6)))
-    return product.flops / statistics.median(repeat(times) / times for _ in range(ROUNDS))
+    return 2 * side**3 / statistics.median(repeat(times) / times for _ in range(ROUNDS))

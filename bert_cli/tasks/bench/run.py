@@ -3,7 +3,6 @@
 Imports are a part of the measured start.
 """
 
-import re
 import shlex
 import time
 from collections.abc import Mapping
@@ -23,13 +22,6 @@ from bert_cli.planning.layout import size
 from bert_cli.processes import print_table, quiet_imports
 
 Row = dict[str, Any]
-OUT_OF_MEMORY = re.compile(
-    r"does not fit the device's memory|bad_alloc|MemoryError|Cannot allocate memory|out of memory"
-    r"|could not create a memory|RESOURCE_EXHAUSTED|OOM when allocating|pthread_create\(\) failed"
-    r"|failed to map segment|can't start new thread|none is left|SystemError",  # SystemError: Python's, of an import
-    re.IGNORECASE,
-)
-"""What a process prints when memory was refused."""
 
 
 def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:
@@ -114,7 +106,7 @@ def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("tokens/s", f"{metrics['tokens_per_second']:,.0f}", "without padding"),
         ("positions/s", f"{metrics['positions_per_second']:,.0f}", "with padding"),
         ("FLOP/s", format_flops(flops), f"{utilisation} (model FLOPs utilisation)"),
-        ("FLOP/s of matrix products", format_flops(products), "the fastest of the model, alone"),
+        ("FLOP/s of matrix products", format_flops(products), "of large square matrices, alone"),
         ("memory", peak, f"peak of the fullest {device}; {growth} since the model was built"),
     ]
     if metrics["skipped_steps"]:
