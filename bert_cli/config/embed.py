@@ -24,7 +24,7 @@ class EmbedSettings(FinetuneSettings):
     --validation-file sts-dev.tsv --save-ckpt-path runs/vectors
     """
 
-    HEAD: ClassVar[Head] = heads.SENTENCE_EMBEDDING
+    HEAD = heads.SENTENCE_EMBEDDING
     NEEDS: ClassVar = {
         "temperature": ("objective", "pairs", "simcse"),
         "held_out_fraction": "do_validation",

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config import heads
-from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Positional, Usual
 from bert_cli.config.settings import (
     BertConfig,
@@ -109,7 +108,7 @@ class SquadSettings(FinetuneSettings):
     --dataset-dir data/squad --save-ckpt-path runs/squad_2
     """
 
-    HEAD: ClassVar[Head] = heads.QUESTION_ANSWERING
+    HEAD = heads.QUESTION_ANSWERING
     NEEDS: ClassVar = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
@@ -157,7 +156,7 @@ class GlueSettings(FinetuneSettings):
     --save-ckpt-path runs/rte --seeds 5
     """
 
-    HEAD: ClassVar[Head] = heads.SEQUENCE_CLASSIFICATION
+    HEAD = heads.SEQUENCE_CLASSIFICATION
     NEEDS: ClassVar = {"do_test": "do_validation"}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
@@ -185,7 +184,7 @@ class NerSettings(FinetuneSettings):
     --validation-file dev.conll --save-ckpt-path runs/ner --num-epochs 5 --seeds 3
     """
 
-    HEAD: ClassVar[Head] = heads.TOKEN_CLASSIFICATION
+    HEAD = heads.TOKEN_CLASSIFICATION
 
     train_file: Path | None = None
     """Training sentences: a token and its BIO label on each line, a blank line between sentences."""
@@ -204,7 +203,7 @@ class ClassifySettings(FinetuneSettings):
     --text-column first --text-column second --save-ckpt-path runs/pairs
     """
 
-    HEAD: ClassVar[Head] = heads.SEQUENCE_CLASSIFICATION
+    HEAD = heads.SEQUENCE_CLASSIFICATION
     NEEDS: ClassVar = {"held_out_fraction": "do_validation"}
 
     train_file: Path | None = None

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from bert_cli.config import heads
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
-from bert_cli.config.heads import Head
 from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
 from bert_cli.config.settings import (
     Positive,
@@ -54,7 +53,7 @@ class PretrainSettings(TrainSettings):
     Example: bert pretrain --config pretrain_base_512_phase2 --pretrained-ckpt-path runs/base_128_phase1
     """
 
-    HEAD: ClassVar[Head] = heads.PRETRAINING
+    HEAD = heads.PRETRAINING
     NEEDS: ClassVar = {
         "evaluation_examples": "validation_dir",
         "new_rows_only_steps": "pretrained_ckpt_path",

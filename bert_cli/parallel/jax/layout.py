@@ -19,7 +19,7 @@ AXES = ("replica", "tensor", "tensor_2")
 SPECS: dict[str, tuple[str | None, ...]] = {
     r"emb/word/embeddings": ("tensor", "tensor_2"),
     r"emb/(position|segment)/embeddings": (None, "tensor_2"),
-    r"heads/masked_lm/bias": ("tensor",),
+    r"\w+/masked_lm/bias": ("tensor",),
     r"hid_\d+/.*/(query|key|value|inner|gate)/kernel": ("tensor_2", "tensor"),
     r"hid_\d+/.*/(query|key|value|inner|gate)/bias": ("tensor",),
     r"hid_\d+/.*/output/(dense/)?kernel": ("tensor", "tensor_2"),

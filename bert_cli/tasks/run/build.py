@@ -231,7 +231,7 @@ def optimizer_for(
     if steps := getattr(settings, "new_rows_only_steps", 0):
         known = getattr(settings, "known_rows", 0)
         free = {"emb/word/embeddings": known * settings.bert_config.hidden_size}
-        free["heads/masked_lm/bias"] = known
+        free |= {name: known for name in names if name.endswith("/masked_lm/bias")}
         rules = {
             name: replace(rule, frozen_steps=steps, first_free=free.get(name, rule.first_free))
             for name, rule in rules.items()
