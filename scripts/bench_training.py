@@ -306,11 +306,10 @@ def growth_by_scores(options: argparse.Namespace) -> int:
     import tensorflow as tf
 
     from bert_cli.model.chunked_loss import chunked_loss
-    from bert_cli.model.fused import compile_fused
     from bert_cli.model.heads import loss_sums
     from bert_cli.tasks.look.machine import resident_bytes
 
-    compile_fused(options.compile != "nothing")
+    is_compiled = options.compile != "nothing"
     masked, width, vocab_size = options.examples * masked_positions(options.positions), 768, 30522
     x, table, bias = tf.ones([masked, width]), tf.ones([vocab_size, width]), tf.zeros([vocab_size])
     labels, weights = tf.zeros([masked], tf.int32), tf.ones([masked])
@@ -323,7 +322,9 @@ def growth_by_scores(options: argparse.Namespace) -> int:
                 scores = tf.matmul(x, table, transpose_b=True) + bias
                 loss, _ = loss_sums(scores, labels, weights)
             else:
-                loss, _ = chunked_loss(x, table, bias, labels, weights, options.chunks)
+                loss, _ = chunked_loss(
+                    x, table, bias, labels, weights, options.chunks, is_compiled=is_compiled
+                )
         return [tf.reduce_sum(value) for value in tape.gradient(loss, [x, table, bias])]
 
     before = resident_bytes()[1]

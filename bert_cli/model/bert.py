@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from bert_cli.config import heads
 from bert_cli.config.settings import BertConfig
+from bert_cli.model.fused import NEVER
 from bert_cli.model.groupbert import GroupLayer
 from bert_cli.model.layers import Embeddings, EncoderLayer
 from bert_cli.model.scaling import Factor
@@ -44,11 +45,13 @@ def build_block(
     labels: int = 2,
     chunks: int = 1,
     factors: Mapping[str, Factor] | None = None,
+    fuse_above: float = NEVER,
 ) -> keras.layers.Layer:
     """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
 
     A head may share weights of the blocks `before` it, by name; they do not change. `labels` are the outputs of a
     task's head, `chunks` those of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
+    Operations of more elements than `fuse_above` are fused.
     """
     is_layer = name.startswith("hid_")
     layer = LAYERS[config.architecture]
@@ -71,6 +74,7 @@ def build_block(
         **{option: value for option, value in options.items() if option in parameters},
     )
     block.set_factors(factors or {})
+    block.fuse_operations(fuse_above)
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
             deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.initializer_range

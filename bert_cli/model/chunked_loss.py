@@ -11,9 +11,9 @@ from keras import ops
 from bert_cli.model.fused import (
     Tensor,
     argmax,
-    compiled,
     custom_gradient,
     float32,
+    kernel_of,
     matmul_transposed,
     run_after,
 )
@@ -37,7 +37,14 @@ def chunk_ranges(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 def chunked_loss(
-    x_MD: Tensor, table_VD: Tensor, bias_V: Tensor, labels_M: Tensor, weights_M: Tensor, chunks: int
+    x_MD: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor,
+    labels_M: Tensor,
+    weights_M: Tensor,
+    chunks: int,
+    *,
+    is_compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted float32 sums over rows of the cross entropy and of the right predictions.
 
@@ -46,6 +53,7 @@ def chunked_loss(
     calculation for softmax", section 3), and the backward pass computes each chunk's scores again. `x_MD` and
     `table_VD` are in the compute dtype, labels int32, weights float32.
     """
+    chunk_gradient = kernel_of(_chunk_gradient) if is_compiled else _chunk_gradient
 
     def sums(
         labels_M: Tensor, weights_M: Tensor, x_MD: Tensor, table_VD: Tensor, bias_V: Tensor
@@ -57,7 +65,8 @@ def chunked_loss(
 
         def gradient(loss_gradient: Tensor, correct_gradient: Tensor) -> Gradients:
             scale_M = weights_M * loss_gradient
-            return _backward(x_MD, table_VD, bias_V, labels_M, log_sum_M, scale_M, chunks)
+            inputs = x_MD, table_VD, bias_V, labels_M, log_sum_M, scale_M
+            return _backward(*inputs, chunks, chunk_gradient)
 
         return (loss, correct), gradient
 
@@ -103,6 +112,7 @@ def _backward(
     log_sum_M: Tensor,
     scale_M: Tensor,
     chunks: int,
+    chunk_gradient: Callable[..., Tensor],
 ) -> Gradients:
     """Return the gradients of x, table and bias; that of a score is scale * (probability - 1 at the label)."""
     x_gradient_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
@@ -115,7 +125,7 @@ def _backward(
         x_again_MD = run_after(x_MD, done)
         table_WD = table_VD[start:end]
         product_MW = matmul_transposed(x_again_MD, table_WD, transpose_b=True)
-        gradient_MW = compiled(_chunk_gradient)(
+        gradient_MW = chunk_gradient(
             product_MW, bias_V[start:end], labels_M - start, log_sum_M, scale_M
         )
         x_gradient_MD = x_gradient_MD + float32(ops.matmul(gradient_MW, table_WD))

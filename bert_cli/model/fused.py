@@ -1,8 +1,8 @@
 """Dropout and the other operations between matrix products, in float32 whatever the compute dtype.
 
 A dropout mask is a function of run seed, sample index of the micro-batch, dropout id and position. The fused operations
-have a plain form in `keras.ops` and, after `compile_fused(True)`, one that saves only its inputs for the backward pass,
-in the compute dtype, and draws dropout again. On TensorFlow XLA makes one kernel of its forward pass and one of its
+have a plain form in `keras.ops` and, above a size, one that saves only its inputs for the backward pass, in the compute
+dtype, and draws dropout again. On TensorFlow XLA makes one kernel of its forward pass and one of its
 backward pass; matrix products and sums of columns stay with TensorFlow, whose library is faster for them on CPUs.
 """
 
@@ -26,29 +26,22 @@ Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
+NEVER = math.inf
 
 # Odd: id -> id * constant is one to one in 32 bits. Large: the dropouts of neighbouring run seeds differ.
 ID_STRIDE = 0x9E3779B1
 
-_compiles = False
 
+def is_fused(x: Tensor, fuse_above: float) -> bool:
+    """Return whether the operation on a tensor is fused.
 
-def compile_fused(yes: bool) -> None:
-    """Use the fused operations from now on; TensorFlow has XLA compile each, JAX compiles everything."""
-    global _compiles
-    _compiles = yes and (tf or jax) is not None
-
-
-def _is_compiled(x: Tensor) -> bool:
-    """Return whether to compile an operation; one for batches of any shape, as in prediction, is not."""
+    On JAX each is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow those of more
+    elements are, and none for batches of any shape, as in prediction.
+    """
+    if tf is None:
+        return jax is not None and fuse_above < NEVER
     shape = tuple(x.shape)
-    is_worth = tf is None or (None not in shape and math.prod(shape) > WORTH_COMPILING)
-    return _compiles and is_worth
-
-
-def compiled(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operation as one kernel where operations are compiled, else unchanged."""
-    return _kernel(operation) if _compiles else operation
+    return None not in shape and math.prod(shape) > fuse_above
 
 
 def value_of(weight: Tensor) -> Tensor:
@@ -226,9 +219,9 @@ def normalize(x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> 
     return centred * scale if beta is None else centred * scale + float32(beta)
 
 
-def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
+def bias_gelu(product: Tensor, bias: Tensor, fuse_above: float = NEVER) -> Tensor:
     """Return the GELU of a product [..., F] plus its bias [F], in the dtype of the product."""
-    if _is_compiled(product):
+    if is_fused(product, fuse_above):
         return _fused(_gelu_forward, _gelu_backward, (), (product, bias))
     return ops.cast(gelu(float32(product) + float32(bias)), product.dtype)
 
@@ -241,12 +234,13 @@ def add_and_normalize(
     epsilon: float,
     rate: float,
     seed: Tensor | None,
+    fuse_above: float = NEVER,
 ) -> Tensor:
     """Return LayerNorm of dropout(product + bias) + residual; `scale` are its gamma and beta.
 
     Product and residual [..., D] have one dtype, which the result has too.
     """
-    if _is_compiled(product):
+    if is_fused(product, fuse_above):
         inputs = (product, residual, bias, *scale)
         fixed = {"rate": rate, "epsilon": epsilon}
         return _fused(_norm_forward, _norm_backward, (seed,), inputs, **fixed)
@@ -255,16 +249,16 @@ def add_and_normalize(
 
 
 def attention_probabilities(
-    scores: Tensor, bias: Tensor, rate: float, seed: Tensor | None
+    scores: Tensor, bias: Tensor, rate: float, seed: Tensor | None, fuse_above: float = NEVER
 ) -> Tensor:
     """Return softmax of scores [B, N, S, S] plus the attention bias, then dropout, in the dtype of the scores."""
-    if not _is_compiled(scores):
+    if not is_fused(scores, fuse_above):
         probabilities = ops.softmax(float32(scores) + bias, axis=-1)
         return ops.cast(dropout(probabilities, rate, seed), scores.dtype)
 
     def operation(seed: Tensor, bias: Tensor, scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        dropped, probabilities = _kernel(_softmax_forward, rate=rate)(seed, scores, bias)
-        return dropped, partial(_kernel(_softmax_backward, rate=rate), seed, probabilities)
+        dropped, probabilities = kernel_of(_softmax_forward, rate=rate)(seed, scores, bias)
+        return dropped, partial(kernel_of(_softmax_backward, rate=rate), seed, probabilities)
 
     return custom_gradient(operation, seed, bias)(scores)
 
@@ -276,7 +270,7 @@ def _add_residual(
 
 
 @cache
-def _kernel(operation: Callable[..., Any], **fixed: float) -> Any:
+def kernel_of(operation: Callable[..., Any], **fixed: float) -> Any:
     """Return one TensorFlow function for all layers: XLA compiles it once for each shape."""
     kernel = partial(operation, **fixed)
     return kernel if tf is None else tf.function(kernel, autograph=False, jit_compile=True)
@@ -299,12 +293,12 @@ def _fused(
         inputs = arguments[len(constants) :]
 
         def pull(gradient: Tensor) -> tuple[Tensor, ...]:
-            gradients, summands = _kernel(backward, **fixed)(*arguments, gradient)
+            gradients, summands = kernel_of(backward, **fixed)(*arguments, gradient)
             sums = list(map(_sum_rows, summands, inputs[len(gradients) :]))
             # The summands are float32 and as large as the activations: free them before the layer below.
             return (*(run_after(gradient, sums) for gradient in gradients), *sums)
 
-        return _kernel(forward, **fixed)(*arguments), pull
+        return kernel_of(forward, **fixed)(*arguments), pull
 
     return custom_gradient(operation, *constants)(*map(value_of, inputs))
 

@@ -106,7 +106,7 @@ class GroupedFeedForward(ConfiguredLayer):
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
-        inner_BSF = bias_gelu(matmul(x_BSD, self.inner.kernel), self.inner.bias)
+        inner_BSF = bias_gelu(matmul(x_BSD, self.inner.kernel), self.inner.bias, self.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 

@@ -16,6 +16,7 @@ from keras import ops
 
 from bert_cli.model.chunked_loss import chunked_loss
 from bert_cli.model.fused import (
+    NEVER,
     Tensor,
     argmax,
     dropout,
@@ -78,7 +79,9 @@ class MaskedLM(ConfiguredLayer):
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
         bias_V = value_of(self.scaled("bias", self.bias))
-        return chunked_loss(x_MD, table_VD, bias_V, labels_M, weights, self.chunks)
+        is_compiled = self.fuse_above < NEVER
+        inputs = x_MD, table_VD, bias_V, labels_M, weights
+        return chunked_loss(*inputs, self.chunks, is_compiled=is_compiled)
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""

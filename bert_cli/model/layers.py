@@ -17,6 +17,7 @@ from keras import ops
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.model.fused import (
+    NEVER,
     Tensor,
     add_and_normalize,
     attention_probabilities,
@@ -49,6 +50,8 @@ class Layer(keras.layers.Layer):
 
     factors: Mapping[str, Factor] = {}
     """Factors of Unit Scaling, by path below this layer."""
+    fuse_above = NEVER
+    """Elements above which the operations between matrix products are fused."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
         """Create the weights; a class sets the attributes that they depend on before it calls this."""
@@ -91,6 +94,14 @@ class Layer(keras.layers.Layer):
         for layer in vars(self).values():
             if isinstance(layer, Layer):
                 layer.set_factors(table)
+
+    def fuse_operations(self, above: float) -> None:
+        """Fuse the operations of more elements, in this layer and in those in it."""
+        self.fuse_above = above
+        for value in vars(self).values():
+            for layer in value if isinstance(value, list) else [value]:
+                if isinstance(layer, Layer):
+                    layer.fuse_operations(above)
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
@@ -266,6 +277,7 @@ class Output(ConfiguredLayer):
             norm.epsilon,
             self.config.hidden_dropout_prob,
             dropout_seed(key, self.dropout_id),
+            self.fuse_above,
         )
 
 
@@ -313,7 +325,7 @@ class SelfAttention(ConfiguredLayer):
         rate = self.config.attention_probs_dropout_prob
         seed = dropout_seed(key, self.dropout_id)
         scores_BNSS = ops.matmul(query_BNSH, key_BNHS)
-        probabilities_BNSS = attention_probabilities(scores_BNSS, bias, rate, seed)
+        probabilities_BNSS = attention_probabilities(scores_BNSS, bias, rate, seed, self.fuse_above)
         context_BNSH = ops.matmul(probabilities_BNSS, value_BNSH)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key)))
@@ -345,7 +357,8 @@ class FeedForward(ConfiguredLayer):
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
         inner = self.inner
         product_BSF = matmul(self.scaled("split", x_BSD), inner.scaled("kernel", inner.kernel))
-        inner_BSF = bias_gelu(product_BSF, inner.scaled("bias", inner.bias))
+        bias = inner.scaled("bias", inner.bias)
+        inner_BSF = bias_gelu(product_BSF, bias, self.fuse_above)
         return self.project(inner_BSF, x_BSD, key)
 
 

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from support.model_inputs import counts_of, make_examples
 
-from bert_cli.model import fused
 from bert_cli.model.bert import build_block, build_blocks
 from bert_cli.model.chunked_loss import chunked_loss
 from bert_cli.model.heads import loss_sums
@@ -34,7 +33,7 @@ LABELS = np.random.default_rng(1).integers(0, WORDS, MASKED).astype(np.int32)
 WEIGHTS = (np.arange(MASKED) % 4 > 0).astype(np.float32)
 
 
-def with_gradients(chunks, labels, weights):
+def with_gradients(chunks, labels, weights, is_compiled=False):
     """Return a function of x, table and bias: both sums and three gradients; 0 chunks are the complete scores."""
 
     @tf.function(autograph=False)
@@ -42,7 +41,9 @@ def with_gradients(chunks, labels, weights):
         with tf.GradientTape() as tape:
             tape.watch([x, table, bias])
             if chunks:
-                loss, correct = chunked_loss(x, table, bias, labels, weights, chunks)
+                loss, correct = chunked_loss(
+                    x, table, bias, labels, weights, chunks, is_compiled=is_compiled
+                )
             else:
                 scores = tf.cast(tf.matmul(x, table, transpose_b=True), tf.float32) + bias
                 loss, correct = loss_sums(scores, labels, weights)
@@ -59,11 +60,7 @@ def with_gradients(chunks, labels, weights):
 def test_chunks_give_the_loss_and_gradients_of_the_complete_scores(chunks, dtype, compiles):
     inputs = inputs_of(dtype)
     complete = with_gradients(0, LABELS, WEIGHTS)(*inputs)
-    fused.compile_fused(compiles)
-    try:
-        chunked = with_gradients(chunks, LABELS, WEIGHTS)(*inputs)
-    finally:
-        fused.compile_fused(False)
+    chunked = with_gradients(chunks, LABELS, WEIGHTS, compiles)(*inputs)
     for pair in zip(complete, chunked, strict=True):
         expected, ours = (tf.cast(value, tf.float32).numpy() for value in pair)
         assert np.abs(ours - expected).max() <= ROUNDING[dtype] * np.abs(expected).max()
@@ -97,14 +94,13 @@ def test_the_memory_of_all_scores_is_never_allocated():
     code = """
 import json, sys
 sys.path[:0] = ["tests", "tests/model"]
-from test_chunked_loss import fused, tf, with_gradients
+from test_chunked_loss import tf, with_gradients
 rows, width, words = json.loads(sys.argv[1])
-fused.compile_fused(True)
 def peak():
     text = open("/proc/self/status").read()
     return 1024 * int(next(row.split()[1] for row in text.splitlines() if row.startswith("VmHWM")))
 def run(chunks, rows):
-    step = with_gradients(chunks, tf.zeros([rows], tf.int32), tf.ones([rows]))
+    step = with_gradients(chunks, tf.zeros([rows], tf.int32), tf.ones([rows]), True)
     step(tf.ones([rows, width]), tf.ones([words, width]), tf.zeros([words]))
 run(10, 8)  # what the libraries take once, which depends on the processor
 before = peak()

@@ -13,45 +13,39 @@ from bert_cli.model.fused import dropout_seed
 ROUNDING = {"float32": 2e-6, "float16": 2**-10}
 
 
-@pytest.fixture(autouse=True)
-def small_chains_too(monkeypatch):
-    monkeypatch.setattr(fused, "WORTH_COMPILING", 1)
-
-
 def normal(shape, seed, dtype="float32"):
     return tf.cast(tf.random.stateless_normal(shape, [seed, 1]), dtype)
 
 
-def run(chain, inputs, above, compiles):
+def run(chain, inputs, above, fuse_above):
     """Values and gradients of a chain in its plain or its compiled form, as float32."""
-    fused.compile_fused(compiles)
-    try:
 
-        @tf.function(autograph=False)
-        def both(*inputs):
-            with tf.GradientTape() as tape:
-                tape.watch(inputs)
-                value = chain(*inputs)
-            return [value, *tape.gradient(value, inputs, output_gradients=above)]
+    @tf.function(autograph=False)
+    def both(*inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            value = chain(*inputs, fuse_above=fuse_above)
+        return [value, *tape.gradient(value, inputs, output_gradients=above)]
 
-        return [tf.cast(found, tf.float32).numpy() for found in both(*inputs)]
-    finally:
-        fused.compile_fused(False)
+    return [tf.cast(found, tf.float32).numpy() for found in both(*inputs)]
 
 
 BIAS = np.where(np.arange(16) < 12, 0.0, -1e9).astype(np.float32)[None, None, None]
 ROWS = (4, 16, 96)
 # Name -> the chain with its dropout seed, and the shapes of its inputs, of which vectors are weights.
 CHAINS = {
-    "bias and GELU": (lambda seed, *inputs: fused.bias_gelu(*inputs), [ROWS, (96,)]),
+    "bias and GELU": (
+        lambda seed, *inputs, **fuse: fused.bias_gelu(*inputs, **fuse),
+        [ROWS, (96,)],
+    ),
     "end of a sublayer": (
-        lambda seed, rows, bias, residual, *scale: fused.add_and_normalize(
-            rows, bias, residual, scale, 1e-12, 0.3, seed
+        lambda seed, rows, bias, residual, *scale, **fuse: fused.add_and_normalize(
+            rows, bias, residual, scale, 1e-12, 0.3, seed, **fuse
         ),
         [ROWS, (96,), ROWS, (96,), (96,)],
     ),
     "attention probabilities": (
-        lambda seed, scores: fused.attention_probabilities(scores, BIAS, 0.3, seed),
+        lambda seed, scores, **fuse: fused.attention_probabilities(scores, BIAS, 0.3, seed, **fuse),
         [(2, 3, 16, 16)],
     ),
 }
@@ -67,7 +61,7 @@ def test_a_compiled_chain_is_the_plain_one(chain, dtype, drops):
     inputs = [normal(shape, n, kinds.get(len(shape), dtype)) for n, shape in enumerate(shapes, 1)]
     seed = dropout_seed(tf.constant([7, 3], tf.int32), 5) if drops else None
     above = normal(shapes[0], 6, dtype)
-    forms = [run(partial(function, seed), inputs, above, compiles) for compiles in (False, True)]
+    forms = [run(partial(function, seed), inputs, above, number) for number in (fused.NEVER, 1)]
     for number, (plain, ours) in enumerate(zip(*forms, strict=True)):
         largest = np.abs(plain).max()
         assert largest > 0, number
@@ -76,21 +70,17 @@ def test_a_compiled_chain_is_the_plain_one(chain, dtype, drops):
         assert not np.any(forms[1][0][..., 12:]), "padding has a probability"
 
 
-def test_a_large_chain_of_known_shape_is_compiled_once_for_all_layers_and_others_are_not(
-    monkeypatch,
-):
-    monkeypatch.setattr(fused, "_compiles", True)
+def test_a_large_chain_of_known_shape_is_compiled_once_for_all_layers_and_others_are_not():
     rows, bias = normal((4, 8), 1), normal((8,), 2)
-    kernel = fused._kernel(fused._gelu_forward)
+    kernel = fused.kernel_of(fused._gelu_forward)
     before = kernel.experimental_get_tracing_count()
     signature = [tf.TensorSpec([None, 8]), tf.TensorSpec([8])]
-    any_length = tf.function(fused.bias_gelu, input_signature=signature)(rows, bias)
-    monkeypatch.setattr(fused, "WORTH_COMPILING", 33)
-    small = fused.bias_gelu(rows, bias)
+    gelu = partial(fused.bias_gelu, fuse_above=1)
+    any_length = tf.function(gelu, input_signature=signature)(rows, bias)
+    small = fused.bias_gelu(rows, bias, fuse_above=33)
     assert kernel.experimental_get_tracing_count() == before
     np.testing.assert_allclose(any_length, small, rtol=1e-6)
-    monkeypatch.setattr(fused, "WORTH_COMPILING", 1)
-    tf.function(lambda: fused.bias_gelu(fused.bias_gelu(rows, bias), 2.0 * bias))()
+    tf.function(lambda: gelu(gelu(rows, bias), 2.0 * bias))()
     assert kernel.experimental_get_tracing_count() == before + 1
 
 

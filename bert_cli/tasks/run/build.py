@@ -22,7 +22,7 @@ from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.errors import DeviceError
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
-from bert_cli.model.fused import compile_fused
+from bert_cli.model.fused import NEVER, WORTH_COMPILING
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes, Rendezvous
@@ -182,7 +182,6 @@ def build_engine(
     settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
 ) -> Engine:
     """Return the engine with new weights. Raises ConfigError for an optimizer without a rule for one of them."""
-    compile_fused(settings.compile != "nothing")
     config = settings.bert_config
     make_block = partial(
         build_block,
@@ -192,6 +191,7 @@ def build_engine(
         labels=labels,
         chunks=settings.parallel.embedding_serialization_factor,
         factors=factors_of(settings),
+        fuse_above=NEVER if settings.compile == "nothing" else WORTH_COMPILING,
     )
     module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
     build: BuildEngine = module.build_engine
