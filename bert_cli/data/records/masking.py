@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking
+from bert_cli.config.load import changed
 from bert_cli.data.records.tokenizer import SpecialIds
 from bert_cli.data.stream.permutation import GOLDEN, mix
 
@@ -45,7 +46,7 @@ class MaskRecipe:
         """Return the recipe with another fraction of masked tokens, unless that is None."""
         if probability is None:
             return self
-        return replace(self, masking=self.masking.model_copy(update={"probability": probability}))
+        return replace(self, masking=changed(self.masking, probability=probability))
 
 
 class _Words(NamedTuple):

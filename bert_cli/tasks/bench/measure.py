@@ -173,16 +173,16 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
     """Return the metrics of the steps after the warm-up; rates are medians, so that one slow step does not count."""
     measured = steps[warmup_steps:]
     skipped_before = steps[warmup_steps - 1]["skipped"] if warmup_steps else 0.0
-    seconds = [one["seconds"] for one in measured]
+    seconds = [step["seconds"] for step in measured]
     low = median = high = seconds[0]
     if len(seconds) > 1:
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     rates = {
-        f"{name}_per_second": statistics.median(one[name] / one["seconds"] for one in measured)
+        f"{name}_per_second": statistics.median(step[name] / step["seconds"] for step in measured)
         for name in ("examples", "tokens", "positions", "flops")
     }
     fractions = {
-        f"{name}_fraction": sum(one.get(name, 0.0) for one in measured) / sum(seconds)
+        f"{name}_fraction": sum(step.get(name, 0.0) for step in measured) / sum(seconds)
         for name in PARTS
     }
     return {

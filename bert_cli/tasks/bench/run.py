@@ -28,8 +28,8 @@ def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) ->
     """List the benchmarks, or measure a run and print its metrics."""
     if isinstance(settings, BenchSettings):
         rows = [
-            (name, one.about, shlex.join(["bert", *one.words]))
-            for name, one in benchmarks().items()
+            (name, benchmark.about, shlex.join(["bert", *benchmark.words]))
+            for name, benchmark in benchmarks().items()
         ]
         print_table(("name", "measures", "command"), rows)
         return

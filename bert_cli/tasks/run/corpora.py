@@ -63,9 +63,9 @@ def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
     """
     stored = _stored_sizes(settings)
     sizes: dict[str, object] = {}
-    most = max((record.max_sequences_per_pack for record in stored), default=1)
-    if most > 1 and not is_set(settings, "max_sequences_per_pack"):
-        sizes["max_sequences_per_pack"] = most
+    sequences = max((record.max_sequences_per_pack for record in stored), default=1)
+    if sequences > 1 and not is_set(settings, "max_sequences_per_pack"):
+        sizes["max_sequences_per_pack"] = sequences
     vocab_size = next((record.vocab_size for record in stored if record.vocab_size), None)
     model = settings.bert_config
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
@@ -102,7 +102,7 @@ def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
 def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
     """Return the run's examples, of each step the part of one process. Raises ConfigError or DataError."""
     stages = (settings, *settings.later_stages)
-    streams = [_open_stage(one, rank, world_size) for one in stages]
+    streams = [_open_stage(stage, rank, world_size) for stage in stages]
     stream = Stages(streams) if settings.stages else streams[0]
     if not stream.sources or any(source.is_dynamic for source in stream.sources):
         return stream
@@ -131,11 +131,11 @@ def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> Examp
             max_sequences_per_pack=settings.max_sequences_per_pack,
             masking=settings.masking,
         )
-    named = settings.dataset_dir
-    if not named:
+    records = settings.dataset_dir
+    if not records:
         remedy = "a folder of records that `bert tokenize` has made, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"give --dataset-dir, {remedy}")
-    corpora = [WeightedCorpus(path=named)] if isinstance(named, str) else named
+    corpora = [WeightedCorpus(path=records)] if isinstance(records, str) else records
     if settings.length_buckets is not None and len(corpora) > 1:
         problem = "has no effect on several corpora, whose steps have examples of all lengths"
         remedy = "leave it out, or pack with --max-sequences-per-pack"
@@ -249,23 +249,25 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
         problem = f"holds a run with another vocabulary than the records in {corpus}"
         remedy = "use another folder for a new run, or give this run its own records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
-    for number, (here, there) in enumerate(zip_longest(ours, theirs)):
-        if there is not None and here != there:
+    for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
+        if their_token is not None and our_token != their_token:
             problem = (
-                f"was made with another vocabulary than the model in {model} (token {number:,} is {here!r} in "
-                f"the records and {there!r} in the model)"
+                f"was made with another vocabulary than the model in {model} (token {number:,} is {our_token!r} in "
+                f"the records and {their_token!r} in the model)"
             )
             raise ConfigError(
                 where,
                 problem,
                 f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
             )
-    ours_is = normalization_of(corpus)
-    theirs_is = normalization_of(model)
-    if ours_is and theirs_is and ours_is != theirs_is:
-        cased = "--cased" if theirs_is.cased else "--no-cased"
-        here, there = (json.dumps(vars(one)) for one in (ours_is, theirs_is))
-        problem = f"was made with {here}, and the model in {model} with {there}"
+    our_case = normalization_of(corpus)
+    their_case = normalization_of(model)
+    if our_case and their_case and our_case != their_case:
+        cased = "--cased" if their_case.cased else "--no-cased"
+        problem = (
+            f"was made with {json.dumps(vars(our_case))}, and the model in {model} with "
+            f"{json.dumps(vars(their_case))}"
+        )
         raise ConfigError(
             where, problem, f"make the records with --vocab {model} {cased}, or {remedy}"
         )

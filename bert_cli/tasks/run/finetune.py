@@ -183,10 +183,10 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
 def _source(settings: FinetuneSettings) -> Source | None:
     """Return the model to start from or, without training, to score: the run's own if there is one."""
     run = settings.save_ckpt_path
-    given = settings.pretrained_ckpt_path
-    if not settings.do_training and run and (given is None or checkpoint.complete_checkpoints(run)):
+    name = settings.pretrained_ckpt_path
+    if not settings.do_training and run and (name is None or newest_checkpoint(run)):
         return models.find_source(str(run), "--save-ckpt-path")
-    return None if given is None else models.find_source(given)
+    return None if name is None else models.find_source(name)
 
 
 def _check_class(settings: FinetuneSettings, source: Source) -> None:
@@ -349,19 +349,21 @@ def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | Non
 
     Labels without names are assumed to be in the task's order, which is printed.
     """
-    own = source.label_names
-    if names is None or own == tuple(names):
+    model_names = source.label_names
+    if names is None or model_names == tuple(names):
         return None
-    if own is None or own == tuple(f"LABEL_{number}" for number in range(len(names))):
+    if model_names is None or model_names == tuple(
+        f"LABEL_{number}" for number in range(len(names))
+    ):
         assumed = f"have no names; assumed to be in this order: {', '.join(names)}"
         print_line(f"run: the labels of {source.folder} {assumed}")
         return None
-    if sorted(own) != sorted(names):
-        where = f"{source.where} (labels {', '.join(own)})"
+    if sorted(model_names) != sorted(names):
+        where = f"{source.where} (labels {', '.join(model_names)})"
         problem = f"are not those of this task ({', '.join(names)})"
         raise ConfigError(where, problem, "give a model that was trained for it")
     print_line(f"run: the labels of {source.folder} are in another order, which is converted")
-    return [own.index(name) for name in names]
+    return [model_names.index(name) for name in names]
 
 
 def _write(

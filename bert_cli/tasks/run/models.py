@@ -103,16 +103,16 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
     """
     if tokenizer is None or not has_tokenizer(source.folder):
         return source
-    own = read_tokenizer(source.folder).pieces
+    known = read_tokenizer(source.folder).pieces
     pieces = read_tokenizer(tokenizer).pieces
-    if len(pieces) <= len(own) or pieces[: len(own)] != own:
+    if len(pieces) <= len(known) or pieces[: len(known)] != known:
         return source
-    ids = {piece: number for number, piece in enumerate(own)}
-    longest = max(map(len, own))
-    replaced = [split_word(piece, ids, longest) for piece in pieces[len(own) :]]
+    ids = {piece: number for number, piece in enumerate(known)}
+    longest = max(map(len, known))
+    replaced = [split_word(piece, ids, longest) for piece in pieces[len(known) :]]
     rows = max(len(pieces), source.config.vocab_size)
     described = {**source.described, "vocab_size": rows}
-    return replace(source, described=described, replaced=replaced, first_new=len(own))
+    return replace(source, described=described, replaced=replaced, first_new=len(known))
 
 
 # --- find a model

@@ -57,12 +57,12 @@ class Probe:
 
 def read_probe(settings: PretrainSettings, records: Path) -> Probe:
     """Read the pairs with the tokenizer of the records. DataError, with the line, for a pair that cannot be scored."""
-    named = str(settings.probe)
+    name = str(settings.probe)
     room = settings.max_seq_length - 2
-    path = SHIPPED if named == ENGLISH else Path(named)
+    path = SHIPPED if name == ENGLISH else Path(name)
     if not path.is_file():
         remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
-        raise DataError(f"probe ({named})", "there is no such file", remedy)
+        raise DataError(f"probe ({name})", "there is no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
     texts = [_text(row, name, where) for where, row in lines for name in NAMES]
     tokenizer = read_tokenizer(records)

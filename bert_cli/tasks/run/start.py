@@ -100,8 +100,8 @@ def branch_point(settings: PretrainSettings) -> Path:
     path = run / checkpoint_name(step)
     checkpoints = complete_checkpoints(run)
     if path not in checkpoints:
-        kept = ", ".join(str(checkpoint.step_of(one)) for one in checkpoints) or "no step"
-        problem = f"the run in {run} has kept {kept}"
+        steps = ", ".join(str(checkpoint.step_of(saved)) for saved in checkpoints) or "no step"
+        problem = f"the run in {run} has kept {steps}"
         remedy = "give its folder and such a step (keep_checkpoints and keep_every_steps keep more)"
         raise CheckpointError(where, problem, remedy)
     before = checkpoint.read_state(path).fixed
@@ -152,8 +152,8 @@ def load_weights(
 ) -> tuple[list[str], list[str]]:
     """Load a model's weights; return the parts that it lacks and those that were left out."""
     shapes = _shapes(weights)
-    wanted = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
-    tensors, left_out = hf.fitting(source.tensors(), wanted)
+    needed = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
+    tensors, left_out = hf.fitting(source.tensors(), needed)
     values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
     for name, value in scaling.folded(values, table or {}, -1).items():
         if fault := checkpoint.find_fault(value):

@@ -115,8 +115,8 @@ def tensorflow_prefix(path: Path) -> Path | None:
     except ValueError as error:
         raise CheckpointError(str(state), f"cannot be read ({error})", "remove it") from error
     match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
-    if match and (named := path / Path(match[1]).name) in prefixes:
-        return named
+    if match and (newest := path / Path(match[1]).name) in prefixes:
+        return newest
     if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
         return max(prefixes, key=lambda prefix: int(prefix.stem))
     names = ", ".join(prefix.name for prefix in prefixes)
