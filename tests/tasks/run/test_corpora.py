@@ -259,6 +259,7 @@ def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_bat
     stream = SimpleNamespace(epoch_size=9)
     stream.rows = lambda numbers: reads.extend(numbers) or {"input_mask": np.ones([1, 2])}
     engine = SimpleNamespace(evaluate=lambda _: {}, gather_weights=lambda: None)
+    engine.means = lambda sums, counts: {}
     engine.head = SimpleNamespace(COUNTS={}, MEANS={})
     for rank in (0, 1):
         engine.group = SimpleNamespace(rank=rank, world_size=2, all_reduce=list)
