@@ -192,7 +192,7 @@ def _source(settings: FinetuneSettings) -> Source | None:
 def _check_class(settings: FinetuneSettings, source: Source) -> None:
     """Raise ConfigError for a model of another class than the task's; one without a class may fit."""
     needed = class_name(settings.bert_config, settings.head)
-    if not needed.endswith("BertModel") and source.architecture not in (needed, "?"):
+    if settings.head.needs and source.architecture not in (needed, "?"):
         raise _another_model(source, f"was not trained for this task, which needs a {needed}")
 
 

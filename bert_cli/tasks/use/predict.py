@@ -35,9 +35,10 @@ def run(settings: PredictSettings) -> None:
     positions = source.config.max_position_embeddings
     _check_settings(settings, task, positions)
     defaults = kind.read_defaults(source, settings)
-    length = settings.max_seq_length or min(positions, defaults.pop("max_seq_length", positions))
-    given = settings.model_dump(exclude_unset=True, exclude_none=True)
-    settings = changed(settings, **{**defaults, **{n: given[n] for n in defaults if n in given}})
+    longest = min(positions, defaults.pop("max_seq_length", positions))
+    length = settings.max_seq_length or longest
+    explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
+    settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
     inputs = list(_read_inputs(settings, kind, task))
     for item in inputs:
         _check_input(item, kind)
