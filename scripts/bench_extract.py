@@ -1,30 +1,29 @@
 #!/usr/bin/env python
-r"""Print the words, the leftovers and the speed of `bert extract` and of three other extractors, for some dumps.
+r"""Print the words, the leftovers and the speed of `bert extract` and of WikiExtractor, for some dumps.
 
-The reference is the plain text of the paragraphs and list items of a page in wikitextparser's tree: what is left when
-templates, tables, references, galleries, formulas, comments, links to files and categories, and headings are taken
-out. "Recall" is the fraction of its words that an output has, counted page by page as multisets. "Leftovers" are
-matches of the patterns in LEFTOVERS for a million words of output as `bert preprocess` reads it; wikitextparser leaves
-the marks of lists and headings on purpose, so the next column is without these. Speeds are MB (10^6 bytes) of XML for a
-second of processor time, of complete processes on the same uncompressed dump, whose runs alternate; the ratios to
-WikiExtractor are those of the medians. Of a dump of less than 2 MB they show the start of Python. --packed
-measures on the packed files, in MB of these.
+The reference is the plain text of the paragraphs and list items of a page in wikitextparser's tree: what is left
+when templates, tables, references, galleries, formulas, comments, links to files and categories, and headings are
+taken out. "Recall" is the fraction of its words that an output has, counted page by page as multisets. "Leftovers"
+are matches of the patterns in LEFTOVERS for a million words of output as `bert preprocess` reads it. Speeds are MB
+(10^6 bytes) of XML for a second of processor time, of complete processes on the same uncompressed dump, whose runs
+alternate; the ratios to WikiExtractor are those of the medians. Of a dump of less than 2 MB they show the start of
+Python. --packed measures on the packed files, in MB of these.
 
-    pip install mwparserfromhell wikitextparser
+    pip install wikitextparser wikiextractor
     scripts/bench_extract.py dumps/ --rounds 3
 """
 
 import argparse
-import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from html import unescape
 from pathlib import Path
@@ -76,6 +75,7 @@ def wikitexts(dump: Path) -> Iterator[tuple[int, str]]:
         for page in chunk.pages:
             number = re.search(rb"<id>(\d+)</id>", page)
             text = re.search(rb"<text[^>]*>(.*)</text>", page, re.DOTALL)
+            assert number is not None
             yield int(number[1]), unescape(text[1].decode(errors="replace")) if text else ""
 
 
@@ -117,87 +117,22 @@ def reference(text: str, hidden: set[str]) -> str:
     return unescape("\n".join(line.lstrip("*#:; ") for line in lines))
 
 
-MWPARSERFROMHELL = """
-import re, sys
-import mwparserfromhell
-from bench_extract import write_pages
-# As the recipe of wikimedia/wikipedia on the hub: files, categories and references go, the rest is strip_code's.
-def convert(text, hidden):
-    code = mwparserfromhell.parse(text)
-    spaces = re.compile("^:?(" + "|".join(hidden) + "):", re.IGNORECASE)
-    links = [link for link in code.ifilter_wikilinks(recursive=True) if spaces.match(str(link.title).strip())]
-    tags = code.filter_tags(matches=lambda tag: tag.tag in ("ref", "table"), recursive=True)
-    for node in [*links, *tags]:
-        try:
-            code.remove(node)
-        except ValueError:
-            pass
-    parts = []
-    for section in code.get_sections(flat=True, include_lead=True, include_headings=True):
-        parts.append(section.strip_code().strip())
-    return "\\n\\n".join(parts)
-write_pages(convert, *sys.argv[1:])
-"""
-WIKITEXTPARSER = """
-import re, sys
-import wikitextparser
-from bench_extract import write_pages
-REF = re.compile(r"<ref\\b[^<>]*/>|<ref\\b[^<>]*>.*?</ref\\s*>", re.DOTALL | re.IGNORECASE)
-write_pages(lambda text, hidden: wikitextparser.parse(REF.sub("", text)).plain_text(), *sys.argv[1:])
-"""
-
-
-def write_pages(convert: Callable[[str, set[str]], str], dump: str, out: str) -> None:
-    """Write the text of every article as a JSON line."""
-    hidden = hidden_names(Dump(Path(dump)).header)
-    with open(out, "w", encoding="utf-8") as file:
-        for number, text in wikitexts(Path(dump)):
-            file.write(json.dumps([number, convert(text, hidden)]) + "\n")
-
-
-def commands(dump: Path, home: Path) -> dict[str, tuple[list[str], Path]]:
-    """Return the command of each extractor and its output."""
-    python = [sys.executable, "-c"]
-    outputs = {
-        name: home / name
-        for name in ("bert", "wikiextractor", "mwparserfromhell", "wikitextparser")
+def commands(dump: Path, home: Path) -> dict[str, list[str]]:
+    """Return the command of each extractor, which writes into the folder of its name."""
+    python = [sys.executable, "-m"]
+    single = ["--processes", "1"]
+    plain = ["--no-templates", "--quiet", "--bytes", "1000G"]
+    theirs = [*python, "wikiextractor.WikiExtractor", str(dump), "-o", str(home / "wikiextractor")]
+    return {
+        "bert": [*python, "bert_cli", "extract", str(dump), str(home / "bert"), *single],
+        "wikiextractor": [*theirs, *single, *plain],
     }
-    bert = [
-        sys.executable,
-        "-m",
-        "bert_cli",
-        "extract",
-        str(dump),
-        str(outputs["bert"]),
-        "--processes",
-        "1",
-    ]
-    other = [
-        sys.executable,
-        "-m",
-        "wikiextractor.WikiExtractor",
-        str(dump),
-        "-o",
-        str(outputs["wikiextractor"]),
-    ]
-    other += ["--processes", "1", "--no-templates", "--quiet", "--bytes", "1000G"]
-    found = {"bert": bert, "wikiextractor": other}
-    for name, program in (
-        ("mwparserfromhell", MWPARSERFROMHELL),
-        ("wikitextparser", WIKITEXTPARSER),
-    ):
-        found[name] = [*python, program, str(dump), str(outputs[name])]
-    return {name: (command, outputs[name]) for name, command in found.items()}
 
 
 def measure(command: list[str]) -> float:
     """Run a process and its children; return their seconds of processor time."""
-    scripts = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, (scripts, os.environ.get("PYTHONPATH", ""))))
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path}
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
@@ -208,8 +143,6 @@ def measure(command: list[str]) -> float:
 
 def read_output(path: Path) -> Pages:
     """Return the text of every page, as `bert preprocess` reads it."""
-    if path.is_file():
-        return dict(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
     pages: dict[int, list[str]] = {}
     current: list[str] = []
     for file in sorted(path.rglob("wiki_[0-9][0-9]")):
@@ -217,7 +150,9 @@ def read_output(path: Path) -> Pages:
             Part(file, "wikiextractor", "", file.stat().st_size), Reading()
         ):
             if kind == "document":
-                current = pages.setdefault(int(re.search(r'id="(\d+)"', line)[1]), [])
+                number = re.search(r'id="(\d+)"', line)
+                assert number is not None
+                current = pages.setdefault(int(number[1]), [])
             elif kind == "body":
                 current.append(line)
     return {number: "\n".join(lines) for number, lines in pages.items()}
@@ -233,9 +168,11 @@ def judge(pages: Pages, truth: Pages) -> tuple[int, float, Counter[str]]:
     kept = total = count = 0
     leftovers: Counter[str] = Counter()
     for number, text in truth.items():
-        wanted, found = words(text), words(pages.get(number, ""))
-        kept, total = kept + (wanted & found).total(), total + wanted.total()
-        count += found.total()
+        expected = words(text)
+        extracted = words(pages.get(number, ""))
+        kept += (expected & extracted).total()
+        total += expected.total()
+        count += extracted.total()
         for name, pattern in PATTERNS.items():
             leftovers[name] += len(pattern.findall(pages.get(number, "")))
     return count, kept / max(1, total), leftovers
@@ -257,8 +194,8 @@ def main() -> None:
     parser.add_argument("--kinds", action="store_true", help="list the leftovers by kind")
     args = parser.parse_args()
     files = sorted(args.dumps.iterdir()) if args.dumps.is_dir() else [args.dumps]
-    print("| dump | extractor | words | recall | leftovers | without marks | MB/s | ratio |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    print("| dump | extractor | words | recall | leftovers | MB/s | ratio |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for file in files:
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder)
@@ -267,19 +204,16 @@ def main() -> None:
             truth = {number: reference(text, hidden) for number, text in wikitexts(dump)}
             seconds: dict[str, list[float]] = {}
             for _ in range(args.rounds):
-                for name, (command, out) in commands(dump, home).items():
-                    subprocess.run(["rm", "-rf", str(out)], check=True)
+                for name, command in commands(dump, home).items():
+                    shutil.rmtree(home / name, ignore_errors=True)
                     seconds.setdefault(name, []).append(measure(command))
             size = dump.stat().st_size / 1e6
             baseline = statistics.median(seconds["wikiextractor"])
-            for name, (_, out) in commands(dump, home).items():
-                count, kept, leftovers = judge(read_output(out), truth)
+            for name in seconds:
+                count, kept, leftovers = judge(read_output(home / name), truth)
                 median = statistics.median(seconds[name])
-                marks = leftovers["=="] + leftovers["list marks"]
-                rates = [
-                    1e6 * n / max(1, count) for n in (leftovers.total(), leftovers.total() - marks)
-                ]
-                numbers = [f"{count:,}", f"{kept:.2%}", *(f"{rate:,.0f}" for rate in rates)]
+                rate = 1e6 * leftovers.total() / max(1, count)
+                numbers = [f"{count:,}", f"{kept:.2%}", f"{rate:,.0f}"]
                 numbers += [f"{size / median:.2f}", f"{baseline / median:.2f}"]
                 label = file.name.partition("-latest")[0].partition(".")[0]
                 print("|", " | ".join([label, name, *numbers]), "|", flush=True)

@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Measure the costs and savings of layouts: trace time, memory, overhead, stages, processes.
+"""Measure the costs and savings of layouts: memory, stages, processes.
 
-    scripts/bench_parallel.py trace        # trace time at 8, 64 and 510 micro-batches
     scripts/bench_parallel.py memory       # peak memory of GPipe, 1F1B and recomputation
     scripts/bench_parallel.py moments      # memory of replicated, sharded and offloaded moments
-    scripts/bench_parallel.py overhead     # the engine on one device compared with a plain step
     scripts/bench_parallel.py pipeline     # two stages on one core each compared with one stage on one core
     scripts/bench_parallel.py processes    # two processes, in one run or independent, compared with one process
 
@@ -44,7 +42,6 @@ MODEL = {
     "intermediate_size": 1024,
 }
 ROUNDS = 3
-RESULTS = ("traced", "step", "growth", "moments", "in_flight")
 
 
 def settings_of(
@@ -69,13 +66,13 @@ def settings_of(
     }
 
 
-def in_child(work: str, settings: dict[str, Any], cores: str = "0-1") -> Any:
-    """Run a function of WORK in a child process and return its result."""
-    return in_a_process([sys.executable, __file__, "--work", work, json.dumps(settings)], cores)
+def in_child(settings: dict[str, Any], cores: str = "0-1") -> Any:
+    """Run some steps in a child process and return the measurements."""
+    return in_a_process([sys.executable, __file__, "--measure", json.dumps(settings)], cores)
 
 
-def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Build a run and execute some steps; return its parts and the measurements."""
+def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
+    """Build a run and execute some steps; return the measurements."""
     import tensorflow as tf
 
     from bert_cli.config.pretrain import PretrainSettings
@@ -85,29 +82,25 @@ def run_steps(settings: dict[str, Any], steps: int) -> dict[str, Any]:
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.build import open_mesh
 
+    steps = settings.pop("steps", 3)
     run = PretrainSettings.model_validate(settings)
     processes = find_processes(os.environ)
     mesh = open_mesh(run, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
     plan = make_plan(run, None)
-    engine, state, step = build.build_run(run, mesh, plan)
+    parts: Any = build.build_run(run, mesh, plan)
+    engine, state, step = parts
     stream = corpora.open_stream(run, processes.rank, processes.count)
-    began = time.perf_counter()
     engine.compile(stream.first_micro_batches(len(mesh.devices)))
-    traced = time.perf_counter() - began
     batch = stream[0]
     seconds = [seconds_of(lambda: step(batch)) for _ in range(steps)]
     moments = [moment for slot in state.slots.values() for moment in slot.variables]
     return {
-        "traced": traced,
         "step": statistics.median(seconds[1:] or seconds),
         "growth": resident_bytes()[1] - before,
         "moments": sum(4 * int(tf.size(moment)) for moment in moments),
         "in_flight": engine.max_in_flight,
-        "engine": engine,
-        "step_function": step,
-        "batch": batch,
     }
 
 
@@ -117,81 +110,17 @@ def seconds_of(function: Any) -> float:
     return time.perf_counter() - began
 
 
-def work_measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the measurements of a run of a few steps."""
-    measured = run_steps(settings, steps=settings.pop("steps", 3))
-    return {name: measured[name] for name in RESULTS}
-
-
-def work_overhead(settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Return the seconds of alternating engine steps and plain steps on the same blocks."""
-    import numpy as np
-    import tensorflow as tf
-
-    from bert_cli.parallel.engine import count
-
-    run = run_steps(settings, steps=2)
-    engine, batch = run["engine"], run["batch"]
-    (stage,), (update,) = engine.replicas[0], engine.updates[0]
-    names = list(batch)
-
-    @tf.function(autograph=False)
-    def accumulate(
-        arrays: list[tf.Tensor], key: tf.Tensor, counts: dict[str, tf.Tensor], first: bool
-    ) -> Any:
-        columns = dict(zip(names, arrays, strict=True))
-        with tf.GradientTape() as tape:
-            hidden = None
-            for block in stage.body:
-                hidden = block(hidden, columns, key)
-            loss, _ = stage.head(hidden, columns, counts, key)
-        gradients = tape.gradient(loss, list(stage.weights.values()))
-        for accumulator, gradient in zip(stage.accumulators.values(), gradients, strict=True):
-            (accumulator.assign if first else accumulator.assign_add)(
-                tf.convert_to_tensor(gradient)
-            )
-        return loss
-
-    def plain(number: int) -> None:
-        counts = {
-            name: tf.constant(value, tf.float32)
-            for name, value in count(batch, engine.head.COUNTS).items()
-        }
-        losses: list[Any] = []
-        for micro_batch in range(len(batch["input_ids"])):
-            key = tf.constant(np.array([1984, micro_batch], np.int32))
-            arrays = [tf.convert_to_tensor(column[micro_batch]) for column in batch.values()]
-            losses.append(accumulate(arrays, key, counts, not losses))
-        float(tf.add_n(losses))
-        float(update.all_reduce_gradients(1.0))
-        update.update(1.0, 1e-3, number, number)
-
-    plain(0)
-    seconds: dict[str, list[float]] = {"plain": [], "engine": []}
-    for number in range(settings.get("rounds", 12)):
-        seconds["plain"].append(seconds_of(lambda number=number: plain(number)))
-        seconds["engine"].append(seconds_of(lambda: run["step_function"](batch)))
-    return seconds
-
-
-def trace() -> None:
-    """Trace time for three numbers of accumulated micro-batches."""
-    for micro_batches in (8, 64, 510):
-        settings = {**settings_of(micro_batches, 1, stages=True), "steps": 1}
-        seconds = statistics.median(in_child("measure", settings)["traced"] for _ in range(ROUNDS))
-        print(f"{micro_batches} micro-batches, 4 stages: traced in {seconds:.2f} s", flush=True)
-
-
 def memory() -> None:
     """Peak memory of 16 micro-batches through four stages."""
-    for name, parallel in {
+    layouts: dict[str, dict[str, Any]] = {
         "GPipe": {"schedule": "GPipe"},
         "1F1B": {"schedule": "1F1B"},
         "GPipe, recompute by layer": {"schedule": "GPipe", "recompute": True},
         "1F1B, recompute by layer": {"recompute": True},
         "1F1B, recompute by stage": {"recompute": True, "recompute_by": "stage"},
-    }.items():
-        run = in_child("measure", settings_of(16, stages=True, **parallel))
+    }
+    for name, parallel in layouts.items():
+        run = in_child(settings_of(16, stages=True, **parallel))
         saved = f"at most {run['in_flight']} micro-batches in flight per stage"
         print(f"{name}: {run['growth'] / 1e6:.0f} MB, {saved}", flush=True)
 
@@ -222,7 +151,7 @@ def two_ranks(settings: dict[str, Any]) -> Any:
         command = ["taskset", "--cpu-list", str(rank), sys.executable, __file__]
         ranks.append(
             subprocess.Popen(
-                [*command, "--work", "measure", json.dumps(settings)],
+                [*command, "--measure", json.dumps(settings)],
                 env={**os.environ, "TF_CONFIG": json.dumps(task)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -231,15 +160,6 @@ def two_ranks(settings: dict[str, Any]) -> Any:
         )
     outputs = [process.communicate()[0] for process in ranks]
     return json.loads(outputs[0].strip().splitlines()[-1])
-
-
-def overhead() -> None:
-    """The engine's step on one device compared with a plain step."""
-    for micro_batches, size in ((1, 8), (8, 8), (8, 1)):
-        seconds = in_child("overhead", settings_of(micro_batches, size))
-        plain, engine = (statistics.median(seconds[name]) for name in ("plain", "engine"))
-        ratio = f"plain {plain:.3f} s, engine {engine:.3f} s, ratio {engine / plain:.3f}"
-        print(f"{micro_batches} micro-batches of {size}: {ratio}", flush=True)
 
 
 def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -> float:
@@ -282,7 +202,7 @@ def pipeline() -> None:
 def seconds_of_independent(settings: dict[str, Any]) -> float:
     """Return the mean step time of two independent processes: the slowdown that the machine causes."""
     with ThreadPoolExecutor(2) as pool:
-        runs = pool.map(lambda core: in_child("measure", settings, core)["step"], ("0", "1"))
+        runs = pool.map(lambda core: in_child(settings, core)["step"], ("0", "1"))
         return statistics.mean(runs)
 
 
@@ -295,7 +215,7 @@ def processes() -> None:
         double = settings_of(2 * micro_batches, replicas=2) | steps
         rounds = [
             (
-                in_child("measure", single, cores="0")["step"],
+                in_child(single, cores="0")["step"],
                 seconds_of_independent(single),
                 two_ranks(double)["step"],
             )
@@ -309,19 +229,17 @@ def processes() -> None:
         )
 
 
-WORK = {"measure": work_measure, "overhead": work_overhead}
-MEASUREMENTS = {f.__name__: f for f in (trace, memory, moments, overhead, pipeline, processes)}
+MEASUREMENTS = {f.__name__: f for f in (memory, moments, pipeline, processes)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     choices = [[], *MEASUREMENTS]
     parser.add_argument("what", nargs="*", choices=choices, help="default: all")
-    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.work:
-        name, settings = options.work
-        print(json.dumps(WORK[name](json.loads(settings))))
+    if options.measure:
+        print(json.dumps(run_steps(json.loads(options.measure))))
         return
     for name in options.what or MEASUREMENTS:
         print(f"# {name}: {MEASUREMENTS[name].__doc__}", flush=True)

@@ -11,16 +11,10 @@ disturb less.
 
 `micro-batch`  times forward and backward of one micro-batch of synthetic examples. 15 % of the positions are
                masked and dropout is 0.1. The default comparison is `pytorch`, Hugging Face's BertForPreTraining.
-               --beside selects others: `pytorch-compiled` uses torch.compile; `tensorflow` (graph) and
-               `tensorflow-compiled` (XLA) use TFBertForPreTraining, which needs a separate environment
-               (tensorflow==2.19.1 tf-keras==2.19.0 transformers==4.49.0). --tensorflow-python is its Python.
+               `--beside pytorch-compiled` uses torch.compile.
 `update`       times the gradient norm, clipping and the update of 110 million weights. The default comparison is
                Keras' AdamW with a global norm, as a graph. `--beside lamb` compares with LAMB of this project,
                `--beside memory` with memory bandwidth: one thread reads and writes each array that AdamW needs once.
-`convolution`  times forward and backward of GroupBERT's grouped convolution alone. The default comparison is
-               `one-product`, a batched product of the shifted copies; others are `seven-products`, one for each
-               copy, `joined`, four groups in each block-diagonal product, `dense`, a convolution with zeros between
-               the groups, and `grouped`, one convolution, which GPUs run.
 `scores`       measures the memory of the masked-LM loss and its gradients in float32, with 1, 8 and 32 chunks
                of the vocabulary: the growth of the process.
 """
@@ -153,40 +147,6 @@ def micro_batch_of_compiled_pytorch(options: argparse.Namespace) -> Pairs:
     return micro_batch_of_pytorch(options, compiled=True)
 
 
-def micro_batch_of_tensorflow(options: argparse.Namespace, *, compiled: bool = False) -> Pairs:
-    import tensorflow as tf
-    import tf_keras
-    from transformers import BertConfig, TFBertForPreTraining
-
-    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    tf_keras.mixed_precision.set_global_policy(options.precision)
-    model = TFBertForPreTraining(BertConfig(num_hidden_layers=options.layers))
-    shape = options.examples, options.positions
-    ids = tf.random.uniform(shape, 1000, 30000, tf.int32)
-    masked = tf.range(options.positions) < masked_positions(options.positions)
-    inputs = {
-        "input_ids": ids,
-        "attention_mask": tf.ones(shape, tf.int32),
-        "labels": tf.where(masked[None, :], ids, -100),
-        "next_sentence_label": tf.zeros(options.examples, tf.int32),
-    }
-    model(**inputs)
-
-    @tf.function(jit_compile=compiled)
-    def forward_backward() -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(**inputs, training=True).loss)
-        return loss, [
-            tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)
-        ]
-
-    return measure(lambda: float(forward_backward()[0]), options.repetitions)
-
-
-def micro_batch_of_compiled_tensorflow(options: argparse.Namespace) -> Pairs:
-    return micro_batch_of_tensorflow(options, compiled=True)
-
-
 def weights_of_bert(options: argparse.Namespace) -> list[Any]:
     from bert_cli.config.settings import BertConfig
     from bert_cli.model.bert import build_blocks, named_weights
@@ -231,62 +191,11 @@ def memory_of_an_update(options: argparse.Namespace) -> Pairs:
     return measure(one_pass, options.repetitions)
 
 
-def convolution(options: argparse.Namespace, form: str) -> Pairs:
-    """Time the convolution in one form: 768 channels in groups of 16, a kernel of 7."""
-    import tensorflow as tf
-
-    from bert_cli.config.settings import BertConfig
-    from bert_cli.model.bert import build_block
-
-    tf.config.threading.set_intra_op_parallelism_threads(options.cores)
-    config = BertConfig(architecture="groupbert")
-    layer = build_block("hid_0", config, seed=1, policy=options.precision).convolution.grouped
-    layer.parts = 1 if form == "grouped" else layer.parts
-    length, width = options.positions, config.conv_group_size * (4 if form == "joined" else 1)
-
-    def blocks(kernel: Any, width: int) -> Any:
-        """Return the kernel as [blocks, K, width, width], zero between the groups of a block."""
-        groups = tf.reshape(kernel, [7, 16, -1, width // 16, 16])
-        apart = tf.einsum("kibgo,gh->bkhigo", groups, tf.eye(width // 16, dtype=kernel.dtype))
-        return tf.reshape(apart, [-1, 7, width, width])
-
-    def convolve(x: Any) -> Any:
-        if form in ("bert", "grouped"):
-            return layer(x)
-        kernel = tf.cast(layer.kernel.value, x.dtype)
-        if form == "dense":
-            return tf.nn.conv1d(x, blocks(kernel, 768)[0], 1, "SAME")
-        around = tf.reshape(
-            tf.pad(x, [[0, 0], [3, 3], [0, 0]]), [-1, length + 6, 768 // width, width]
-        )
-        copies = [around[:, first : first + length] for first in range(7)]
-        kernels = tf.unstack(blocks(kernel, width), axis=1)
-        if form != "seven-products":
-            copies, kernels = [tf.concat(copies, axis=3)], [tf.concat(kernels, axis=1)]
-        pairs = zip(copies, kernels, strict=True)
-        return tf.add_n([tf.einsum("bsgi,gio->bsgo", copy, kernel) for copy, kernel in pairs])
-
-    # On CPUs only XLA has gradients of grouped convolutions.
-    @tf.function(autograph=False, jit_compile=form == "grouped")
-    def forward_backward(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = convolve(x)
-        return tape.gradient(y, [x, layer.kernel.value], tf.ones_like(y))
-
-    x = tf.random.stateless_normal([options.examples, length, 768], [1, 2])
-    x = tf.cast(x, layer.compute_dtype)
-    return measure(lambda: [one.numpy() for one in forward_backward(x)], options.repetitions)
-
-
-FORMS = ("bert", "one-product", "grouped", "seven-products", "joined", "dense")
 SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
     "micro-batch": {
         "bert": micro_batch_of_bert,
         "pytorch": micro_batch_of_pytorch,
         "pytorch-compiled": micro_batch_of_compiled_pytorch,
-        "tensorflow": micro_batch_of_tensorflow,
-        "tensorflow-compiled": micro_batch_of_compiled_tensorflow,
     },
     "update": {
         "bert": update_of_bert,
@@ -294,7 +203,6 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
         "lamb": update_by_lamb,
         "memory": memory_of_an_update,
     },
-    "convolution": {form: partial(convolution, form=form) for form in FORMS},
 }
 
 
@@ -345,11 +253,8 @@ def scores(options: argparse.Namespace) -> None:
 
 def measure_in_a_process(options: argparse.Namespace, side: str) -> Pairs:
     """Return the times of one implementation, measured in a child process."""
-    is_tensorflow = side.startswith("tensorflow")
-    python = options.tensorflow_python if is_tensorflow else sys.executable
-    environment = {"TF_USE_LEGACY_KERAS": "1"} if is_tensorflow else {}
-    command = [python, __file__, *sys.argv[1:], "--side", side]
-    times: Pairs = in_a_process(command, first_cores(options.cores), **environment)
+    command = [sys.executable, __file__, *sys.argv[1:], "--side", side]
+    times: Pairs = in_a_process(command, first_cores(options.cores))
     return times
 
 
@@ -371,9 +276,6 @@ def main() -> None:
         choices=BASELINES,
         help="compare with these; default: the first of the benchmark",
     )
-    parser.add_argument(
-        "--tensorflow-python", help="Python of an environment with TFBertForPreTraining"
-    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
@@ -391,8 +293,6 @@ def main() -> None:
         if baseline not in SIDES[options.what]:
             others = [side for side in SIDES[options.what] if side != "bert"]
             parser.error(f"--beside {baseline}: {options.what} has {', '.join(others)}")
-        if baseline.startswith("tensorflow") and not options.tensorflow_python:
-            parser.error(f"--beside {baseline}: needs --tensorflow-python, see --help")
     sides = {side: partial(measure_in_a_process, options, side) for side in ("bert", *baselines)}
     medians = run_alternately(sides, options.rounds, "{:.3f} s, processor {:.3f} s".format)
     clock, processor = medians.pop("bert")

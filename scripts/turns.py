@@ -23,14 +23,13 @@ def first_cores(number: int) -> str:
     return ",".join(map(str, sorted(os.sched_getaffinity(0))[:number]))
 
 
-def in_a_process(command: Sequence[str], cores: str, **environment: str) -> Any:
+def in_a_process(command: Sequence[str], cores: str) -> Any:
     """Run a command on these cores and return the JSON of its last line; exit if it fails."""
     process = subprocess.run(
         ["taskset", "--cpu-list", cores, *command],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
     )
     if process.returncode:
         sys.exit(f"{' '.join(command)}: {process.stderr}")
