@@ -7,7 +7,7 @@ a `BuildEngine`. This file imports no framework.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from bert_cli.errors import DeviceError, count
 from bert_cli.parallel.cluster import Processes, Rendezvous
@@ -15,6 +15,16 @@ from bert_cli.parallel.engine import Block, Engine
 
 if TYPE_CHECKING:
     from bert_cli.optim.optimizer import Optimizer, RandomBits
+
+
+class Devices(NamedTuple):
+    """The devices of a process."""
+
+    kind: str
+    """GPU, TPU or CPU."""
+    number: int
+    memory: int
+    """Bytes of each device."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,8 @@ class Layout:
 class Runtime(Protocol):
     """The module of an engine's devices and processes."""
 
-    def devices_here(self, processes: Processes) -> tuple[str, int, int]:
-        """Return GPU, TPU or CPU, the number of devices of this process, and the bytes of memory of each."""
+    def devices_here(self, processes: Processes) -> Devices:
+        """Return the devices of this process."""
 
     def device_names(self) -> list[str]:
         """Return the names of the accelerators."""

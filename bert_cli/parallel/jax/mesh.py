@@ -44,7 +44,7 @@ from bert_cli.parallel.cluster import (
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.launcher import visible_gpus
-from bert_cli.parallel.runtime import Layout, Mesh, divide_devices
+from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections have shown why
@@ -161,13 +161,13 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
-def devices_here(processes: Processes) -> tuple[str, int, int]:
-    """Return GPU, TPU or CPU, the number of devices of this process, and the bytes of memory of each."""
+def devices_here(processes: Processes) -> Devices:
+    """Return the accelerators of this process, or its CPU."""
     if (kind := _kind()) == "TPU":
         devices = jax.local_devices()
-        return kind, len(devices), devices[0].memory_stats()["bytes_limit"]
+        return Devices(kind, len(devices), devices[0].memory_stats()["bytes_limit"])
     number = len(_gpus(processes)) if kind == "GPU" else 1
-    return kind, number, device_memory(kind, processes)
+    return Devices(kind, number, device_memory(kind, processes))
 
 
 def used_memory(mesh: Mesh) -> tuple[int, int]:

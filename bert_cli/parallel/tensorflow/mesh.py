@@ -33,7 +33,7 @@ from bert_cli.parallel.cluster import (
 )
 from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.group import ProcessGroup, lost_process
-from bert_cli.parallel.runtime import Layout, Mesh, divide_devices
+from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
 LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
 # Options of glibc's mallopt(3).
@@ -172,11 +172,11 @@ def rank_in(message: str, rank: int) -> int | None:
     return next((int(n) for n in re.findall(r"task:(\d+)", message) if int(n) != rank), None)
 
 
-def devices_here(processes: Processes) -> tuple[str, int, int]:
-    """Return GPU or CPU, the number of devices of this process, and the bytes of memory of each."""
+def devices_here(processes: Processes) -> Devices:
+    """Return the GPUs of this process, or its CPU."""
     gpus = gpus_of(processes)
     kind = "GPU" if gpus else "CPU"
-    return kind, len(gpus) or 1, device_memory(kind, processes)
+    return Devices(kind, len(gpus) or 1, device_memory(kind, processes))
 
 
 def used_memory(mesh: Mesh) -> tuple[int, int]:

@@ -33,6 +33,7 @@ try:
     from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
+    from bert_cli.parallel.runtime import Devices
     from bert_cli.tasks.run import build, models, resolve, start, train
     from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints, newest_checkpoint
@@ -148,13 +149,14 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 
 def _check_devices(
     report: Report, settings: DoctorSettings, processes: Processes
-) -> tuple[str, int, int] | None:
+) -> "Devices | None":
     engine = settings.engine
     try:
-        kind, number, memory = build.find_devices(settings, processes)
+        devices = build.find_devices(settings, processes)
     except BertError as error:
         report.error("devices", error)
         return None
+    kind, number, memory = devices
     names = build.runtime(engine).device_names() if kind != "CPU" else []
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
@@ -168,16 +170,13 @@ def _check_devices(
     else:
         report.add("ok", "devices", "no GPU; the run uses the CPU", "", **values)
     machine.check_engine(report, engine, kind)
-    return kind, number, memory
+    return devices
 
 
 def check_layout(
-    report: Report, settings: DoctorSettings, processes: Processes, devices: tuple[str, int, int]
+    report: Report, settings: DoctorSettings, processes: Processes, devices: "Devices"
 ) -> DoctorSettings:
-    """Check that processes divide the replicas and the devices suffice; return the settings with the layout.
-
-    `devices` are the kind and number of this process' devices, and the memory of each.
-    """
+    """Check that processes divide the replicas and the devices suffice; return the settings with the layout."""
     kind, number, _ = devices
     if resolve.is_open(settings):
         continued = newest_checkpoint(settings.save_ckpt_path)

@@ -27,7 +27,7 @@ from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, wei
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest, count
-from bert_cli.parallel.runtime import BuildEngine, Layout, Mesh, Runtime
+from bert_cli.parallel.runtime import BuildEngine, Devices, Layout, Mesh, Runtime
 from bert_cli.planning.layout import check_processes
 from bert_cli.planning.plan import Plan
 from bert_cli.processes import quiet_imports
@@ -121,19 +121,19 @@ def runtime(engine: str) -> Runtime:
         return cast(Runtime, import_module(f"bert_cli.parallel.{engine}.mesh"))
 
 
-def find_devices(settings: TrainSettings, processes: Processes) -> tuple[str, int, int]:
-    """Return the kind and number of this process' devices, and the bytes of memory of each.
+def find_devices(settings: TrainSettings, processes: Processes) -> Devices:
+    """Return this process' devices.
 
     Raises DeviceError with `require_gpu` on a machine that has only its CPU.
     """
-    kind, number, memory = runtime(settings.engine).devices_here(processes)
-    if settings.require_gpu and kind == "CPU":
+    devices = runtime(settings.engine).devices_here(processes)
+    if settings.require_gpu and devices.kind == "CPU":
         where = f"require_gpu (rank {processes.rank} on {socket.gethostname()})"
         problem = f"engine {settings.engine} finds neither a GPU nor a TPU"
         extra = "jax-cuda" if settings.engine == "jax" else "cuda"
         remedy = f"check nvidia-smi, CUDA_VISIBLE_DEVICES and the extra {extra}, or leave it out"
         raise DeviceError(where, problem, remedy)
-    return kind, number, memory
+    return devices
 
 
 def layout_of(settings: TrainSettings) -> Layout:

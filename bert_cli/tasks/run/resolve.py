@@ -9,7 +9,7 @@ from typing import TypeVar
 from bert_cli.config.load import changed
 from bert_cli.config.training import TrainSettings
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
-from bert_cli.parallel.runtime import Mesh
+from bert_cli.parallel.runtime import Devices, Mesh
 from bert_cli.planning import layout
 from bert_cli.tasks.run.build import find_devices, open_mesh
 from bert_cli.tasks.run.models import Source, find_source
@@ -43,12 +43,11 @@ def is_open(settings: TrainSettings) -> bool:
 
 
 def with_layout(
-    settings: Settings, devices: tuple[str, int, int], processes: int, continued: Path | None
+    settings: Settings, devices: Devices, processes: int, continued: Path | None
 ) -> Settings:
     """Return the settings with the layout and the micro-batch that they leave open.
 
-    `devices` are the kind and number of those of a process, and the memory of each. A run that is continued keeps its
-    micro-batch, of which dropout is a function.
+    `devices` are those of a process. A run that is continued keeps its micro-batch, of which dropout is a function.
     """
     kind, number, memory = devices
     if continued is not None and settings.global_batch.examples_per_step is not None:
