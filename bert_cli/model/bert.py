@@ -26,7 +26,7 @@ TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = heads.PRETRAINING.last_blocks
 # Architecture -> the class of its encoder layers.
-LAYERS = {"bert": EncoderLayer, "groupbert": GroupLayer}
+LAYERS: dict[str, Any] = {"bert": EncoderLayer, "groupbert": GroupLayer}
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:

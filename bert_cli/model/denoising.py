@@ -30,8 +30,7 @@ class VectorAttention(ConfiguredLayer):
     def _create_weights(self) -> None:
         size = self.config.hidden_size
         self.value = self.dense("value", size, size)
-        shared = {"policy": self.dtype_policy, "config": self.config}
-        self.project = Output(name="output", **shared, inputs=size, dropout_id=self.dropout_id)
+        self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id)
 
     def call(self, x_BSD: Tensor, vector_B1D: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D], [B, 1, D] -> [B, S, D]."""
@@ -67,13 +66,12 @@ class DenoisingDecoder(SentenceEmbedding):
         super().__init__(**layer)
 
     def _create_weights(self) -> None:
-        shared = {"policy": self.dtype_policy, "config": self.config}
         self.cross = [
-            VectorAttention(name=f"cross_{layer}", **shared, dropout_id=self.dropout_id + layer)
+            VectorAttention(**self.part(f"cross_{layer}"), dropout_id=self.dropout_id + layer)
             for layer in range(self.config.num_hidden_layers)
         ]
         self.masked_lm = MaskedLM(
-            name="masked_lm", **shared, word_table=self.word_table, chunks=self.chunks
+            **self.part("masked_lm"), word_table=self.word_table, chunks=self.chunks
         )
 
     def call(

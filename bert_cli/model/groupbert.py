@@ -125,13 +125,12 @@ class GroupLayer(ConfiguredLayer):
         super().__init__(name=name, policy=policy, config=config)
 
     def _create_weights(self) -> None:
-        shared = {"policy": self.dtype_policy, "config": self.config}
-        self.convolution = Convolution(name="convolution", **shared)
-        self.feed_forward_1 = GroupedFeedForward(name="feed_forward_1", **shared)
+        self.convolution = Convolution(**self.part("convolution"))
+        self.feed_forward_1 = GroupedFeedForward(**self.part("feed_forward_1"))
         self.attention = SelfAttention(
-            name="self_attention", **shared, dropout_id=self.dropout_id + 4, is_pre_norm=True
+            **self.part("self_attention"), dropout_id=self.dropout_id + 4, is_pre_norm=True
         )
-        self.feed_forward_2 = GroupedFeedForward(name="feed_forward_2", **shared)
+        self.feed_forward_2 = GroupedFeedForward(**self.part("feed_forward_2"))
         self.final_norm = self.norm("final_norm") if self.is_last else None
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:

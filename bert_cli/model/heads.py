@@ -116,11 +116,7 @@ class PretrainingHeads(Head):
 
     def _create_weights(self) -> None:
         self.masked_lm = MaskedLM(
-            name="masked_lm",
-            policy=self.dtype_policy,
-            config=self.config,
-            word_table=self.word_table,
-            chunks=self.chunks,
+            **self.part("masked_lm"), word_table=self.word_table, chunks=self.chunks
         )
         self.next_sentence = self.dense("next_sentence", self.config.hidden_size, 2)
 

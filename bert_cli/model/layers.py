@@ -10,7 +10,7 @@ intermediate size.
 
 from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import keras
 from keras import ops
@@ -202,6 +202,10 @@ class ConfiguredLayer(Layer):
         self.config = config
         super().__init__(name=name, policy=policy)
 
+    def part(self, name: str) -> Configured:
+        """Return the arguments of a layer inside this layer."""
+        return {"name": name, "policy": self.dtype_policy, "config": self.config}
+
     def dense(self, name: str, inputs: int, outputs: int, *, has_bias: bool = True) -> Dense:
         """Return a new dense layer of this layer's policy."""
         policy = self.dtype_policy
@@ -247,18 +251,10 @@ class Embeddings(ConfiguredLayer):
 class Output(ConfiguredLayer):
     """The end of both halves of an encoder layer: dense, dropout, residual, LayerNorm (post-norm)."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        policy: keras.DTypePolicy,
-        config: BertConfig,
-        inputs: int,
-        dropout_id: int,
-    ) -> None:
+    def __init__(self, *, inputs: int, dropout_id: int, **layer: Unpack[Configured]) -> None:
         self.inputs = inputs
         self.dropout_id = dropout_id
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         self.projection = self.dense("dense", self.inputs, self.config.hidden_size)
@@ -288,17 +284,11 @@ class SelfAttention(ConfiguredLayer):
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        policy: keras.DTypePolicy,
-        config: BertConfig,
-        dropout_id: int,
-        is_pre_norm: bool = False,
+        self, *, dropout_id: int, is_pre_norm: bool = False, **layer: Unpack[Configured]
     ) -> None:
         self.dropout_id = dropout_id
         self.is_pre_norm = is_pre_norm
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -309,8 +299,7 @@ class SelfAttention(ConfiguredLayer):
             self.layer_norm = self.norm()
             self.project = self.dense("output", size, size)
             return
-        shared = {"policy": self.dtype_policy, "config": self.config}
-        self.project = Output(name="output", **shared, inputs=size, dropout_id=self.dropout_id + 1)
+        self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
     def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
@@ -340,18 +329,15 @@ class SelfAttention(ConfiguredLayer):
 class FeedForward(ConfiguredLayer):
     """Two dense layers with the exact GELU between them, and the residual."""
 
-    def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, dropout_id: int
-    ) -> None:
+    def __init__(self, *, dropout_id: int, **layer: Unpack[Configured]) -> None:
         self.dropout_id = dropout_id
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
         inner = self.config.intermediate_size
         self.inner = self.dense("inner", size, inner)
-        shared = {"policy": self.dtype_policy, "config": self.config}
-        self.project = Output(name="output", **shared, inputs=inner, dropout_id=self.dropout_id)
+        self.project = Output(**self.part("output"), inputs=inner, dropout_id=self.dropout_id)
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
@@ -368,17 +354,14 @@ class EncoderLayer(ConfiguredLayer):
     DROPOUT_IDS = 3
     READS = ("input_mask", "position_ids")
 
-    def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, number: int
-    ) -> None:
+    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
         self.dropout_id = 1 + number * self.DROPOUT_IDS
-        super().__init__(name=name, policy=policy, config=config)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
-        shared = {"policy": self.dtype_policy, "config": self.config}
         first = self.dropout_id
-        self.attention = SelfAttention(name="attention", **shared, dropout_id=first)
-        self.feed_forward = FeedForward(name="feed_forward", **shared, dropout_id=first + 2)
+        self.attention = SelfAttention(**self.part("attention"), dropout_id=first)
+        self.feed_forward = FeedForward(**self.part("feed_forward"), dropout_id=first + 2)
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
