@@ -12,10 +12,9 @@ import shlex
 import shutil
 import statistics
 import sys
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 
 from bert_cli.config.init import InitSettings
 from bert_cli.config.pretrain import PretrainSettings
@@ -29,7 +28,6 @@ from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError, count
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
-from bert_cli.planning import layout
 from bert_cli.processes import cpu_count, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
@@ -209,7 +207,8 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         bert_config=config,
         max_seq_length=length,
         max_predictions_per_seq=predictions,
-        total_num_train_samples=batch,
+        total_num_train_samples=batch * (MEASURED_STEPS + 1),
+        dry_run=True,
         global_batch=GlobalBatch(**recipe.batch_of(batch, machine)),
         engine=settings.engine,
         parallel=Parallel(layout="auto"),
@@ -229,21 +228,14 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
 
 
 def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
-    """Return the seconds of an example in some steps. A signal ends the command: there is no run to save."""
-    from bert_cli.tasks.run import build, corpora  # loads TensorFlow
+    """Return the seconds of an example in some steps of a run. Raises KeyboardInterrupt when it is asked to stop."""
+    from bert_cli.tasks.bench.measure import Timer  # loads TensorFlow
+    from bert_cli.tasks.run import build, pretrain, train
 
-    seconds = []
-    with redirect_stdout(io.StringIO()):
-        alone = Processes(())
-        trial = layout.choose(trial, *build.find_devices(trial, alone))
-        mesh = build.open_mesh(trial, alone)
-        stream = corpora.open_stream(trial)
-        parts = build.build_run(trial, mesh, corpora.plan_for(trial, stream))
-        parts.engine.compile(stream.first_micro_batches(len(mesh.devices)))
-        batch = stream[0]
-        for _ in range(MEASURED_STEPS + 1):
-            began = monotonic()
-            parts.state.step = 0
-            examples = parts.step(batch)["examples"]
-            seconds.append((monotonic() - began) / examples)
-    return seconds[1:]  # the first compiles
+    timer = Timer(build.runtime(trial.engine).synchronize)
+    with ExitStack() as stack, redirect_stdout(io.StringIO()):
+        resolved = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
+        _, status = train.run_training(resolved, stack, timer)
+    if status == "stopped":
+        raise KeyboardInterrupt
+    return [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles
