@@ -161,8 +161,8 @@ def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
     weight_norm = ops.sqrt(weight_squared)
     direction_norm = ops.sqrt(direction_squared)
     both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
-    one = ops.ones_like(weight_norm)
-    return ops.where(both, weight_norm / ops.where(both, direction_norm, one), one)
+    unit = ops.ones_like(weight_norm)
+    return ops.where(both, weight_norm / ops.where(both, direction_norm, unit), unit)
 
 
 def clip_factor(squared: float, max_norm: float) -> float:

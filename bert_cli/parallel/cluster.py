@@ -239,10 +239,10 @@ def wait_for_processes(
     DeviceError when this process' port is in use or another process does not start within REGISTER_SECONDS.
     """
     missing = dict(enumerate(processes.workers))
-    own = missing.pop(processes.rank)
+    address = missing.pop(processes.rank)
     began = reported = time.monotonic()
     with ExitStack() as stack:
-        listener = stack.enter_context(_listen(own))
+        listener = stack.enter_context(_listen(address))
         if interface is not None:
             with suppress(OSError):  # reported by `bind_to_interface`
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
@@ -263,7 +263,7 @@ def wait_for_processes(
                 )
             if now - reported > rendezvous.report_after_seconds:
                 reported = now
-                waited = f"rank {processes.rank} ({own}) has waited {now - began:.0f} s"
+                waited = f"rank {processes.rank} ({address}) has waited {now - began:.0f} s"
                 _print_line(f"{waited} for {names} to start")
             time.sleep(RETRY_SECONDS)
 

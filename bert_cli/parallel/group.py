@@ -65,7 +65,7 @@ class ProcessGroup(ABC):
         self.collectives += 1
         self.is_waiting.set()
         try:
-            with self._naming_lost_process():
+            with self.naming_lost_process():
                 yield
         finally:
             self.is_waiting.clear()
@@ -83,7 +83,7 @@ class ProcessGroup(ABC):
         """Return the sum of a vector over at least two processes."""
 
     @abstractmethod
-    def _naming_lost_process(self) -> AbstractContextManager[None]:
+    def naming_lost_process(self) -> AbstractContextManager[None]:
         """Return a context manager that turns the framework's error about a lost process into DeviceError."""
 
 

@@ -186,7 +186,7 @@ class JaxEngine(Engine):
         program = self._program(arguments)
         self._local = None
         # Not `collective()`: the step is computing, and does not wait for another rank.
-        naming = self.group._naming_lost_process()
+        naming = self.group.naming_lost_process()
         with self.record("forward_backward"), naming, self.reporting_out_of_memory():
             state, sums, squared, weight_squared = program(*arguments)
             norms = float(squared), float(weight_squared)
@@ -313,7 +313,7 @@ class JaxEngine(Engine):
         """Return the logits of the micro-batches [M, ...], of all replicas at once."""
         state, columns, _, _ = self._arguments(batch, request, {})
         weights = {name: parts[0] for name, parts in state.items()}
-        naming = self.group._naming_lost_process()
+        naming = self.group.naming_lost_process()
         with jax.set_mesh(self.grid), naming, self.reporting_out_of_memory():
             logits = jax.block_until_ready(self._forward(weights, columns))
         # [accumulation, replicas, ...], of which this process has some replicas.

@@ -98,9 +98,9 @@ class Links:
             # Rank 0 sends the number of another rank that is lost.
             rank = int((link.recv(16) or b"%d" % rank).split()[0])
         self.lost.append(rank)
-        for other in self.sockets.values():
+        for connection in self.sockets.values():
             with suppress(OSError):
-                other.sendall(b"%d\n" % rank)
+                connection.sendall(b"%d\n" % rank)
         # A collective of JAX may wait forever for a lost process, and nothing ends it but the process.
         while time.monotonic() - self.waiting_since < self.lost_after_seconds:
             time.sleep(0.1)
@@ -142,7 +142,8 @@ class JaxProcessGroup(ProcessGroup):
         return total
 
     @contextmanager
-    def _naming_lost_process(self) -> Iterator[None]:
+    def naming_lost_process(self) -> Iterator[None]:
+        """Turn JAX's error about a lost process into DeviceError, as soon as the connections show which one it is."""
         self.links.waiting_since = time.monotonic()
         try:
             yield
@@ -174,9 +175,9 @@ def used_memory(mesh: Mesh) -> tuple[int, int]:
     """Return the most bytes that an accelerator of this process uses now, and has used."""
     devices = jax.local_devices()[: sum(map(len, mesh.devices))]
     used = [device.memory_stats() or {} for device in devices]
-    now = "bytes_in_use"
-    peak = "peak_bytes_in_use"
-    return max(one.get(now, 0) for one in used), max(one.get(peak, 0) for one in used)
+    now = max(memory.get("bytes_in_use", 0) for memory in used)
+    peak = max(memory.get("peak_bytes_in_use", 0) for memory in used)
+    return now, peak
 
 
 def synchronize() -> None:
@@ -185,7 +186,7 @@ def synchronize() -> None:
 
 def device_names() -> list[str]:
     """Return the names of the accelerators."""
-    return [one.device_kind for one in jax.local_devices() if one.platform != "cpu"]
+    return [device.device_kind for device in jax.local_devices() if device.platform != "cpu"]
 
 
 def cpu_mesh() -> Mesh:
@@ -286,7 +287,8 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
 def _start_service(count: int, interface: str | None, links: Links) -> int:
     """Start JAX's coordination service on an interface, or on all of them, and return its port."""
     addresses = psutil.net_if_addrs().get(interface or "", ())
-    host = next((one.address for one in addresses if one.family == socket.AF_INET), "0.0.0.0")
+    hosts = [address.address for address in addresses if address.family == socket.AF_INET]
+    host = hosts[0] if hosts else "0.0.0.0"
     with socket.create_server((host, 0)) as free:
         port = int(free.getsockname()[1])
     words = [sys.executable, "-c", SERVICE, f"{host}:{port}", str(count)]

@@ -202,12 +202,12 @@ class TensorFlowEngine(Engine):
         """Trace the stages by running a micro-batch of each replica forward and backward."""
         self._traced_shapes.add(_shapes(batch))
         for workers in self._workers(batch, 0, counts, 1.0, threading.Event()):
-            *others, last = workers
+            *earlier, last = workers
             with self.reporting_out_of_memory():
-                for worker in others:
+                for worker in earlier:
                     worker.run([Work("forward", 0)])
                 last.run([Work("forward-backward", 0)])
-                for worker in reversed(others):
+                for worker in reversed(earlier):
                     worker.run([Work("backward", 0)])
         self.clear_gradients()
 
@@ -453,9 +453,9 @@ def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, Replica
 
 def _logits(stages: Sequence[Stage], examples: Batch, key: Tensor) -> Tensor:
     """Return the head's logits of examples [B, ...], with a key also dropout."""
-    *others, last = stages
+    *earlier, last = stages
     hidden: Tensor = None
-    for stage in others:
+    for stage in earlier:
         hidden = stage.infer(hidden, stage.columns(examples), key)
     return last.logits(hidden, last.columns(examples), key)
 

@@ -159,7 +159,8 @@ class TensorFlowProcessGroup(ProcessGroup):
         return np.concatenate(sums)
 
     @contextmanager
-    def _naming_lost_process(self) -> Iterator[None]:
+    def naming_lost_process(self) -> Iterator[None]:
+        """Turn TensorFlow's error about a lost process into DeviceError."""
         try:
             yield
         except SIGNS_OF_LOSS as error:
@@ -183,7 +184,7 @@ def used_memory(mesh: Mesh) -> tuple[int, int]:
     """Return the most bytes that a GPU of this process uses now, and has used."""
     gpus = [f"GPU:{name.rpartition(':')[2]}" for row in mesh.devices for name in row]
     used = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
-    return max(one["current"] for one in used), max(one["peak"] for one in used)
+    return max(memory["current"] for memory in used), max(memory["peak"] for memory in used)
 
 
 def synchronize() -> None:
@@ -269,8 +270,8 @@ def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> Non
             tf.config.experimental.set_memory_growth(device, True)
     cpu = tf.config.list_physical_devices("CPU")[0]
     if logical > len(tf.config.get_logical_device_configuration(cpu) or [None]):
-        one = tf.config.LogicalDeviceConfiguration()
-        tf.config.set_logical_device_configuration(cpu, [one] * logical)
+        device = tf.config.LogicalDeviceConfiguration()
+        tf.config.set_logical_device_configuration(cpu, [device] * logical)
 
 
 def keep_freed_memory() -> None:

@@ -141,9 +141,9 @@ class DeviceUpdate:
 
     def _add_duplicate_gradients(self) -> None:
         """Sum the gradients of a weight that several stages of this device use."""
-        for first, *others in self.accumulators.values():
-            for other in others:
-                first.assign_add(other.read_value())
+        for first, *duplicates in self.accumulators.values():
+            for duplicate in duplicates:
+                first.assign_add(duplicate.read_value())
 
     def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: tf.Tensor) -> None:
         accumulators = [self.accumulators[name][0] for name in names]
@@ -353,14 +353,14 @@ def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
     return None if isinstance(targets[0], tf.Variable) else results[0]
 
 
-def buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     """Return names in buckets of at most so many bytes; a larger weight has a bucket alone."""
     filled: list[list[str]] = []
     free = 0
     for name, size in sizes.items():
         if not filled or size > free:
             filled.append([])
-            free = most
+            free = max_bytes
         filled[-1].append(name)
         free -= size
     return filled
