@@ -56,7 +56,6 @@ positions each."""
 TOLERANCE = {"mlm_loss": 0.5, "nsp_loss": 0.3}
 """Maximum distance of a first loss from the loss of equal probabilities. The logits of an untrained model of width D
 have the variance D x initializer_range^2 x 0.77; half of it is added to the loss: 0.12 for BERT-base."""
-WEIGHTS_OF_LOSSES = {"mlm_loss": "masked_lm_weights", "nsp_loss": "next_sentence_weights"}
 FIRST_LOSS = "first loss"
 
 
@@ -406,12 +405,10 @@ def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["E
 def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
     """Return the mean losses without dropout; a loss that no example has is left out (no sentence pairs)."""
     counts = counts_of({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
-    counts = {name: max(value, 1.0) for name, value in counts.items()}
-    losses = built.means(built.evaluate(rows), counts)
-    absent = {
-        n for n, column in WEIGHTS_OF_LOSSES.items() if column in rows and not rows[column].any()
-    }
-    return {name: losses[name] for name in TOLERANCE if name not in absent}
+    divisors = {name: max(value, 1.0) for name, value in counts.items()}
+    losses = built.means(built.evaluate(rows), divisors)
+    counted = {name: counts[total] for name, (_, total) in built.head.MEANS.items()}
+    return {name: losses[name] for name in TOLERANCE if counted[name]}
 
 
 def judge(
