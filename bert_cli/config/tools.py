@@ -33,15 +33,6 @@ SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
 JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead of the text."
 JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
-# The required settings of `bert doctor` when it checks only the machine.
-NO_RUN: dict[str, Any] = {
-    "generated_dataset": True,
-    "max_seq_length": 128,
-    "max_predictions_per_seq": 20,
-    "total_num_train_samples": 1,
-    "global_batch": {"micro_batch_size": 1},
-    "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 1e-4}},
-}
 
 
 class InspectSettings(DataSettings):
@@ -73,6 +64,18 @@ class InspectSettings(DataSettings):
         return self
 
 
+class MachineSettings(Settings):
+    """Check this machine: the settings of `bert doctor` without a run."""
+
+    build: bool = True
+    """Has an effect only on a run."""
+    engine: Engine = "tensorflow"
+    """Framework to check."""
+    require_gpu: bool = False
+    """Count a machine without a GPU and a TPU as an error."""
+    json_file: JsonFile = None
+
+
 class DoctorSettings(PretrainSettings):
     """Check this machine, and a run before it starts; print a line with a remedy for each problem.
 
@@ -86,16 +89,14 @@ class DoctorSettings(PretrainSettings):
     build: bool = True
     """Build the model on the CPU and compare its initial losses with the expected ones."""
     json_file: JsonFile = None
-    machine_only: Hidden[bool] = False
-    """Whether no setting of a run was given."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _a_machine_needs_no_run(cls, values: Any) -> Any:
-        of_a_machine = {"json", "build", "engine", "require_gpu"}
-        if isinstance(values, dict) and not set(values) - of_a_machine:
-            return {**NO_RUN, **values, "machine_only": True}
-        return values
+    def _a_machine_needs_no_run(cls, values: Any, handler: Any) -> Any:
+        """Return MachineSettings where no setting of a run is given."""
+        names = {about.alias or name for name, about in MachineSettings.model_fields.items()}
+        names_no_run = isinstance(values, dict) and names >= values.keys()
+        return MachineSettings.model_validate(values) if names_no_run else handler(values)
 
 
 class PlanSettings(PretrainSettings):

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_cli.config.load import changed
 from bert_cli.config.settings import Parallel
-from bert_cli.config.tools import DoctorSettings
+from bert_cli.config.tools import DoctorSettings, MachineSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, count, install_command
 from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
@@ -59,7 +59,7 @@ have the variance D x initializer_range^2 x 0.77; half of it is added to the los
 FIRST_LOSS = "first loss"
 
 
-def run(settings: DoctorSettings) -> None:
+def run(settings: DoctorSettings | MachineSettings) -> None:
     """Print all findings and, with --json, write them.
 
     If there are errors, raises an error of the first error's class after all findings.
@@ -83,14 +83,14 @@ def run(settings: DoctorSettings) -> None:
         raise errors[0].kind(failed, f"did not pass ({total})", "fix what each finding names")
 
 
-def examine(settings: DoctorSettings, report: Report) -> Report:
+def examine(settings: DoctorSettings | MachineSettings, report: Report) -> Report:
     """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
         error = DeviceError(settings.engine, f"import failed: {IMPORT_ERROR}", remedy)
         report.error(settings.engine, error)
-    elif settings.machine_only:
+    elif isinstance(settings, MachineSettings):
         _check_devices(report, settings, Processes(()))
     else:
         _check_run(settings, report)
@@ -147,11 +147,11 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 
 
 def _check_devices(
-    report: Report, settings: DoctorSettings, processes: Processes
+    report: Report, settings: DoctorSettings | MachineSettings, processes: Processes
 ) -> "Devices | None":
     engine = settings.engine
     try:
-        devices = build.find_devices(settings, processes)
+        devices = build.find_devices(engine, processes, require_gpu=settings.require_gpu)
     except BertError as error:
         report.error("devices", error)
         return None

@@ -121,16 +121,16 @@ def runtime(engine: str) -> Runtime:
         return cast(Runtime, import_module(f"bert_cli.parallel.{engine}.mesh"))
 
 
-def find_devices(settings: TrainSettings, processes: Processes) -> Devices:
+def find_devices(engine: str, processes: Processes, *, require_gpu: bool) -> Devices:
     """Return this process' devices.
 
     Raises DeviceError with `require_gpu` on a machine that has only its CPU.
     """
-    devices = runtime(settings.engine).devices_here(processes)
-    if settings.require_gpu and devices.kind == "CPU":
+    devices = runtime(engine).devices_here(processes)
+    if require_gpu and devices.kind == "CPU":
         where = f"require_gpu (rank {processes.rank} on {socket.gethostname()})"
-        problem = f"engine {settings.engine} finds neither a GPU nor a TPU"
-        extra = "jax-cuda" if settings.engine == "jax" else "cuda"
+        problem = f"engine {engine} finds neither a GPU nor a TPU"
+        extra = "jax-cuda" if engine == "jax" else "cuda"
         remedy = f"check nvidia-smi, CUDA_VISIBLE_DEVICES and the extra {extra}, or leave it out"
         raise DeviceError(where, problem, remedy)
     return devices
