@@ -132,8 +132,6 @@ class SquadSettings(FinetuneSettings):
     """Distance in tokens between the starts of consecutive windows of a long paragraph."""
     max_query_length: Positive = 64
     """Maximum length of a question, in tokens; the rest is cut off."""
-    n_best_size: Positive = 20
-    """Answers of each question in nbest_predictions.json."""
     max_answer_length: Positive = 30
     """Maximum length of an answer, in tokens."""
     null_score_diff_threshold: float | None = None

@@ -18,7 +18,14 @@ from pydantic import BaseModel, ValidationError
 
 from bert_cli.config.help import help_text
 from bert_cli.config.markers import POSITIONAL, group_of, is_path
-from bert_cli.config.old_names import DEFAULTS, adapt, instead_of, our_name, why_no_effect
+from bert_cli.config.old_names import (
+    DEFAULTS,
+    adapt,
+    instead_of,
+    is_former,
+    our_name,
+    why_no_effect,
+)
 from bert_cli.config.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.config.settings import RUN_LENGTHS, SettingError
 from bert_cli.errors import ConfigError, combine, nearest, redact
@@ -131,6 +138,8 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
         if new == "parallel" and value == "auto":
             new = "parallel.layout"
         reason = why_no_effect(new, value)
+        if is_former(new, value):
+            continue
         if reason is not None:
             no_effect |= {shown(old): reason} if value is not None else {}
         elif new == old or old == "parallel":
@@ -351,8 +360,10 @@ def changed(settings: Model, **values: Any) -> Model:
 
 
 def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:
-    """Return False for a mistake of a union's type that was not meant, as `str` where a list was given."""
+    """Return False for the type of a union that was not meant, and for a default that follows from other mistakes."""
     path = item["loc"]
+    if item["type"] == "default_factory_not_called":
+        return False
     return not item["type"].endswith("_type") or not any(
         len(other["loc"]) > len(path) > 1 and other["loc"][: len(path) - 1] == path[:-1]
         for other in items

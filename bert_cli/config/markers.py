@@ -19,7 +19,7 @@ Positional = Annotated[T, POSITIONAL]
 """A setting that the command line gives without a flag."""
 HIDDEN = "hidden"
 Hidden = Annotated[T, HIDDEN]
-"""A setting that is neither a flag nor a key of a file."""
+"""A setting without a flag, which only a file or the command itself gives."""
 USUAL = "usual"
 Usual = Annotated[T, USUAL]
 """A setting of a training run that `--help` lists; `--help-all` lists every setting."""

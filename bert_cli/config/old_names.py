@@ -61,8 +61,11 @@ MODEL_HAS = {
     "use_qkv_split": "queries, keys and values as three weights",
     "use_projection_bias": "the bias of the attention's output",
 }
+# Last part of the key of a former setting -> the value that it always has now.
+ALWAYS = {"hidden_act": "gelu", "position_embedding_type": "absolute", "n_best_size": 20}
 # Last part of a key or flag without an equivalent -> the remedy.
 INSTEAD = {
+    "checkpoint_dir": "give the folder of temporary files, TMPDIR=FOLDER bert bench ...",
     "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
     "num_train_steps": "give --total-num-train-samples, the steps times the examples of a step",
@@ -84,7 +87,7 @@ EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 NO_MASKS = "fine-tuning masks no tokens"
 # Last parts of keys that a command accepts even if it has no such setting.
-IGNORED = (*NO_EFFECT, *MODEL_HAS, PREDICTIONS)
+IGNORED = (*NO_EFFECT, *MODEL_HAS, *ALWAYS, PREDICTIONS)
 ROUNDING = "stochastic_rounding"
 NOT_IN_EVERY_TASK = ("enc_out", "pool")
 TRUE = ("true", "t", "1", "yes", "y", "on")
@@ -111,6 +114,12 @@ def old_names_of(path: str) -> list[str]:
     return names[1:]
 
 
+def is_former(path: str, value: Any) -> bool:
+    """Return whether a key is that of a former setting with the value that it always has."""
+    name = path.rpartition(".")[2]
+    return name in ALWAYS and str(value) == str(ALWAYS[name])
+
+
 def why_no_effect(path: str, value: Any) -> str | None:
     """Return why a key with this value is accepted and does nothing; None for any other key."""
     name = path.rpartition(".")[2]
@@ -124,6 +133,8 @@ def instead_of(path: str) -> tuple[str, str] | None:
     name = path.replace("-", "_").removeprefix("no_").rpartition(".")[2]
     if name in MODEL_HAS:
         return f"the model always has {MODEL_HAS[name]}", "leave it out"
+    if name in ALWAYS:
+        return f"is always {ALWAYS[name]}", "leave it out"
     return ("no such setting", INSTEAD[name]) if name in INSTEAD else None
 
 

@@ -124,6 +124,8 @@ def _group(
     for name, inner in kind.model_fields.items():
         group = group_of(inner.annotation)
         where = f"{path}.{name}"
+        if HIDDEN in inner.metadata:
+            continue
         if group is None:
             own.options.append(_option(where, inner, default, required))
         else:

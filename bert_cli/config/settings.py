@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from bert_cli.config.heads import LAST_BLOCKS
-from bert_cli.config.markers import Engine, OnlyWith, Usual, is_path, kinds_of, markers_of
+from bert_cli.config.markers import Engine, Hidden, OnlyWith, Usual, is_path, kinds_of, markers_of
 from bert_cli.errors import count
 from bert_cli.files import is_utf8
 
@@ -164,7 +164,7 @@ class BertConfig(Settings):
     """Attention heads N; must divide the hidden size."""
     intermediate_size: Size = 3072
     """Intermediate size F of the feed-forward layers."""
-    hidden_act: Literal["gelu"] = "gelu"
+    hidden_act: Hidden[Literal["gelu"]] = "gelu"
     """Activation: the exact GELU of the paper."""
     hidden_dropout_prob: Probability = 0.1
     """Dropout after embeddings, attention output and feed-forward output."""
@@ -178,7 +178,7 @@ class BertConfig(Settings):
     """Standard deviation of the initial weights (a normal distribution truncated at two standard deviations)."""
     layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
     """Added to the variance in LayerNorm."""
-    position_embedding_type: Literal["absolute"] = "absolute"
+    position_embedding_type: Hidden[Literal["absolute"]] = "absolute"
     """Position embeddings are learned, one vector for each position."""
     architecture: Literal["bert", "groupbert"] = "bert"
     """Encoder layers: `bert`, or `groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""

@@ -288,9 +288,8 @@ class Measuring(Settings):
     generated_dataset: bool = True
     """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
     checkpoint: bool = True
-    """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes."""
-    checkpoint_dir: Path | None = None
-    """Folder of that checkpoint, which is deleted afterwards; by default the system's temporary folder."""
+    """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes. It is written
+    into the folder of temporary files (TMPDIR) and deleted."""
     json_file: JsonFile = None
 
     @model_validator(mode="before")
@@ -306,8 +305,6 @@ class Measuring(Settings):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Measuring":
-        if self.checkpoint_dir is not None and not self.checkpoint:
-            raise without_effect(self, "checkpoint_dir", "if no checkpoint is saved")
         for name in ("dry_run", "compile_only"):
             if getattr(self, name):
                 raise without_effect(self, name, "on a measurement")

@@ -218,6 +218,20 @@ def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
             assert f"): {reason}; leave it out" in text
 
 
+def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path):
+    for key, value, refusal in (
+        ("n_best_size", 20, "n_best_size (--n-best-size): is always 20; leave it out"),
+        ("bert_config.hidden_act", "gelu", "(--bert-config.hidden-act): got '21'; input should be"),
+    ):
+        group, _, name = key.rpartition(".")
+        flag = f"--{key.replace('_', '-')}"
+        for more in ({}, {group: {name: value}} if group else {name: value}):
+            _, found = loaded(tmp_path, "squad", flag, str(value), **more)
+            assert not any(name in where for where in found.no_effect)
+        message = rejection(tmp_path, "squad", flag, "21")
+        assert refusal in message and len(message.splitlines()) == 1
+
+
 def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
     flags = ["--precision", "float16"]
     _, found = loaded(tmp_path, "pretrain", *flags, enable_recomputation=False)

@@ -1,6 +1,7 @@
 """The options of commands: their description, the help, and what the words of a command line mean."""
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bert_cli.config.data import IndexSettings, TokenizeSettings
 from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.help import help_text
 from bert_cli.config.load import field_paths, load
-from bert_cli.config.markers import HIDDEN
+from bert_cli.config.markers import HIDDEN, group_of, marked
 from bert_cli.config.options import parse_words, sections_of
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import LaunchSettings, RunsSettings
@@ -28,10 +29,20 @@ def options(name: str) -> dict[str, Any]:
     return {option.name: option for section in sections for option in section.options}
 
 
+def groups_of(settings: type[BaseModel], above: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the class of the settings and of each of its groups, with the beginning of the paths in it."""
+    yield above, settings
+    for name, about in settings.model_fields.items():
+        if kind := group_of(about.annotation):
+            yield from groups_of(kind, f"{above}{name}.")
+
+
 def test_every_setting_is_an_option_and_every_option_is_read():
     for name in COMMANDS:
         settings, described = settings_of(name), options(name)
-        hidden = {n for n, one in settings.model_fields.items() if HIDDEN in one.metadata}
+        hidden = {
+            f"{above}{name}" for above, kind in groups_of(settings) for name in marked(kind, HIDDEN)
+        }
         paths = set(field_paths(settings)) - hidden
         groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir", "stages"}
         in_lists = {path for path in paths if path.startswith(("dataset_dir.", "stages."))}

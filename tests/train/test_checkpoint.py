@@ -139,7 +139,7 @@ MAY_CHANGE = {
     "dataset_cache", "cache_dir", "output_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
     "validation_dir", "evaluation_examples", "probe", "do_training", "do_validation", "do_test", "validation_file",
-    "validation_column", "retrieval_file", "n_best_size", "max_answer_length", "null_score_diff_threshold",
+    "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold",
 }  # fmt: skip
 BY_THEIR_RESULTS = {
     # `corpus` is a fingerprint of the examples.

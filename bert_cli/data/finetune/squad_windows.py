@@ -33,6 +33,7 @@ COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
 NULL_THRESHOLD = "null_threshold.json"
+N_BEST = 20  # different answers of a question, over which its probabilities are normalized
 SPANS_PER_ANSWER = 4  # several may be the same text
 
 
@@ -246,7 +247,7 @@ def answers(
     windows: Windows,
     logits: Floats,
     *,
-    n_best: int,
+    n_best: int = N_BEST,
     max_answer_length: int,
     version_2: bool,
 ) -> Answers:

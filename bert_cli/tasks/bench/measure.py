@@ -227,14 +227,9 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
 
 def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
-    settings = run.resolved.settings
-    assert isinstance(settings, Settings)
-    folder = settings.checkpoint_dir
-    values = settings.model_dump(mode="json")
+    values = run.resolved.settings.model_dump(mode="json")
     try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".bench_", dir=folder) as inner:
+        with tempfile.TemporaryDirectory(prefix=".bench_") as inner:
             began = time.perf_counter()
             state = copy_state(run.state)
             copied_at = time.perf_counter()

@@ -94,7 +94,6 @@ def _evaluate(
         questions,
         windows,
         logits["validation"],
-        n_best=settings.n_best_size,
         max_answer_length=settings.max_answer_length,
         version_2=settings.version_2,
     )

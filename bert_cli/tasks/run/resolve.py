@@ -71,7 +71,7 @@ def take_devices(
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
     if is_open(settings) or settings.require_gpu:
-        devices = find_devices(settings, processes)
+        devices = find_devices(settings.engine, processes, require_gpu=settings.require_gpu)
     if is_open(settings):
         kind, number, memory = devices
         is_auto = settings.global_batch.examples_per_step is not None

@@ -40,8 +40,6 @@ from bert_cli.tasks.use.model import (
 )
 
 MASK = "[MASK]"
-N_BEST = 20
-"""Number of distinct texts over which an answer's probability is normalized."""
 
 
 class FillMask(Predictor):
@@ -181,7 +179,7 @@ class QuestionAnswering(Predictor):
         )
         logits = self.of_positions(windows.features, windows.question, inputs, 2)
         limits = settings.model_dump(include={"max_answer_length", "version_2"})
-        result = answers(questions, windows, logits, n_best=N_BEST, **limits)
+        result = answers(questions, windows, logits, **limits)
         predictions = result.predictions
         threshold = settings.null_score_diff_threshold
         if threshold is not None:

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import tempfile
 
 import pytest
 from support.bert import run_bert, start_bert
@@ -10,6 +11,7 @@ from support.corpora import make_corpus
 from support.tiny_models import write_model, write_questions
 
 from bert_cli.cli import main
+from bert_cli.errors import DataError
 
 # Before the first run, so that the CPU is split into logical devices for all of them.
 pytest.importorskip("tensorflow")
@@ -86,9 +88,11 @@ def check(metrics):
     assert metrics["machine"]["cores"] >= 1 and "tensorflow" in metrics["versions"]
 
 
-def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys):
+def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys, monkeypatch):
     disk = tmp_path / "disk"
-    metrics = measured(tmp_path, "pretrain", "--checkpoint-dir", str(disk))
+    disk.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    metrics = measured(tmp_path, "pretrain")
     check(metrics)
     assert metrics["input"] == "synthetic"
     assert min(metrics["checkpoint_wait_seconds"], metrics["checkpoint_write_seconds"]) > 0.0
@@ -99,11 +103,16 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys)
         assert name in out
 
 
-def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp_path, capsys):
+def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(
+    tmp_path, capsys, monkeypatch
+):
     """A checkpoint that cannot be written costs only its metrics."""
-    (tmp_path / "file").write_text("")
-    disk = ["--checkpoint-dir", str(tmp_path / "file")]
-    line = words(tmp_path, "pretrain", *disk, config={**SMALL, "max_sequences_per_pack": 3})
+
+    def refuse(*_, **__):
+        raise DataError("step_00000003", "cannot be written (No space left on device)")
+
+    monkeypatch.setattr(measure.checkpoint, "save", refuse)
+    line = words(tmp_path, "pretrain", config={**SMALL, "max_sequences_per_pack": 3})
     assert main([*line, "--json", "-"]) == 0
     printed = capsys.readouterr()
     assert "measured steps" in printed.err and "checkpoint: not measured" in printed.err
