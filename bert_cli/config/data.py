@@ -147,26 +147,31 @@ class DownloadSettings(DataSettings):
 class ExtractorSettings(DataSettings):
     """Conversion of wikitext to text."""
 
-    NEEDS: ClassVar = {"with_program": ("expand_templates", False)}
-
     expand_templates: bool = False
-    """Run WikiExtractor, which expands templates as far as it can (needs the extra `wikiextractor`). It reads the dump
-    twice, is many times slower and drops list items."""
+    """No longer supported; the error names the alternatives."""
     with_program: str | None = Field(None, alias="with", min_length=1)
     """Run this program instead of the built-in converter, such as "wikrs --format jsonl --input". It receives a dump of
-    some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output."""
+    some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output.
+    `wikiextractor` runs WikiExtractor with fitting options (needs the extra `wikiextractor`)."""
     templates: Path | None = None
     """JSON file {"name of a template": "text with {1}", ...} with the text that the built-in converter writes for
     templates."""
     keep_damaged: bool = False
     """Accept a damaged or truncated dump: keep its complete articles and exit with 0 instead of 3."""
 
+    @model_validator(mode="after")
+    def _templates_are_not_expanded(self) -> "ExtractorSettings":
+        if self.expand_templates:
+            remedy = "give --with wikiextractor, or --templates with the text of more templates"
+            raise SettingError("expand_templates", "is no longer supported", remedy)
+        return self
+
 
 class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """Extract the text of a dump into folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
-    Example: bert extract simplewiki.xml.bz2 data/extracted --with "wikiextractor -o - --quiet"
+    Example: bert extract simplewiki.xml.bz2 data/extracted --with wikiextractor
     """
 
     dump: Positional[Path]

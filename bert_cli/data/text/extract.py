@@ -1,9 +1,8 @@
 """Turn a MediaWiki dump into text with our converter, or with any program that `--with` names.
 
 The processes that convert a dump of many bzip2 streams also unpack it; any other dump is unpacked and split by this
-process. A program gets small dumps of some articles each. The output of a chunk is searched for all its pages; failing
-chunks are bisected to isolate the offending page. WikiExtractor, which expands templates, runs as such a program (it
-is AGPL: called, never imported).
+process. A program gets each chunk as a small dump, and its output is searched for all pages of the chunk. WikiExtractor
+is such a program, with a short name (it is AGPL: called, never imported).
 """
 
 import errno
@@ -15,9 +14,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -29,23 +27,21 @@ from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.files import compression_of
 from bert_cli.data.text.templates import read_rules
-from bert_cli.data.text.wikipedia import DAMAGED, NAMESPACE, Chunk, Dump, find_dump
+from bert_cli.data.text.wikipedia import DAMAGED, Chunk, Dump, find_dump
 from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
-from bert_cli.files import atomic_file, file_crc32c
+from bert_cli.files import file_crc32c
 from bert_cli.processes import kill_program, start_program
 
-SECONDS_BETWEEN_CHECKS = 1.0
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
 SECONDS_PER_CHUNK = 300.0
 SECONDS_PER_MEGABYTE = 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
 PAGES_NAMED = 3  # in a note about lost pages
-PAGES_FAILED = 20  # left out of a chunk one by one; more failures are the program's fault
 
 DOC = re.compile(rb'<doc id="(\d*)" ')
 WIKIEXTRACTOR = [sys.executable, "-P", "-m", "wikiextractor.WikiExtractor", "-o", "-"]
-WIKIEXTRACTOR += ["--processes", "1", "--quiet"]
+WIKIEXTRACTOR += ["--processes", "1", "--quiet", "--no-templates"]
 
 
 class ToolFailedError(Exception):
@@ -57,9 +53,6 @@ def run(settings: ExtractSettings) -> None:
     path = find_dump(settings.dump)
     command = _command(settings)
     dump = Dump(path)
-    templates = settings.out / ".done" / "templates.xml" if settings.expand_templates else None
-    if templates:
-        command += ["--templates", str(templates.absolute())]
     recorded = settings.model_dump(include={"expand_templates", "chunk_megabytes"})
     rules: dict[str, str] = {}
     if settings.templates:
@@ -69,16 +62,16 @@ def run(settings: ExtractSettings) -> None:
             raise ConfigError(where, problem, "leave it out")
         rules = read_rules(settings.templates)
         recorded["templates"] = file_crc32c(settings.templates)
-    extractor = settings.with_program or ("wikiextractor" if templates else "bert")
+    extractor = settings.with_program or "bert"
     run_shards(
         Step(
             "extract",
             settings.out,
             settings=recorded | {"extractor": extractor},
-            packages=["wikiextractor"] if settings.expand_templates else [],
+            packages=["wikiextractor"] if extractor == "wikiextractor" else [],
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
-        _shards(dump, settings.chunk_megabytes * 1_000_000, templates),
+        _shards(dump, settings.chunk_megabytes * 1_000_000),
         partial(extract_chunk, header=dump.header, command=command, rules=rules),
         Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
@@ -102,13 +95,13 @@ def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
 
 def _command(settings: ExtractSettings) -> list[str]:
     """Return the command of the program, empty for our converter. Raises ConfigError if it is missing."""
-    if settings.expand_templates:
-        if find_spec("wikiextractor") is None:
-            raise ConfigError("expand_templates", needs_extra("wikiextractor"))
-        return list(WIKIEXTRACTOR)
     if settings.with_program is None:
         return []
     where = f"with ({settings.with_program})"
+    if settings.with_program == "wikiextractor":
+        if find_spec("wikiextractor") is None:
+            raise ConfigError(where, needs_extra("wikiextractor"))
+        return WIKIEXTRACTOR
     try:
         command = shlex.split(settings.with_program)
     except ValueError as error:
@@ -139,10 +132,7 @@ def output_name(number: int) -> Path:
     return Path(letters) / f"wiki_{file:02}"
 
 
-def _shards(dump: Dump, size: int, templates: Path | None) -> Iterator[Shard]:
-    if templates is not None:
-        count = _collect_templates(dump.path, templates)
-        dump.notes.append(f"{count:,} template pages found, for WikiExtractor to expand")
+def _shards(dump: Dump, size: int) -> Iterator[Shard]:
     for number, chunk in enumerate(
         dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
     ):
@@ -156,18 +146,6 @@ def _write_pages(folder: Path, pages: list[bytes]) -> tuple[Path, ...]:
     path = folder / "pages.xml"
     path.write_bytes(b"\n".join(pages))
     return (path,)
-
-
-def _collect_templates(path: Path, templates: Path) -> int:
-    """Write the pages of namespace 10 into one file, once; return their number."""
-    if not templates.exists() or templates.stat().st_mtime_ns < path.stat().st_mtime_ns:
-        with atomic_file(templates) as partial, partial.open("wb") as file:
-            for page in Dump(path).pages():
-                match = NAMESPACE.search(page[: page.find(b"<revision")])
-                if match is not None and match[1] == b"10":
-                    file.write(page + b"\n")
-    with open(templates, "rb") as file:
-        return sum(b"</page>" in line for line in file)
 
 
 def extract_chunk(
@@ -197,17 +175,21 @@ def extract_chunk(
     titles = list(map(_id_and_title, pages))
     site = site_of(header, rules)
     with open(output, "wb") as file:
-        if command:
+        if command and pages:
             with TemporaryDirectory(dir=output.parents[1]) as folder:
                 dump_path = Path(folder).absolute() / "chunk.xml"
-                program = partial(_run_program, command=command, header=header, path=dump_path)
-                file.writelines(_halves(pages, program, notes))
+                try:
+                    file.write(_run_program(pages, command, header, dump_path))
+                except ToolFailedError as error:
+                    where = f"{name} (pages {_described(titles[0])} to {_described(titles[-1])})"
+                    remedy = "fix it; it takes a dump as its last argument and prints the text"
+                    raise DataError(where, f"the program fails ({error})", remedy) from None
         else:
             file.writelines(document(page, site) for page in pages)
     documents, empty = _count_documents(output)
     lost = Counter(page for page, _ in titles) - documents
     if lost:
-        names = [f"{page} {title!r}" for page, title in titles if page in lost][:PAGES_NAMED]
+        names = [_described(row) for row in titles if row[0] in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
         notes.append(
             f"{lost.total()} of {len(titles)} pages are missing from the output ({', '.join(names)}{more})"
@@ -222,24 +204,10 @@ def extract_chunk(
     )
 
 
-def _halves(
-    pages: list[bytes], extract: Callable[[list[bytes]], bytes], notes: list[str]
-) -> Iterator[bytes]:
-    """Yield the text of `pages`, which are bisected where the program fails."""
-    try:
-        yield extract(pages) if pages else b""
-    except ToolFailedError as error:
-        if len(pages) > 1:
-            middle = len(pages) // 2
-            yield from _halves(pages[:middle], extract, notes)
-            yield from _halves(pages[middle:], extract, notes)
-            return
-        if len(notes) == PAGES_FAILED:
-            problem = f"the program fails on page after page ({error})"
-            remedy = "check that it works, and that it takes a dump as its last argument and writes to standard output"
-            raise DataError("extract", problem, remedy) from None
-        page, title = _id_and_title(pages[0])
-        notes.append(f"the program fails on page {page} {title!r}, left out: {error}")
+def _described(page: tuple[int, str]) -> str:
+    """Return the id and the title of a page for a message."""
+    number, title = page
+    return f"{number} {title!r}"
 
 
 def _id_and_title(page: bytes) -> tuple[int, str]:
@@ -264,7 +232,7 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
     return documents, empty
 
 
-def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, path: Path) -> bytes:
+def _run_program(pages: list[bytes], command: Sequence[str], header: bytes, path: Path) -> bytes:
     """Run a program on a dump of some pages and return its text as <doc> blocks.
 
     If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk,
@@ -277,7 +245,10 @@ def _run_program(pages: list[bytes], *, command: Sequence[str], header: bytes, p
     with text.open("wb") as out, messages.open("wb") as err:
         program = start_program([*command, str(path)], stdout=out, stderr=err)
         try:
-            problem = _watch(program, messages, limit)
+            status = program.wait(limit)
+            problem = f"exit status {status}" if status else ""
+        except subprocess.TimeoutExpired:
+            problem = f"did not finish within {limit:.0f} s"
         finally:
             kill_program(program)
     message = messages.read_text(errors="replace").strip()
@@ -306,16 +277,3 @@ def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
     if not blocks:
         raise ToolFailedError("no text")
     return b"".join(blocks)
-
-
-def _watch(program: "subprocess.Popen[bytes]", messages: Path, limit: float) -> str:
-    """Wait for the end of a program, or for a problem, and return the problem."""
-    end = time.monotonic() + limit
-    has_crashed = False
-    while not has_crashed and time.monotonic() < end:
-        try:
-            status = program.wait(SECONDS_BETWEEN_CHECKS)
-            return f"exit status {status}" if status else ""
-        except subprocess.TimeoutExpired:
-            has_crashed = b"Traceback" in messages.read_bytes()
-    return "a crash" if has_crashed else f"did not finish within {limit:.0f} s"
