@@ -21,6 +21,8 @@ jax: Any = import_module("jax") if BACKEND == "jax" else None
 
 Tensor = Any
 """A tensor of Keras' backend; Keras carries no types."""
+Operation = Callable[..., Any]
+"""Of tensors; it returns a tensor, several, or a tensor and the function of its gradient."""
 Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows."""
 
@@ -49,22 +51,22 @@ def value_of(weight: Tensor) -> Tensor:
     return ops.convert_to_tensor(weight) if tf is None else tf.convert_to_tensor(weight)
 
 
-def custom_gradient(function: Callable[..., Any], *constants: Tensor | None) -> Callable[..., Any]:
+def custom_gradient(function: Operation, *constants: Tensor | None) -> Operation:
     """Return a differentiable function of the arguments after the constants.
 
     `function` takes both and returns (results, function of their gradients). JAX allows no tensors in its closure.
     """
     if jax is None:
-        wrapped: Callable[..., Any] = partial(function, *constants)
+        wrapped: Operation = partial(function, *constants)
         if tf is None:  # PyTorch differentiates the function itself, with more memory
             return lambda *inputs: wrapped(*inputs)[0]
         wrapped = tf.custom_gradient(lambda *inputs: function(*constants, *inputs))
         return wrapped
 
-    def operation(*arguments: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+    def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
         results, pull = function(*arguments)
 
-        def gradients(given: Any) -> tuple[Any, ...]:
+        def gradients(given: Tensor) -> tuple[Tensor, ...]:
             own = pull(*given) if isinstance(results, tuple) else pull(given)
             return (*[None] * len(constants), *(own if isinstance(own, tuple) else (own,)))
 
@@ -81,7 +83,7 @@ def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
     if tf is None and jax is None:
         return x * backward + ops.stop_gradient(x * (forward - backward))
 
-    def operation(x: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+    def operation(x: Tensor) -> tuple[Tensor, Operation]:
         # No copy of x is saved for the gradient.
         return x if forward == 1.0 else x * forward, lambda gradient: gradient * backward
 
@@ -146,7 +148,7 @@ def shifted_key(key: Tensor | None, ids: int) -> Tensor | None:
     return ops.stack([key[0] + _signed(ids * ID_STRIDE), key[1]])
 
 
-def keep_mask(shape: tuple[Any, ...], rate: float, seed: Tensor) -> Tensor:
+def keep_mask(shape: tuple[int | Tensor, ...], rate: float, seed: Tensor) -> Tensor:
     """Return a boolean tensor, False with probability `rate`: a function of its arguments.
 
     A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the backward
@@ -166,7 +168,7 @@ def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
     return x * (keep * (1.0 / (1.0 - rate)))
 
 
-def _indices_from(first: Tensor, shape: tuple[Any, ...]) -> Tensor:
+def _indices_from(first: Tensor, shape: tuple[int | Tensor, ...]) -> Tensor:
     """Return the index of each element, counted row by row from `first`, int32 that wraps.
 
     A sum of one short range for each axis, of which `first` is known only at run time: a range of all elements would
@@ -256,7 +258,7 @@ def attention_probabilities(
         probabilities = ops.softmax(float32(scores) + bias, axis=-1)
         return ops.cast(dropout(probabilities, rate, seed), scores.dtype)
 
-    def operation(seed: Tensor, bias: Tensor, scores: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+    def operation(seed: Tensor, bias: Tensor, scores: Tensor) -> tuple[Tensor, Operation]:
         dropped, probabilities = kernel_of(_softmax_forward, rate=rate)(seed, scores, bias)
         return dropped, partial(kernel_of(_softmax_backward, rate=rate), seed, probabilities)
 
@@ -270,16 +272,16 @@ def _add_residual(
 
 
 @cache
-def kernel_of(operation: Callable[..., Any], **fixed: float) -> Any:
+def kernel_of(operation: Operation, **fixed: float) -> Operation:
     """Return one TensorFlow function for all layers: XLA compiles it once for each shape."""
     kernel = partial(operation, **fixed)
     return kernel if tf is None else tf.function(kernel, autograph=False, jit_compile=True)
 
 
 def _fused(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    constants: tuple[Any, ...],
+    forward: Operation,
+    backward: Operation,
+    constants: tuple[Tensor, ...],
     inputs: tuple[Tensor, ...],
     **fixed: float,
 ) -> Tensor:
@@ -289,7 +291,7 @@ def _fused(
     a CPU one number at a time, 63 % of the time of GELU's backward pass.
     """
 
-    def operation(*arguments: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+    def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
         inputs = arguments[len(constants) :]
 
         def pull(gradient: Tensor) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -58,24 +59,15 @@ class Optimizer:
     random_bits: RandomBits | None = None
     """With it, new weights are rounded to float16 at random; without, to the nearest."""
 
-    def update_direction(
-        self,
-        rule: Rule,
-        weight: Array,
-        gradient: Array,
-        slots: Sequence[Array],
-        factor: Array,
-        updates: Array,
-    ) -> tuple[Array, ...]:
-        """Return the update direction and the new slots of a weight or a part of it, in float32.
+    @property
+    def update_direction(self) -> Callable[..., tuple[Array, ...]]:
+        """The function of the optimizer's file, of (rule, weight, gradient, slots, factor, updates).
 
-        The gradient is multiplied by `factor`. `updates` counts those made before this one.
+        It returns the update direction and the new slots of a weight or a part of it, in float32. The gradient is
+        multiplied by `factor`; `updates` counts those made before this one.
         """
-        module = import_module(self.kind.module)
-        direction: tuple[Array, ...] = module.update_direction(
-            self.hyperparameters, rule, weight, gradient, slots, factor, updates
-        )
-        return direction
+        update = import_module(self.kind.module).update_direction
+        return partial(update, self.hyperparameters)
 
     def apply_update(
         self,

@@ -1,7 +1,7 @@
 """What a run needs of an engine besides its steps: devices, processes, memory.
 
 An engine is a folder of this package: its `mesh.py` has the functions of `Runtime`, its `engine.py` has `build_engine`,
-a `BuildEngine`. This file imports no framework.
+of the type `BuildEngine`. This file imports no framework.
 """
 
 import math
@@ -111,27 +111,19 @@ class Runtime(Protocol):
         """Wait until the accelerators have finished."""
 
 
-class BuildBlock(Protocol):
-    """Builds a block of the model, with its first weights, on the current device."""
+class Model(NamedTuple):
+    """The model of an engine, and how it is trained."""
 
-    def __call__(self, name: str, *, before: Mapping[str, Block]) -> Block:
-        """Return the block of a name; it may share weights of the blocks `before` it."""
+    names: Sequence[str]
+    """The names of its blocks, in the order in which they run."""
+    build_block: Callable[[str, Mapping[str, Block]], Block]
+    """Builds a block by its name, on the current device; it may share weights of the blocks built before it."""
+    seed: int
+    make_optimizer: "Callable[[Sequence[str], RandomBits], Optimizer] | None"
+    """Returns the optimizer of the weights with these names; None for an engine without steps."""
 
 
-class BuildEngine(Protocol):
-    """Builds an engine with new weights; without `make_optimizer` it has no steps."""
-
-    def __call__(
-        self,
-        names: Sequence[str],
-        build_block: BuildBlock,
-        mesh: Mesh,
-        layout: Layout,
-        *,
-        seed: int,
-        make_optimizer: "Callable[[Sequence[str], RandomBits], Optimizer] | None",
-    ) -> Engine:
-        """Return the engine of the blocks with these names, in the order in which they run."""
+BuildEngine = Callable[[Model, Mesh, Layout], Engine]
 
 
 def divide_devices(

@@ -7,19 +7,16 @@ import pytest
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.runtime import BuildEngine, Layout, Runtime, divide_devices
+from bert_cli.parallel.runtime import Layout, Runtime, divide_devices
 
 
 @pytest.mark.parametrize("engine", ["tensorflow", "jax"])
-def test_the_modules_of_an_engine_have_the_functions_of_the_protocols(engine):
-    """mypy does not compare them: the modules are imported by name."""
+def test_the_module_of_an_engine_has_the_functions_of_the_runtime(engine):
+    """mypy does not compare them: the module is imported by name."""
     module = import_module(f"bert_cli.parallel.{engine}.mesh")
     for name, function in inspect.getmembers(Runtime, inspect.isfunction):
         if not name.startswith("_"):
             assert kinds(getattr(module, name)) == kinds(function)[1:], name
-    if engine == "tensorflow":  # Keras has one backend in a process
-        module = import_module(f"bert_cli.parallel.{engine}.engine")
-        assert kinds(module.build_engine) == kinds(BuildEngine.__call__)[1:]
 
 
 def kinds(function) -> list[tuple[str, object]]:

@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.model.bert import named_weights
 from bert_cli.model.fused import shifted_key
-from bert_cli.optim.optimizer import Optimizer, RandomBits
+from bert_cli.optim.optimizer import Optimizer
 from bert_cli.parallel.engine import (
     Array,
     Batch,
@@ -40,7 +40,7 @@ from bert_cli.parallel.engine import (
 )
 from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
-from bert_cli.parallel.runtime import BuildBlock, Layout, Mesh
+from bert_cli.parallel.runtime import Layout, Mesh, Model
 
 Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
@@ -435,23 +435,18 @@ class JaxEngine(Engine):
             return jax.block_until_ready(self._run(weights, placed, None, counts))
 
 
-def build_engine(
-    names: Sequence[str],
-    build_block: BuildBlock,
-    mesh: Mesh,
-    layout: Layout,
-    *,
-    seed: int,
-    make_optimizer: Callable[[Sequence[str], RandomBits], Optimizer] | None,
-) -> JaxEngine:
-    """Return an engine with new weights; a `BuildEngine`."""
+def build_engine(model: Model, mesh: Mesh, layout: Layout) -> JaxEngine:
+    """Return an engine with new weights."""
     blocks: dict[str, Block] = {}
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        for name in names:
-            blocks[name] = build_block(name, before=blocks)
-    optimizer = make_optimizer and make_optimizer(list(named_weights(blocks.items())), random_bits)
+        for name in model.names:
+            blocks[name] = model.build_block(name, blocks)
+    make = model.make_optimizer
+    optimizer = make and make(list(named_weights(blocks.items())), random_bits)
     *body, head = blocks.values()
-    return JaxEngine(body, cast(Head, head), mesh, seed=seed, optimizer=optimizer, layout=layout)
+    return JaxEngine(
+        body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer, layout=layout
+    )
 
 
 def _identity(arrays: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import named_weights
-from bert_cli.optim.optimizer import Optimizer, RandomBits, clip_factor
+from bert_cli.optim.optimizer import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
     Array,
     Batch,
@@ -37,7 +37,7 @@ from bert_cli.parallel.engine import (
     scaled_for_accumulation,
 )
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.parallel.runtime import BuildBlock, Layout, Mesh
+from bert_cli.parallel.runtime import Layout, Mesh, Model
 from bert_cli.parallel.tensorflow.mesh import (
     TensorFlowProcessGroup,
     abort_collectives,
@@ -396,44 +396,35 @@ class TensorFlowEngine(Engine):
             return [future.result() for future in futures]
 
 
-def build_engine(
-    names: Sequence[str],
-    build_block: BuildBlock,
-    mesh: Mesh,
-    layout: Layout,
-    *,
-    seed: int,
-    make_optimizer: Callable[[Sequence[str], RandomBits], Optimizer] | None,
-) -> TensorFlowEngine:
-    """Return an engine with new weights; a `BuildEngine`."""
-    replicas = [_build_replica(names, build_block, row, layout) for row in mesh.devices]
-    optimizer = make_optimizer and make_optimizer(list(replicated_weights(replicas)), random_bits)
+def build_engine(model: Model, mesh: Mesh, layout: Layout) -> TensorFlowEngine:
+    """Return an engine with new weights."""
+    replicas = [_build_replica(model, row, layout) for row in mesh.devices]
+    make = model.make_optimizer
+    optimizer = make and make(list(replicated_weights(replicas)), random_bits)
     if optimizer and optimizer.kind.needs_complete_matrix and layout.shard_moments:
         problem = "divides weights whose update needs all of their elements"
         remedy = "leave it out, or choose another optimizer_opts.name"
         raise ConfigError("parallel.replicated_tensor_sharding", problem, remedy)
-    return TensorFlowEngine(replicas, mesh, seed=seed, optimizer=optimizer, layout=layout)
+    return TensorFlowEngine(replicas, mesh, seed=model.seed, optimizer=optimizer, layout=layout)
 
 
-def _build_replica(
-    names: Sequence[str], build_block: BuildBlock, devices: Sequence[str], layout: Layout
-) -> list[Stage]:
+def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list[Stage]:
     """Return the stages of a replica on its devices."""
     stages: list[Stage] = []
     blocks: dict[str, Block] = {}
-    rest = iter(names)
-    lengths = layout.stage_lengths or [len(names)]
+    rest = iter(model.names)
+    lengths = layout.stage_lengths or [len(model.names)]
     for length, number in zip(lengths, layout.stage_devices, strict=True):
         device = devices[number]
         stage = list(islice(rest, length))
         with tf.device(device):
             for name in stage:
-                blocks[name] = build_block(name, before=blocks)
-        has_head = names[-1] in stage
+                blocks[name] = model.build_block(name, blocks)
+        has_head = model.names[-1] in stage
         weights = named_weights([(name, blocks[name]) for name in stage])
         body = [blocks[name] for name in (stage[:-1] if has_head else stage)]
         compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
-        head = cast(Head, blocks[names[-1]]) if has_head else None
+        head = cast(Head, blocks[stage[-1]]) if has_head else None
         stages.append(
             Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
         )

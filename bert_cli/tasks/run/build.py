@@ -5,7 +5,7 @@ A run is built from a `ResolvedRun`; `evaluate` scores held-out examples.
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -27,7 +27,7 @@ from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, wei
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest, count
-from bert_cli.parallel.runtime import BuildEngine, Devices, Layout, Mesh, Runtime
+from bert_cli.parallel.runtime import BuildEngine, Devices, Layout, Mesh, Model, Runtime
 from bert_cli.planning.layout import check_processes
 from bert_cli.planning.plan import Plan
 from bert_cli.processes import quiet_imports
@@ -183,26 +183,27 @@ def build_engine(
 ) -> Engine:
     """Return the engine with new weights. Raises ConfigError for an optimizer without a rule for one of them."""
     config = settings.bert_config
-    make_block = partial(
-        build_block,
-        config=config,
-        seed=settings.seed,
-        policy=settings.precision,
-        labels=labels,
-        chunks=settings.parallel.embedding_serialization_factor,
-        factors=factors_of(settings),
-        fuse_above=NEVER if settings.compile == "nothing" else WORTH_COMPILING,
-    )
+    factors = factors_of(settings)
+
+    def make_block(name: str, before: Mapping[str, Any]) -> Any:
+        return build_block(
+            name,
+            config,
+            seed=settings.seed,
+            policy=settings.precision,
+            before=before,
+            labels=labels,
+            chunks=settings.parallel.embedding_serialization_factor,
+            factors=factors,
+            fuse_above=NEVER if settings.compile == "nothing" else WORTH_COMPILING,
+        )
+
+    names = block_names(config, settings.last_blocks)
+    make_optimizer = partial(optimizer_for, settings) if trains else None
     module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
     build: BuildEngine = module.build_engine
-    return build(
-        block_names(config, settings.last_blocks),
-        make_block,
-        mesh,
-        layout_of(settings),
-        seed=settings.seed,
-        make_optimizer=partial(optimizer_for, settings) if trains else None,
-    )
+    model = Model(names, make_block, settings.seed, make_optimizer)
+    return build(model, mesh, layout_of(settings))
 
 
 def factors_of(settings: TrainSettings) -> scaling.Table:
