@@ -76,7 +76,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     from bert_cli.config.load import describe, load
 
     if words[0] == "bench":
-        from bert_cli.config.tools import expand_benchmark
+        from bert_cli.config.bench import expand_benchmark
 
         words = expand_benchmark(words)
     name, rest = split_command(words)

@@ -10,11 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # not needed by `bert --help`
-    import argparse
-
     from pydantic import BaseModel
-
-    from bert_cli.config.tools import CompletionSettings
 
 
 class Command(NamedTuple):
@@ -59,20 +55,20 @@ _ROWS = {
     "ner": ("tasks.finetune.ner", "finetune.Ner", "fine-tune on token classification (CoNLL)"),
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
-    "predict": ("tasks.use.predict", "finetune.Predict", "run a model on texts"),
-    "export": ("tasks.use.export", "finetune.Export", "export a model to another runtime"),
-    "evaluate": ("tasks.use.evaluate", "tools.Evaluate", "score a checkpoint on held-out records"),
-    "average": ("tasks.use.average", "finetune.Average", "average the checkpoints of a run"),
+    "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
+    "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
+    "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
+    "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
-    "bench": ("tasks.bench.run", "tools.Bench", "run a standard benchmark"),
-    "bench pretrain": ("tasks.bench.run", "tools.BenchPretrain", "measure pre-training"),
-    "bench squad": ("tasks.bench.run", "tools.BenchSquad", "measure fine-tuning on SQuAD"),
-    "bench data": ("tasks.bench.data", "tools.BenchData", "measure the steps from text to batches"),
+    "bench": ("tasks.bench.run", "bench.Bench", "run a standard benchmark"),
+    "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
+    "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
+    "bench data": ("tasks.bench.data", "bench.BenchData", "measure the steps from text to batches"),
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
     "compare": ("tasks.look.runs", "tools.Compare", "compare settings and results of two runs"),
-    "completion": ("commands", "tools.Completion", "print a shell completion script"),
+    "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
 COMMANDS = {name: Command(*row) for name, row in _ROWS.items()}
 
@@ -81,51 +77,3 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """Split words into a command, of one word or two, and its arguments."""
     two = " ".join(words[:2])
     return (two, list(words[2:])) if two in COMMANDS else (words[0], list(words[1:]))
-
-
-def run(settings: "CompletionSettings") -> None:
-    """Print the completion script of a shell."""
-    import shtab
-
-    print(shtab.complete(_full_parser(), settings.shell))
-
-
-def _full_parser() -> "argparse.ArgumentParser":
-    import argparse
-
-    import shtab
-
-    from bert_cli.config.help import add_help
-    from bert_cli.config.load import named_configs
-    from bert_cli.config.options import sections_of
-    from bert_cli.config.tools import benchmarks
-
-    configs = " ".join(named_configs())
-    config = {
-        "bash": "_bert_configs",
-        "zsh": "_bert_configs",
-        "fish": f"{configs} {shtab.FILE['fish']}",
-        "preamble": {
-            "bash": f'_bert_configs() {{ compgen -W "{configs}" -- $1; _shtab_compgen_files $1; }}',
-            "zsh": f"_bert_configs() {{ _alternative 'configs:shipped config:({configs})' 'files:file:_files' }}",
-        },
-    }
-    parser = argparse.ArgumentParser(prog="bert", add_help=False)
-    parser.add_argument("-h", "--help", action="help", help="list the commands")
-    parser.add_argument("--version", action="store_true", help="print versions")
-    subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
-    for name, command in COMMANDS.items():
-        settings = command.settings_class()
-        first, _, second = name.rpartition(" ")
-        subparser = subparsers[first].add_parser(second, add_help=False, help=command.help)
-        add_help(subparser, settings, name)
-        if name == "bench":
-            subparsers[name] = subparser.add_subparsers(dest="what")
-        options = [option for section in sections_of(settings, name) for option in section.options]
-        paths = {option.name for option in options if option.is_path}
-        for action in subparser._actions:
-            if action.dest in paths:
-                action.complete = config if action.dest == "config" else shtab.FILE
-    for name, benchmark in benchmarks().items():
-        subparsers["bench"].add_parser(name, add_help=False, help=benchmark.about)
-    return parser

@@ -20,8 +20,8 @@ from support.command_lines import JOBS, load_command
 
 from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command
+from bert_cli.config.bench import expand_benchmark
 from bert_cli.config.options import LOG_LEVELS, Option, examples_of, sections_of
-from bert_cli.config.tools import expand_benchmark
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, work_of
 
 ROOT = Path(__file__).parents[1]

@@ -33,6 +33,8 @@ Size = Annotated[int, Field(ge=1, le=10**7)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 """A number of layers, each of which costs milliseconds before the memory of a run is checked."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead of the text."
+JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Settings of which a run has one."""
 INTEGERS = 2**63

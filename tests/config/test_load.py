@@ -7,11 +7,12 @@ import pytest
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.data import ExtractSettings, IndexSettings, TokenizeSettings, VocabSettings
-from bert_cli.config.finetune import AverageSettings, ExportSettings, PredictSettings, SquadSettings
+from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.init import InitSettings
 from bert_cli.config.load import changed, describe, load, named_configs, read_config
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlotSettings
+from bert_cli.config.use import AverageSettings, ExportSettings, PredictSettings
 from bert_cli.errors import ConfigError
 from bert_cli.planning.layout import propose, stages_of
 from bert_cli.planning.plan import plan_of

@@ -10,13 +10,13 @@ from pydantic import BaseModel
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.data import IndexSettings, TokenizeSettings
-from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.help import help_text
 from bert_cli.config.load import field_paths, load
 from bert_cli.config.markers import HIDDEN, group_of, marked
 from bert_cli.config.options import parse_words, sections_of
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import LaunchSettings, RunsSettings
+from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError
 
 

@@ -9,15 +9,15 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config import data, finetune, tools
-from bert_cli.config.load import load
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import (
+from bert_cli.config.bench import (
     BenchDataSettings,
     BenchPretrainSettings,
     BenchSquadSettings,
     benchmarks,
     expand_benchmark,
 )
+from bert_cli.config.load import load
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.planning.layout import propose
 from bert_cli.planning.plan import describe, make_plan

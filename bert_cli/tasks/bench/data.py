@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_cli.config.bench import BenchDataSettings
 from bert_cli.config.data import IndexSettings, PreprocessSettings, TokenizeSettings, VocabSettings
-from bert_cli.config.tools import BenchDataSettings
 from bert_cli.data.records import index, tokenize, vocab
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.shards.manifest import finished_files, package_versions

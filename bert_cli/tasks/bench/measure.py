@@ -17,9 +17,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import is_stdout

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from bert_cli.config.tools import (
+from bert_cli.config.bench import (
     BenchPretrainSettings,
     BenchSettings,
     BenchSquadSettings,

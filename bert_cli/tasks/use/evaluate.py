@@ -7,8 +7,8 @@ from bert_cli.config.load import changed, load
 from bert_cli.config.markers import Engine
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import Parallel
-from bert_cli.config.tools import EvaluateSettings
 from bert_cli.config.training import GlobalBatch
+from bert_cli.config.use import EvaluateSettings
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, is_stdout, output_json

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from safetensors.numpy import save_file
 
-from bert_cli.config.finetune import ExportSettings
 from bert_cli.config.heads import POOL, head_of_task
+from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.heads import (
     LAST_BLOCKS,
     SENTENCE_EMBEDDING,
@@ -29,6 +28,7 @@ from bert_cli.config.heads import (
     head_of_task,
     heads,
 )
+from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError

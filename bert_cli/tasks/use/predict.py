@@ -8,8 +8,8 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
-from bert_cli.config.finetune import PredictSettings
 from bert_cli.config.load import changed
+from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, count

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from keras import ops
 from scipy.special import softmax
 
-from bert_cli.config.finetune import QUESTION_SPECIALS, PredictSettings
+from bert_cli.config.finetune import QUESTION_SPECIALS
 from bert_cli.config.heads import heads
+from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import conll, embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.squad import Question

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli import __version__
-from bert_cli.config.finetune import ExportSettings
+from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, read_json

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from test_bench import SMALL, SQUAD
 
+from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.settings import BertConfig
-from bert_cli.config.tools import BenchPretrainSettings, BenchSquadSettings
 from bert_cli.config.training import BatchShape
 from bert_cli.parallel.engine import count
 from bert_cli.planning.flops import attention, model_flops, products, shape_of

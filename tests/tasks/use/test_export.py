@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need
 
-from bert_cli.config.finetune import ExportSettings
 from bert_cli.config.load import load
+from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import (
     SPECIAL_TOKENS,

@@ -7,7 +7,8 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS
-from bert_cli.config.tools import SHELLS, benchmarks
+from bert_cli.config.bench import benchmarks
+from bert_cli.config.tools import SHELLS
 
 
 def completions(script: Path, *words: str) -> set[str]:

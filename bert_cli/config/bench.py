@@ -1,0 +1,195 @@
+"""The settings of measurements.
+
+A measurement takes every setting of the command that it measures, so `bench` before a run's own command
+line measures it. A standard benchmark of configs/benchmarks.json is a named command line: `bert bench NAME`
+runs it, and flags after the name override its own.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
+
+from bert_cli.config.data import DataSettings, Splitter, check_mask_tokens
+from bert_cli.config.finetune import SquadSettings
+from bert_cli.config.load import BENCHMARKS, configs_folder
+from bert_cli.config.markers import PathOrName, Positional
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, without_effect
+from bert_cli.errors import ConfigError, nearest
+
+KINDS = ("pretrain", "squad", "data")
+
+
+class BenchSettings(Settings):
+    """Measure how fast this machine trains, and how the time is spent.
+
+    `bert bench NAME` runs a standard benchmark, whose results can be compared between machines; flags after
+    the name override those of the benchmark. `bert bench pretrain`, `squad` and `data` measure any settings;
+    their --help lists the flags, which a NAME takes too.
+    Example: bert bench --list
+    Example: bert bench tiny_128
+    """
+
+    listed: bool = Field(False, alias="list")
+    """List the standard benchmarks with their command lines."""
+
+    @model_validator(mode="after")
+    def _lists_the_benchmarks(self) -> "BenchSettings":
+        if not self.listed:
+            remedy = f"give {', '.join(KINDS)}, or a name of `bert bench --list`"
+            raise SettingError("NAME", "is not given", remedy)
+        return self
+
+
+class Measuring(Settings):
+    """Settings of a measurement."""
+
+    OPENS_FILES: ClassVar[bool] = False
+    SAVES: ClassVar[bool] = False
+    WHAT: ClassVar[str]
+    """The command that is measured."""
+    REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)
+    """Settings that name real examples."""
+
+    steps: Positive = 20
+    """Number of measured steps."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 3
+    """Number of steps before the measurement."""
+    log_every_steps: Positive = 1000
+    """Print a line every N steps, besides the first and the last one."""
+    generated_dataset: bool = True
+    """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
+    checkpoint: bool = True
+    """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes. It is written
+    into the folder of temporary files (TMPDIR) and deleted."""
+    json_file: JsonFile = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_the_examples_of_a_flag(cls, values: Any, info: ValidationInfo) -> Any:
+        """Default to synthetic examples: a config names folders that the machine may not have."""
+        origins = (info.context or {}).get("origins", {})
+        named = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)
+        if isinstance(values, dict) and "generated_dataset" not in values:
+            kept = {name: one for name, one in values.items() if named or name != "probe"}
+            return {**kept, "generated_dataset": not named}
+        return values
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "Measuring":
+        for name in ("dry_run", "compile_only"):
+            if getattr(self, name):
+                raise without_effect(self, name, "on a measurement")
+        return self
+
+
+class BenchPretrainSettings(Measuring, PretrainSettings):
+    """Measure pre-training: examples, FLOP/s, memory, and the parts of a step's time.
+
+    Takes every setting of `bert pretrain`, and uses synthetic examples by default.
+    Example: bert bench pretrain --config pretrain_tiny_128_phase1
+    --global-batch.grad-acc-steps-per-replica 4
+    Example: bert bench pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --json results.json
+    """
+
+    WHAT: ClassVar[str] = "pretrain"
+
+
+class BenchSquadSettings(Measuring, SquadSettings):
+    """Measure fine-tuning on SQuAD: windows, FLOP/s, memory, and the parts of a step's time.
+
+    Takes every setting of `bert squad`, and uses synthetic windows by default.
+    Example: bert bench squad --config squad_base --parallel.layout auto
+    Example: bert bench squad --config squad_tiny --dataset-dir data/squad --tokenizer-path runs/tiny
+    """
+
+    WHAT: ClassVar[str] = "squad"
+    REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir", "train_file")
+
+
+class BenchDataSettings(DataSettings):
+    """Measure the data steps: text to sentences, to records, to batches.
+
+    Example: bert bench data
+    Example: bert bench data data/extracted --vocab bert-base-uncased --json results.json
+    """
+
+    NEEDS: ClassVar = {"megabytes": ("input", None)}
+
+    input: Positional[Path | None] = None
+    """Text, as for `bert preprocess`; by default synthetic."""
+    megabytes: float = Field(10.0, gt=0.0)
+    """Megabytes (10^6 bytes) of synthetic text."""
+    vocab: PathOrName | None = None
+    """A vocab.txt, a folder with one, or a model name; by default the benchmark trains one and measures it."""
+    sentence_splitter: Splitter = "auto"
+    """The sentence splitter, as for `bert preprocess`."""
+    sequence_length: int = Field(128, ge=8, le=65535)
+    """Sequence length S of an example."""
+    mask_tokens: int = Field(20, ge=1)
+    """Maximum number P of masked positions of an example."""
+    max_sequences_per_pack: int = Field(3, ge=2)
+    """Maximum sequences in a pack, for reading packs."""
+    processes: int = Field(1, ge=1)
+    """Number of local processes of a data step; one thread reads the records, as in a run."""
+    reading_seconds: float = Field(3.0, gt=0.0)
+    """Seconds of reading for each kind of records."""
+    seed: int = Field(1984, ge=0, lt=2**31)
+    """Seed of the synthetic text and of the order of records."""
+    json_file: JsonFile = None
+
+    @model_validator(mode="after")
+    def _check_examples(self) -> "BenchDataSettings":
+        check_mask_tokens(self, "mask_tokens", "sequence_length")
+        return self
+
+
+class Benchmark(Settings):
+    """A named command line."""
+
+    about: str
+    """One sentence: what is measured, and for what."""
+    kind: str
+    """The measurement: pretrain, squad or data."""
+    config: str | None = None
+    """Name of a shipped config."""
+    flags: list[str] = []
+    """More flags, each followed by its value."""
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words after `bert`."""
+        config = ["--config", self.config] if self.config else []
+        return ["bench", self.kind, *config, *self.flags]
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """Return the standard benchmarks by name, in the file's order."""
+    text = (configs_folder() / BENCHMARKS).read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Benchmark]).validate_json(text)
+
+
+def expand_benchmark(words: Sequence[str]) -> list[str]:
+    """Replace `bench NAME ...` by the command line of the benchmark; return other words unchanged.
+
+    Flags after the name override those of the benchmark. Raises ConfigError for an unknown name.
+    """
+    if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
+        return list(words)
+    name = words[1]
+    rest = list(words[2:])
+    known = benchmarks()
+    if name not in known:
+        near = nearest(name, [*KINDS, *known])
+        remedy = f"did you mean {near!r}?" if near else "see bert bench --list"
+        problem = f"is neither a benchmark nor one of {', '.join(KINDS)}"
+        raise ConfigError(f"bert bench ({name})", problem, remedy)
+    overridden = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    own = []
+    flag = ""
+    for word in known[name].words:
+        flag = word if word.startswith("--") else flag
+        own += [] if flag in overridden else [word]
+    return [*own, *rest]

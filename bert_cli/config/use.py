@@ -1,0 +1,147 @@
+"""The settings of using a trained model: predict, export, evaluate and average."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bert_cli.config import heads
+from bert_cli.config.markers import Engine, PathOrName, Positional
+from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings
+
+PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
+
+
+class PredictSettings(Settings):
+    """Run a model on texts and print one JSON object per text, in the same order.
+
+    The texts are TEXT, the lines of --input, or standard input. The task, the labels and the shape are read from
+    the model.
+    Example: bert predict runs/base "The capital of France is [MASK]."
+    Example: bert predict runs/mine --input texts.txt
+    """
+
+    NEEDS: ClassVar = {
+        "question": "context",
+        "context": "question",
+        "second": "text",
+        "null_score_diff_threshold": "version_2",
+    }
+
+    model: Positional[PathOrName]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    text: Positional[str | None] = None
+    """A single text; give several texts in a file or through standard input."""
+    task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
+    """fill-mask, question-answering, text-classification, token-classification, embed, or similarity, which ranks
+    the texts of --input by their similarity to TEXT. By default the task that the model was trained for."""
+    input: Path | None = None
+    """File with one text on each line, or .jsonl with one object on each line: `text` and, for pairs, `second`, or
+    `question` and `context`. Also with .gz."""
+    second: str | None = None
+    """The second text of a pair, for text-classification."""
+    question: str | None = None
+    """A question, for question-answering; give several questions as JSON lines."""
+    context: str | None = None
+    """The text that contains the answer."""
+    batch_size: Positive = 32
+    """Texts in a batch; texts of similar length are batched together."""
+    max_seq_length: Annotated[int, Field(ge=8)] | None = None
+    """Maximum length of a text in tokens; by default that of the run of `bert squad` or `bert embed`, or of the model.
+    Longer texts are truncated; their row has `"truncated": true`."""
+    precision: Literal["float32", "mixed_bfloat16"] = "float32"
+    """Number format of the matrix products."""
+    engine: Engine = "tensorflow"
+    """Framework that runs the model; both run every model."""
+    top: Positive = 5
+    """Number of predictions per [MASK], or of texts for similarity, best first."""
+    pooling: Literal["mean", "cls"] | None = None
+    """How the vector of a text is computed: the `mean` over all tokens, or the output at [CLS]; by default as in the
+    run of `bert embed`, otherwise the mean."""
+    normalize: bool | None = None
+    """Scale the vectors of task embed to length 1; by default as in the run of `bert embed`, otherwise not."""
+    doc_stride: Positive = 128
+    """Distance in tokens between the starts of consecutive windows of a long context, for question-answering; by
+    default that of the run, otherwise less for a model with few positions."""
+    max_query_length: Positive = 64
+    """Maximum length of a question, in tokens; the rest is cut off. By default as for doc_stride."""
+    max_answer_length: Positive = 30
+    """Maximum length of an answer, in tokens; by default that of the run."""
+    version_2: bool = False
+    """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
+    null_score_diff_threshold: float | None = None
+    """With version_2, give no answer if the score of no answer exceeds that of the best answer by more than this;
+    by default the threshold that `bert squad` chose for this model, or 0."""
+
+    @model_validator(mode="after")
+    def _texts_have_one_source(self) -> "PredictSettings":
+        given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
+        if len(given) > 1 and not (self.task == "similarity" and given == ["text", "input"]):
+            raise SettingError(given[1], f"cannot be combined with {given[0]}", "give one of them")
+        return self
+
+
+class ExportSettings(Settings):
+    """Export a model to another runtime, and compare the outputs of both.
+
+    Example: bert export runs/mrpc exported/mrpc --format onnx
+    Example: bert export runs/mine exported/mine --format saved-model
+    Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
+    """
+
+    NEEDS: ClassVar = {"texts": ("format", "saved-model"), "push": ("format", "hf")}
+
+    model: Positional[PathOrName]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    out: Positional[Path]
+    """Folder of the export; new or empty."""
+    format: Literal["hf", "saved-model", "tflite", "onnx"]
+    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
+    `export`: PyTorch opens the written files. All formats need TensorFlow."""
+    texts: bool = False
+    """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
+    which take strings. A program that loads it must import tensorflow_text first."""
+    license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
+    """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
+    push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
+    finds the token (HF_TOKEN, or that of `hf auth login`) and the address (HF_ENDPOINT)."""
+
+
+class AverageSettings(Settings):
+    """Average the weights of a run's newest checkpoints, and compare the mean with the newest one.
+
+    The mean is a model folder without an optimizer, for --pretrained-ckpt-path and transformers.
+    Example: bert average runs/base_128_phase1 runs/base_mean
+    Example: bert average runs/field runs/field_mean --last 8 --validation-dir data/held_out
+    """
+
+    run: Positional[Path]
+    """Folder of a run that has kept enough checkpoints (--keep-checkpoints or --keep-every-steps)."""
+    out: Positional[Path]
+    """Folder of the averaged model; new or empty."""
+    last: int = Field(4, ge=2)
+    """Number of newest complete checkpoints to average."""
+    validation_dir: PathOrName | None = None
+    """Folder of records to score both models on, for a pre-training run; by default the run's validation_dir."""
+    engine: Engine = "tensorflow"
+    """Framework that scores the models; both score every model."""
+
+
+class EvaluateSettings(Settings):
+    """Score a checkpoint of a pre-training run on records: losses, accuracies and bits per byte.
+
+    The masks, the length of the examples and the precision are those of the run.
+    Example: bert evaluate runs/base_128_phase1 --dataset-dir data/held_out
+    Example: bert evaluate runs/base_128_phase1/step_00001000 --dataset-dir data/field --json scores.json
+    """
+
+    run: Positional[Path]
+    """Folder of a run, whose newest checkpoint is scored, or of one of its checkpoints."""
+    dataset_dir: PathOrName | None = None
+    """Folder of records, or its address (s3://...); by default the run's validation_dir."""
+    examples: Positive | None = None
+    """Number of examples; by default the run's evaluation_examples."""
+    engine: Engine = "tensorflow"
+    """Framework that scores the model; both score every model."""
+    json_file: JsonFile = None

@@ -1,0 +1,54 @@
+"""`bert completion`: print a script that completes commands, options and file names in a shell.
+
+shtab writes the script from a parser with the options of every command, so a shell need not start Python for
+a press of the tab key.
+"""
+
+import argparse
+from typing import Any
+
+import shtab
+
+from bert_cli.commands import COMMANDS
+from bert_cli.config.bench import benchmarks
+from bert_cli.config.help import add_help
+from bert_cli.config.load import named_configs
+from bert_cli.config.options import sections_of
+from bert_cli.config.tools import CompletionSettings
+
+
+def run(settings: CompletionSettings) -> None:
+    """Print the completion script of a shell."""
+    print(shtab.complete(_full_parser(), settings.shell))
+
+
+def _full_parser() -> argparse.ArgumentParser:
+    configs = " ".join(named_configs())
+    config = {
+        "bash": "_bert_configs",
+        "zsh": "_bert_configs",
+        "fish": f"{configs} {shtab.FILE['fish']}",
+        "preamble": {
+            "bash": f'_bert_configs() {{ compgen -W "{configs}" -- $1; _shtab_compgen_files $1; }}',
+            "zsh": f"_bert_configs() {{ _alternative 'configs:shipped config:({configs})' 'files:file:_files' }}",
+        },
+    }
+    parser = argparse.ArgumentParser(prog="bert", add_help=False)
+    parser.add_argument("-h", "--help", action="help", help="list the commands")
+    parser.add_argument("--version", action="store_true", help="print versions")
+    subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
+    for name, command in COMMANDS.items():
+        settings = command.settings_class()
+        first, _, second = name.rpartition(" ")
+        subparser = subparsers[first].add_parser(second, add_help=False, help=command.help)
+        add_help(subparser, settings, name)
+        if name == "bench":
+            subparsers[name] = subparser.add_subparsers(dest="what")
+        options = [option for section in sections_of(settings, name) for option in section.options]
+        paths = {option.name for option in options if option.is_path}
+        for action in subparser._actions:
+            if action.dest in paths:
+                action.complete = config if action.dest == "config" else shtab.FILE
+    for name, benchmark in benchmarks().items():
+        subparsers["bench"].add_parser(name, add_help=False, help=benchmark.about)
+    return parser
