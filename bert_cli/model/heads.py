@@ -38,7 +38,10 @@ class Head(ConfiguredLayer):
     READS: ClassVar[tuple[str, ...]]
     COUNTS: ClassVar[Mapping[str, str]] = {}
     """Counts that the loss is divided by, besides `examples` -> the column whose sum they are."""
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]]
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "loss": ("loss", "examples"),
+        "accuracy": ("correct", "examples"),
+    }
     """Metric -> the sum and the count that it is the ratio of."""
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Any:
@@ -214,10 +217,6 @@ class SequenceClassification(Classifier):
     """Block `glue_head`: a classifier of the pooled [CLS] (section 4.1); with one output, regression."""
 
     READS = ("labels",)
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "loss": ("loss", "examples"),
-        "accuracy": ("correct", "examples"),
-    }
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
@@ -265,10 +264,6 @@ class SentenceEmbedding(Head):
     """
 
     READS: ClassVar[tuple[str, ...]] = ("vector_gradients", "losses", "is_correct")
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "loss": ("loss", "examples"),
-        "accuracy": ("correct", "examples"),
-    }
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> the vectors [B, D] in float32."""
