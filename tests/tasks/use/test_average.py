@@ -10,37 +10,23 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import metrics_of, write_model, write_records
+from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.train.card import CARD
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
-TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 40
-RUN = [
-    "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
-    "--global-batch.replicas", "2", "--total-num-train-samples", "48", "--checkpoint-every-steps", "1",
-    "--keep-checkpoints", "99",
-    "--optimizer-opts.name", "AdamW", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
-]  # fmt: skip
 LAST = 3
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A run on two replicas with a held-out score, and the mean of its last checkpoints with what was printed."""
-    home = tmp_path_factory.mktemp("average")
-    write_model(home / "model")
-    write_records(home / "records", TEXT, home / "model", masking="static")
-    flags = {"dataset-dir": "records", "validation-dir": "records", "save-ckpt-path": "run"}
-    flags["pretrained-ckpt-path"] = "model"
-    words = [word for flag, name in flags.items() for word in (f"--{flag}", str(home / name))]
-    assert main(["pretrain", *words, *RUN, "--evaluation-examples", "30"]) == 0
+def home(pretrained):
+    """The run, and the mean of its last checkpoints with what was printed."""
     printed = StringIO()
     with redirect_stdout(printed):
-        assert average(home / "run", home / "mean") == 0
-    return SimpleNamespace(path=home, printed=printed.getvalue().splitlines())
+        assert average(pretrained / "run", pretrained / "mean") == 0
+    return SimpleNamespace(path=pretrained, printed=printed.getvalue().splitlines())
 
 
 def average(run, out, *flags):
@@ -70,7 +56,7 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
     assert (out / MODEL).stat().st_mode == (out / "config.json").stat().st_mode
 
 
-def test_the_mean_opens_in_transformers_and_starts_a_run(home, capsys):
+def test_the_mean_opens_in_transformers_and_starts_a_run(home, tmp_path, capsys):
     import transformers
 
     out = home.path / "mean"
@@ -79,8 +65,9 @@ def test_the_mean_opens_in_transformers_and_starts_a_run(home, capsys):
     opened = model.state_dict()
     for name, value in load_file(out / MODEL).items():
         assert np.array_equal(opened[name].numpy(), value), name
-    words = ["--dataset-dir", str(home.path / "records"), "--pretrained-ckpt-path", str(out)]
-    assert main(["pretrain", *words, *RUN, "--dry-run"]) == 0
+    config = str(home.path / "run" / "settings.json")
+    words = ["--save-ckpt-path", str(tmp_path), "--pretrained-ckpt-path", str(out), "--dry-run"]
+    assert main(["pretrain", "--config", config, *words]) == 0
     assert f"starts from the weights in {out} with a fresh optimizer" in capsys.readouterr().out
 
 
@@ -117,6 +104,7 @@ def test_an_average_that_was_killed_after_its_rename_is_scored_when_it_is_starte
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):
     settings = json.loads((copied / "settings.json").read_text())
     del settings["evaluation_examples"]
+    del settings["evaluate_every_steps"]
     (copied / "settings.json").write_text(json.dumps({**settings, "validation_dir": None}))
     assert average(copied, tmp_path / "one") == 0
     out = capsys.readouterr().out
