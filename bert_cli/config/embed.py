@@ -9,7 +9,7 @@ from bert_cli.config import heads
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.heads import Head
 from bert_cli.config.markers import Fixed
-from bert_cli.config.settings import SettingError, is_set, without_effect
+from bert_cli.config.settings import SettingError
 from bert_cli.errors import count
 
 
@@ -27,7 +27,7 @@ class EmbedSettings(FinetuneSettings):
     HEAD = heads.SENTENCE_EMBEDDING
     NEEDS: ClassVar = {
         "temperature": ("objective", "pairs", "simcse"),
-        "held_out_fraction": "do_validation",
+        "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
     }
 
     objective: Fixed[Literal["pairs", "simcse", "tsdae"]] = "pairs"
@@ -86,9 +86,6 @@ class EmbedSettings(FinetuneSettings):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"give {least}")
-        if is_set(self, "held_out_fraction") and (self.validation_file or self.retrieval_file):
-            condition = "with validation_file or retrieval_file"
-            raise without_effect(self, "held_out_fraction", condition)
         if (
             self.objective != "tsdae"
             and self.texts_per_example == 2

@@ -16,8 +16,6 @@ from bert_cli.config.settings import (
     BertConfig,
     Positive,
     SettingError,
-    is_set,
-    without_effect,
 )
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.errors import count
@@ -200,7 +198,7 @@ class ClassifySettings(FinetuneSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"held_out_fraction": "do_validation"}
+    NEEDS: ClassVar = {"held_out_fraction": ["do_validation", ("validation_file", None)]}
 
     train_file: Path | None = None
     """Rows for training: .csv, .tsv, .jsonl, also with .gz."""
@@ -218,6 +216,4 @@ class ClassifySettings(FinetuneSettings):
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
             raise SettingError("text_column", problem, "give one or two")
-        if is_set(self, "held_out_fraction") and self.validation_file is not None:
-            raise without_effect(self, "held_out_fraction", "with validation_file")
         return self

@@ -37,6 +37,8 @@ JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead
 JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Settings of which a run has one."""
+Need = str | tuple[Any, ...]
+"""A setting that must be given, or a setting and the values that it may have."""
 INTEGERS = 2**63
 """Integers are smaller in absolute value, as int64 is."""
 
@@ -61,9 +63,8 @@ class Settings(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    NEEDS: ClassVar[Mapping[str, str | tuple[Any, ...]]] = {}
-    """Setting -> the setting without which it has no effect, or that setting and the values with which it has
-    one; classes add to those of their bases."""
+    NEEDS: ClassVar[Mapping[str, Need | list[Need]]] = {}
+    """Setting -> what it needs to have an effect; classes add to the needs of their bases."""
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -89,16 +90,22 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _check_needs(self) -> Self:
         for kind in type(self).__mro__:
-            for name, needed in vars(kind).get("NEEDS", {}).items():
-                other, *values = (needed,) if isinstance(needed, str) else needed
-                value = getattr(self, other)
-                if not is_set(self, name) or (value in values if values else value):
-                    continue
-                if not values:
-                    raise without_effect(self, name, f"without {other}", "give both or neither")
-                shown = f"{other} {value!r}" if isinstance(value, str) else other
-                raise without_effect(self, name, f"with {shown}", f"leave it out or change {other}")
+            for name, needs in vars(kind).get("NEEDS", {}).items():
+                if is_set(self, name):
+                    for need in needs if isinstance(needs, list) else [needs]:
+                        self._check_need(name, need)
         return self
+
+    def _check_need(self, name: str, need: Need) -> None:
+        if isinstance(need, str):
+            if not getattr(self, need):
+                raise without_effect(self, name, f"without {need}", "give both or neither")
+            return
+        needed, *values = need
+        value = getattr(self, needed)
+        if value not in values:
+            shown = f"{needed} {value!r}" if isinstance(value, str) else needed
+            raise without_effect(self, name, f"with {shown}", f"leave it out or change {needed}")
 
 
 def is_set(settings: BaseModel, name: str) -> bool:
