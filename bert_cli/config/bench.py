@@ -71,11 +71,12 @@ class Measuring(Settings):
     def _read_the_examples_of_a_flag(cls, values: Any, info: ValidationInfo) -> Any:
         """Default to synthetic examples: a config names folders that the machine may not have."""
         origins = (info.context or {}).get("origins", {})
-        named = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)
-        if isinstance(values, dict) and "generated_dataset" not in values:
-            kept = {name: one for name, one in values.items() if named or name != "probe"}
-            return {**kept, "generated_dataset": not named}
-        return values
+        is_real = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)
+        if not isinstance(values, dict) or "generated_dataset" in values:
+            return values
+        left_out = () if is_real else ("probe",)
+        rest = {name: value for name, value in values.items() if name not in left_out}
+        return {**rest, "generated_dataset": not is_real}
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Measuring":
@@ -187,9 +188,11 @@ def expand_benchmark(words: Sequence[str]) -> list[str]:
         problem = f"is neither a benchmark nor one of {', '.join(KINDS)}"
         raise ConfigError(f"bert bench ({name})", problem, remedy)
     overridden = {word.partition("=")[0] for word in rest if word.startswith("--")}
-    own = []
+    expanded = []
     flag = ""
     for word in known[name].words:
-        flag = word if word.startswith("--") else flag
-        own += [] if flag in overridden else [word]
-    return [*own, *rest]
+        if word.startswith("--"):
+            flag = word
+        if flag not in overridden:
+            expanded.append(word)
+    return [*expanded, *rest]

@@ -94,10 +94,10 @@ def packed_predictions(
 
 def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix: str = "") -> None:
     """Raise SettingError for more masked positions than an example has tokens besides [CLS] and two [SEP]."""
-    given = getattr(settings, predictions)
+    number = getattr(settings, predictions)
     tokens = getattr(settings, length) - 3
-    if given > tokens:
-        problem = f"{given} is more than the tokens of an example ({length} - 3 = {tokens})"
+    if number > tokens:
+        problem = f"{number} is more than the tokens of an example ({length} - 3 = {tokens})"
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 
@@ -111,7 +111,7 @@ class Masking(DataSettings):
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Fraction of an example's tokens that are masked, at most P tokens."""
     start_probability: Annotated[
-        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
+        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda fraction: fraction is None)
     ] = None
     """Fraction at the first step; it changes linearly to `probability` at the last step."""
     span_stop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
@@ -314,9 +314,9 @@ class VocabSettings(TextSettings):
     @model_validator(mode="after")
     def _new_pieces_extend_a_vocabulary(self) -> Self:
         if isinstance(self.size, str) != (self.extend is not None):
-            given = f"got {self.size} {'with' if self.extend else 'without'} --extend"
+            problem = f"got {self.size} {'with' if self.extend else 'without'} --extend"
             remedy = f"give +{self.size}" if self.extend else "give a size without a plus"
-            raise SettingError("size", given, remedy)
+            raise SettingError("size", problem, remedy)
         return self
 
 

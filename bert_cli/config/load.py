@@ -96,7 +96,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     """
     chain = (*extending, path.resolve())
     if path.resolve() in extending:
-        names = " -> ".join(one.name for one in chain)
+        names = " -> ".join(file.name for file in chain)
         raise ConfigError(f"extends ({names})", "a file extends itself", "break the circle")
     raw = read_json(path, dict[str, Any], ConfigError, "a config is one JSON object {...}")
     try:
@@ -113,15 +113,26 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    own = _rename(raw, str)
-    # The description of the extended file does not hold for this one.
-    under = {n: one for n, one in below.values.items() if n != "about" or n in own.values}
-    origins = {where: one for where, one in below.origins.items() if where.split(".")[0] in under}
-    origins |= {where: str(path) for where, _ in leaves(own.values)}
-    renamed = {**_not_in(own.values, below.renamed), **own.renamed}
+    file = _rename(raw, str)
+    under = dict(below.values)
+    origins = dict(below.origins)
+    if "about" not in file.values:
+        # The description of the extended file does not hold for this one.
+        under.pop("about", None)
+        origins = _without(origins, "about")
     return Loaded(
-        override(under, own.values), origins, {**below.no_effect, **own.no_effect}, renamed
+        override(under, file.values),
+        {**origins, **{where: str(path) for where, _ in leaves(file.values)}},
+        {**below.no_effect, **file.no_effect},
+        {**_not_in(file.values, below.renamed), **file.renamed},
     )
+
+
+def _without(origins: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the origins without those of a setting and of what is in it."""
+    return {
+        where: origin for where, origin in origins.items() if not f"{where}.".startswith(f"{name}.")
+    }
 
 
 def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
@@ -145,9 +156,9 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
         elif new == old or old == "parallel":
             values = merge(values, _nest(new, value))
         else:
-            other = new if new in keys else renamed.get(new)
-            if other is not None:
-                problem = f"is the old name of {shown(new)}, which is also given ({shown(other)})"
+            second = new if new in keys else renamed.get(new)
+            if second is not None:
+                problem = f"is the old name of {shown(new)}, which is also given ({shown(second)})"
                 raise ConfigError(shown(old), problem, "give one of them")
             renamed[new] = old
             values = merge(_nest(new, value), values)
@@ -191,16 +202,17 @@ def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     """
     replaces = any(over.get(name) is not None for name in RUN_LENGTHS)
     left_out = RUN_LENGTHS if replaces else ()
-    kept = {name: value for name, value in under.items() if name not in left_out}
-    batch, changes = (values.get("global_batch") for values in (under, over))
+    base = {name: value for name, value in under.items() if name not in left_out}
+    batch = under.get("global_batch")
+    changes = over.get("global_batch")
     if isinstance(batch, Mapping) and isinstance(changes, Mapping):
         sizes = [batch.get(name, 1) for name in BATCH_SIZES]
         if changes.get("micro_batch_size") == "auto" and all(isinstance(n, int) for n in sizes):
-            others = {name: value for name, value in batch.items() if name != BATCH_SIZES[-1]}
-            kept["global_batch"] = {"examples_per_step": math.prod(sizes), **others}
+            rest = {name: value for name, value in batch.items() if name != BATCH_SIZES[-1]}
+            base["global_batch"] = {"examples_per_step": math.prod(sizes), **rest}
         elif BATCH_SIZES[-1] in changes:
-            kept["global_batch"] = {n: one for n, one in batch.items() if n != "examples_per_step"}
-    return merge(kept, over)
+            base["global_batch"] = {n: v for n, v in batch.items() if n != "examples_per_step"}
+    return merge(base, over)
 
 
 def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Model, Loaded]:
@@ -219,19 +231,19 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     config = flags.pop("config", None) if "about" in settings.model_fields else None
     path = None if config is None else find_config(config)
     files = Loaded({}) if path is None else read_config(path)
-    given = override(files.values, flags)
-    if path and getattr(settings, "SAVES", False) and given.get("do_training") is not False:
-        given.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
+    raw = override(files.values, flags)
+    if path and getattr(settings, "SAVES", False) and raw.get("do_training") is not False:
+        raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
     changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0], settings)]
     if {*changed} & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
-        given.pop("about", None)
+        raw.pop("about", None)
     renamed = {**_not_in(flags, files.renamed), **typed.renamed}
-    values, left_out = adapt(override(_default_groups(settings), given), renamed, settings)
+    values, left_out = adapt(override(_default_groups(settings), raw), renamed, settings)
     origins = dict(files.origins)
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
     for where, _ in leaves(flags):
-        origins = {one: o for one, o in origins.items() if not one.startswith(f"{where}.")}
+        origins = _without(origins, where)
         flag = flag_of(typed.renamed.get(where, where))
         origins[where] = "argument" if where in arguments else flag
     if "command" in flags:
@@ -320,7 +332,7 @@ def _is_path(name: str, settings: type[BaseModel]) -> bool:
 def _expand(name: str, value: Any, errors: list[ConfigError] | None, remedy: str) -> Any:
     if isinstance(value, list):
         return [
-            _expand(f"{name}.{number}", one, errors, remedy) for number, one in enumerate(value)
+            _expand(f"{name}.{number}", item, errors, remedy) for number, item in enumerate(value)
         ]
     if isinstance(value, Mapping):
         keys = [key for key in ("path", "dataset_dir") if key in value]
@@ -365,8 +377,8 @@ def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) ->
     if item["type"] == "default_factory_not_called":
         return False
     return not item["type"].endswith("_type") or not any(
-        len(other["loc"]) > len(path) > 1 and other["loc"][: len(path) - 1] == path[:-1]
-        for other in items
+        len(mistake["loc"]) > len(path) > 1 and mistake["loc"][: len(path) - 1] == path[:-1]
+        for mistake in items
     )
 
 
@@ -406,7 +418,7 @@ def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
     for name, about in settings.model_fields.items():
         path = above + (about.alias or name)
         kinds = [about.annotation, *get_args(about.annotation)]
-        kinds += [kind for one in kinds if get_origin(one) is list for kind in get_args(one)]
+        kinds += [item for kind in kinds if get_origin(kind) is list for item in get_args(kind)]
         paths.append(path)
         for kind in kinds:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -418,8 +430,8 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
     """Return the file or flag that set a setting, or that set something in a group last."""
     related = [
         origin
-        for other, origin in origins.items()
-        if not path or f"{other}.".startswith(f"{path}.") or path.startswith(f"{other}.")
+        for where, origin in origins.items()
+        if not path or f"{where}.".startswith(f"{path}.") or path.startswith(f"{where}.")
     ]
     flags = [origin for origin in related if path and origin.startswith("--")]
     # A file comes after those that it extends.

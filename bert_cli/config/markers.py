@@ -49,9 +49,9 @@ def markers_of(settings: type[BaseModel]) -> Iterator[tuple[str, Any]]:
     kinds = [kind for kind in settings.__mro__ if issubclass(kind, BaseModel)]
     for name in settings.model_fields:
         for kind in kinds:
-            about = kind.model_fields.get(name)
-            for marker in about.metadata if about else ():
-                yield name, marker
+            if name in kind.model_fields:
+                for marker in kind.model_fields[name].metadata:
+                    yield name, marker
 
 
 def marked(settings: type[BaseModel], marker: str) -> set[str]:

@@ -148,17 +148,17 @@ def adapt(
     adapted = dict(values)
     no_effect = {}
     every = our_name(EXECUTIONS)
-    counts = [str(one) for one in (adapted.get(every), adapted.get("log_every_steps") or 1)]
+    numbers = [str(adapted.get(every)), str(adapted.get("log_every_steps") or 1)]
     # Flags are texts; validation rejects what is not a number.
-    if renamed.get(every) == EXECUTIONS and all(one.isdecimal() for one in counts):
-        adapted[every] = math.prod(map(int, counts))
+    if renamed.get(every) == EXECUTIONS and all(map(str.isdecimal, numbers)):
+        adapted[every] = math.prod(map(int, numbers))
     if PREDICTIONS in adapted and PREDICTIONS not in settings.model_fields:
         del adapted[PREDICTIONS]
         no_effect[PREDICTIONS] = NO_MASKS
     options = adapted.get("optimizer_opts")
     old = renamed.get(f"optimizer_opts.{ROUNDING}")
     if old and isinstance(options, Mapping) and adapted.get("precision", "float32") != "float16":
-        adapted["optimizer_opts"] = {k: one for k, one in options.items() if k != ROUNDING}
+        adapted["optimizer_opts"] = {n: value for n, value in options.items() if n != ROUNDING}
         if str(options[ROUNDING]).lower() in TRUE:
             no_effect[old] = "weights are float32; it has one with --precision float16"
     layout: Any = adapted.get("parallel")

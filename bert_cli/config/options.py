@@ -119,7 +119,7 @@ def _heading(kind: type[BaseModel]) -> str:
 def _group(
     kind: type[BaseModel], path: str, about: str, default: BaseModel | None, required: bool
 ) -> Iterator[Section]:
-    own = Section(path.replace("_", "-"), about)
+    section = Section(path.replace("_", "-"), about)
     below: list[Section] = []
     for name, inner in kind.model_fields.items():
         group = group_of(inner.annotation)
@@ -127,12 +127,12 @@ def _group(
         if HIDDEN in inner.metadata:
             continue
         if group is None:
-            own.options.append(_option(where, inner, default, required))
+            section.options.append(_option(where, inner, default, required))
         else:
             needed = required and inner.is_required()
             value = getattr(default, name, None)
             below += _group(group, where, _one_line(inner.description), value, needed)
-    yield own
+    yield section
     yield from below
 
 
@@ -205,13 +205,13 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     without its value.
     """
     options = [option for section in sections_of(settings, "") for option in section.options]
-    own, command = split_at_dashes(words)
+    before_dashes, command = split_at_dashes(words)
     if "command" not in settings.model_fields and "--" in words:
         raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
     if not all(option.flags for option in options):
         # A word after a switch is a positional argument, not the value of the switch.
         switches = {option.flags[0] for option in options if option.flags and not option.takes}
-        own = [f"{word}=true" if word in switches else word for word in own]
+        before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
     by_key = {
         key: option
         for option in options
@@ -219,7 +219,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     }
     try:
         parser = _value_parser(by_key, takes_old_keys="about" in settings.model_fields)
-        parsed, unknown = parser.parse_known_intermixed_args(own)
+        parsed, unknown = parser.parse_known_intermixed_args(before_dashes)
     except argparse.ArgumentError as error:
         flag = error.argument_name or program
         raise ConfigError(flag, error.message, f"see {program} --help") from error
@@ -227,13 +227,13 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         raise _unknown_arguments(options, unknown, program)
     values: dict[str, Any] = {"command": command} if "--" in words else {}
     # A group comes before its members, which override its JSON.
-    for key, given in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
+    for key, value in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
         *groups, name = key.split(".")
         inside = values
         for group in groups:
             inside = inside.setdefault(group, {})
         try:
-            inside[name] = _value(by_key[key], given) if key in by_key else _other_value(given)
+            inside[name] = _value(by_key[key], value) if key in by_key else _group_value(value)
         except json.JSONDecodeError as error:
             if key in by_key:
                 where = f"{flag_of(key)} ({error.doc})"
@@ -276,24 +276,24 @@ def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argp
     return parser
 
 
-def _other_value(given: Any) -> Any:
-    if isinstance(given, list):
-        return " ".join(given) or "true"
-    value = json_with_unique_keys(given)
+def _group_value(text: str | list[str]) -> Any:
+    if isinstance(text, list):  # of a key that is ignored
+        return " ".join(text) or "true"
+    value = json_with_unique_keys(text)
     if not isinstance(value, dict):
-        raise json.JSONDecodeError("not an object", given, 0)
+        raise json.JSONDecodeError("not an object", text, 0)
     return value
 
 
-def _value(option: Option, given: Any) -> Any:
+def _value(option: Option, words: Any) -> Any:
     """Return a value as pydantic takes it: a list, a boolean, None, or the text."""
     if not option.takes and option.flags:
         switch = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}
-        return switch.get(given.lower(), given)
-    if not isinstance(given, list):
-        return None if given in NULL and option.allows_none and option.flags else given
+        return switch.get(words.lower(), words)
+    if not isinstance(words, list):
+        return None if words in NULL and option.allows_none and option.flags else words
     values: list[Any] = []
-    for text in given:
+    for text in words:
         if text in NULL:
             return None
         if text.lstrip().startswith("["):
@@ -347,12 +347,12 @@ def split_log_level(words: Sequence[str]) -> tuple[str, list[str]]:
 
     Raises ConfigError for an unknown level.
     """
-    own, _ = split_at_dashes(words)
+    before_dashes, _ = split_at_dashes(words)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="")
     try:
-        parsed, rest = parser.parse_known_args(own)
+        parsed, rest = parser.parse_known_args(before_dashes)
     except argparse.ArgumentError as error:
         known = ", ".join(LOG_LEVELS)
         raise ConfigError("--log-level", f"takes one of {known}", "give one of them") from error
-    return parsed.log_level, [*rest, *words[len(own) :]]
+    return parsed.log_level, [*rest, *words[len(before_dashes) :]]

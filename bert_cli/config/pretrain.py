@@ -113,28 +113,32 @@ class PretrainSettings(TrainSettings):
             return str(value) if isinstance(value, Path) else value
         if len(value) == 1 and isinstance(value[0], str):
             return value[0]
-        return [{"path": one} if isinstance(one, str) else one for one in value]
+        return [{"path": item} if isinstance(item, str) else item for item in value]
 
     @property
     def dataset_paths(self) -> list[str]:
         """Return the folders or addresses of `dataset_dir`."""
-        named = self.dataset_dir
-        return [named] if isinstance(named, str) else [one.path for one in named or ()]
+        if isinstance(self.dataset_dir, str):
+            return [self.dataset_dir]
+        return [corpus.path for corpus in self.dataset_dir or ()]
 
     @property
     def record_paths(self) -> list[str]:
         """Return the folders or addresses of the records of all stages, and of those for the evaluation."""
         stages = (self, *self.later_stages)
-        named = [path for stage in stages for path in stage.dataset_paths]
-        return [*named, self.validation_dir] if self.validation_dir else named
+        paths = [path for stage in stages for path in stage.dataset_paths]
+        if self.validation_dir:
+            paths.append(self.validation_dir)
+        return paths
 
     @property
     def positions_read(self) -> int:
         """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
-        most = self.max_sequences_per_pack
+        sequences = self.max_sequences_per_pack
         predictions = self.max_predictions_per_seq
         probability = self.masking.highest_probability
-        return most + packed_predictions(self.max_seq_length, most, predictions, probability)
+        length = self.max_seq_length
+        return sequences + packed_predictions(length, sequences, predictions, probability)
 
     @property
     def micro_batch_shape(self) -> BatchShape:
@@ -153,14 +157,15 @@ class PretrainSettings(TrainSettings):
     @property
     def later_stages(self) -> Sequence["PretrainSettings"]:
         """Return the settings of the stages after the first."""
-        found = []
+        stages = []
         batch = self.global_batch
         for stage in self.stages:
-            named = {name: value for name, value in stage if value is not None}
-            size = named.pop("micro_batch_size", batch.micro_batch_size)
+            changes = {name: value for name, value in stage if value is not None}
+            size = changes.pop("micro_batch_size", batch.micro_batch_size)
             batch = batch.model_copy(update={"micro_batch_size": size})
-            found.append(self.model_copy(update={**named, "global_batch": batch, "stages": []}))
-        return found
+            changes |= {"global_batch": batch, "stages": []}
+            stages.append(self.model_copy(update=changes))
+        return stages
 
     @model_validator(mode="after")
     def _check_scaling(self) -> "PretrainSettings":
@@ -213,9 +218,9 @@ class PretrainSettings(TrainSettings):
             check_mask_tokens(stage, "max_predictions_per_seq", "max_seq_length", prefix)
             needed = round(stage.max_seq_length * self.masking.highest_probability)
             name = f"{prefix}max_predictions_per_seq"
-            given = stage.max_predictions_per_seq
-            if self.mask_probabilities and given < needed:
-                problem = f"{given} are fewer than masking.start_probability takes, {needed}"
+            predictions = stage.max_predictions_per_seq
+            if self.mask_probabilities and predictions < needed:
+                problem = f"{predictions} are fewer than masking.start_probability takes, {needed}"
                 raise SettingError(name, problem, "raise it")
         return self
 

@@ -338,10 +338,10 @@ class Parallel(Settings):
         if self.layout == "auto" or (stages is None and devices is None):
             return self  # `auto` replaces both
         name = "pipeline_device_mapping"
-        other = "pipeline_stages"
-        if stages is None or devices is None:
-            name, other = (name, other) if stages is None else (other, name)
-            raise SettingError(name, f"needs {other}", "give both or neither")
+        if stages is None:
+            raise SettingError(name, "needs pipeline_stages", "give both or neither")
+        if devices is None:
+            raise SettingError("pipeline_stages", f"needs {name}", "give both or neither")
         if not stages or len(stages) != len(devices):
             problem = f"lists {count(len(devices), 'device')} for {count(len(stages), 'stage')}"
             raise SettingError(name, problem, "give one for each stage")
@@ -373,9 +373,10 @@ class Cluster(Settings):
 
     @model_validator(mode="after")
     def _workers_and_rank_go_together(self) -> "Cluster":
-        if bool(self.workers) != (self.rank is not None):
-            name, other = ("workers", "rank") if self.workers else ("rank", "workers")
-            raise SettingError(name, f"needs {other}", "give both or neither")
+        if self.workers and self.rank is None:
+            raise SettingError("workers", "needs rank", "give both or neither")
+        if self.rank is not None and not self.workers:
+            raise SettingError("rank", "needs workers", "give both or neither")
         if self.rank is not None and self.rank >= len(self.workers):
             problem = f"{self.rank} is not less than the number of workers, {len(self.workers)}"
             raise SettingError("rank", problem, "ranks count from 0")

@@ -69,10 +69,12 @@ class GlobalBatch(Settings):
     """Examples of a step, instead of grad_acc_steps_per_replica; with micro_batch_size `auto` as a flag, by default
     those of the config."""
     start_fraction: Annotated[
-        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda one: one is None)
+        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda fraction: fraction is None)
     ] = None
     """Fraction of the accumulation at the first step; the batch grows linearly from there."""
-    growth_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.5)] = 0.5
+    growth_frac: Annotated[
+        float, Field(gt=0.0, le=1.0, exclude_if=lambda fraction: fraction == 0.5)
+    ] = 0.5
     """Fraction of the run's examples over which the batch grows to its full size."""
 
     @model_validator(mode="before")
@@ -130,10 +132,12 @@ class LearningRate(Settings):
     """Fraction of the steps over which the learning rate rises from zero."""
     warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
     """Exponent of the warm-up curve: 1 rises linearly, 0.5 like a square root."""
-    decay_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda one: one == 0.1)] = 0.1
+    decay_frac: Annotated[
+        float, Field(gt=0.0, le=1.0, exclude_if=lambda fraction: fraction == 0.1)
+    ] = 0.1
     """Fraction of the steps, at the end of the run, over which `wsd` decays."""
     decay_shape: Annotated[
-        Literal["1-sqrt", "linear", "cosine"], Field(exclude_if=lambda one: one == "1-sqrt")
+        Literal["1-sqrt", "linear", "cosine"], Field(exclude_if=lambda shape: shape == "1-sqrt")
     ] = "1-sqrt"
     """Shape of the decay curve of `wsd`."""
     reference_batch_size: Positive | None = None
@@ -311,8 +315,9 @@ class TrainSettings(Settings):
         expected = ["emb", *["hid"] * model.num_hidden_layers, *self.last_blocks]
         listed = [block for stage in stages for block in stage]
         if listed != expected:
-            named, needed = (", ".join(short(blocks)) for blocks in (listed, expected))
-            problem = f"lists {named}; the model has {needed}"
+            problem = (
+                f"lists {', '.join(short(listed))}; the model has {', '.join(short(expected))}"
+            )
             raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
         return self
 

@@ -75,9 +75,13 @@ class PredictSettings(Settings):
 
     @model_validator(mode="after")
     def _texts_have_one_source(self) -> "PredictSettings":
-        given = [name for name in ("text", "question", "input") if getattr(self, name) is not None]
-        if len(given) > 1 and not (self.task == "similarity" and given == ["text", "input"]):
-            raise SettingError(given[1], f"cannot be combined with {given[0]}", "give one of them")
+        sources = [
+            name for name in ("text", "question", "input") if getattr(self, name) is not None
+        ]
+        is_search = self.task == "similarity" and sources == ["text", "input"]
+        if len(sources) > 1 and not is_search:
+            problem = f"cannot be combined with {sources[0]}"
+            raise SettingError(sources[1], problem, "give one of them")
         return self
 
 
