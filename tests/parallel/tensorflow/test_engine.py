@@ -232,6 +232,9 @@ def sleep_through(hidden, batch, key):
     return hidden + 0.0 * asleep
 
 
+sleep_through.trace_key = "sleep"
+
+
 def test_stages_on_different_devices_work_at_the_same_time():
     """Three sleeping stages: the step takes little more than one stage's work and the pipeline's bubble."""
     micro_batches = 8
