@@ -329,37 +329,33 @@ def tensorboard(
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams import api_pb2, metadata
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         writer = EventFileWriter(str(folder))
         stack.callback(writer.close)
 
-        def write(step: int, message: Any) -> None:
-            writer.add_event(Event(wall_time=time.time(), step=step, summary=message))
-
-        def write_hparams(tag: str, data: Any) -> None:
-            about = metadata.create_summary_metadata(data)
-            value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
-            write(0, Summary(value=[value]))
+        def write(step: int, summary: Any) -> None:
+            writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
         def report(step: int, metrics: Metrics) -> None:
             for name, value in metrics.items():
                 write(step, scalar_pb(name, value))
             if step >= last:
+                # `hparams.summary` has a function for this, but imports TensorFlow.
                 success = HParamsPluginData()
                 success.session_end_info.status = api_pb2.STATUS_SUCCESS
-                write_hparams(metadata.SESSION_END_INFO_TAG, success)
+                about = metadata.create_summary_metadata(success)
+                end = Summary.Value(
+                    tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR
+                )
+                write(0, Summary(value=[end]))
             writer.flush()
 
-        begin = HParamsPluginData()
-        for name, value in leaves(hyperparameters):
-            kinds = {bool: "bool_value", str: "string_value"} | dict.fromkeys(
-                (int, float), "number_value"
-            )
-            if type(value) in kinds:
-                setattr(begin.session_start_info.hparams[name], kinds[type(value)], value)
-        write_hparams(metadata.SESSION_START_INFO_TAG, begin)
+        kinds = (bool, str, int, float)
+        values = {name: value for name, value in leaves(hyperparameters) if type(value) in kinds}
+        write(0, hparams_pb(values, trial_id=str(folder)))
         return report
 
     return in_background("tensorboard", start, closing)
