@@ -72,12 +72,6 @@ def combine(errors: Sequence[ConfigError]) -> ConfigError:
     return errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
 
 
-def count(number: int, what: str) -> str:
-    """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
-    plural = "" if number == 1 else "es" if what.endswith(("ch", "ss")) else "s"
-    return f"{number:,} {what}{plural}"
-
-
 def printable(text: str) -> str:
     """Return text with control characters escaped, because a folder's name may contain some."""
     return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -20,6 +20,7 @@ import google_crc32c
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
+from bert_cli.text import format_bytes
 
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
@@ -339,15 +340,3 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def format_bytes(size: int) -> str:
-    """Return a number of bytes as text: 950 bytes, 12 kB, 3.4 MB, 120 GB."""
-    units = ("bytes", "kB", "MB", "GB", "TB")
-    value = float(size)
-    step = 0
-    while value >= 999.5 and step + 1 < len(units):
-        value = value / 1000
-        step = step + 1
-    is_whole = step == 0 or value >= 9.95
-    return f"{value:,.0f} {units[step]}" if is_whole else f"{value:.1f} {units[step]}"

@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 
 from bert_cli.config.load import field_paths
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.errors import DataError, count, nearest, needs_extra, printable, redact
+from bert_cli.errors import DataError, nearest, needs_extra, printable, redact
+from bert_cli.text import count
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "bert_cli").rglob("*.py"))

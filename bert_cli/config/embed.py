@@ -10,7 +10,7 @@ from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.heads import Head
 from bert_cli.config.markers import Fixed
 from bert_cli.config.settings import SettingError
-from bert_cli.errors import count
+from bert_cli.text import count
 
 
 class EmbedSettings(FinetuneSettings):

@@ -18,7 +18,7 @@ from bert_cli.config.settings import (
     SettingError,
 )
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
-from bert_cli.errors import count
+from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")

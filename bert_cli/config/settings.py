@@ -24,8 +24,8 @@ from pydantic import (
 
 from bert_cli.config.heads import LAST_BLOCKS
 from bert_cli.config.markers import Engine, Hidden, OnlyWith, Usual, is_path, kinds_of, markers_of
-from bert_cli.errors import count
 from bert_cli.files import is_utf8
+from bert_cli.text import count
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=10**7)]

@@ -25,7 +25,7 @@ from bert_cli.config.settings import (
     Wandb,
     is_set,
 )
-from bert_cli.errors import count
+from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from bert_cli.errors import DeviceError, count
+from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Block, Engine
+from bert_cli.text import count
 
 if TYPE_CHECKING:
     from bert_cli.optim.optimizer import Optimizer, RandomBits

@@ -12,7 +12,7 @@ from typing import TypeVar
 from bert_cli.config.heads import LAST_BLOCKS
 from bert_cli.config.load import changed
 from bert_cli.config.training import GlobalBatch, TrainSettings, short
-from bert_cli.errors import ConfigError, count
+from bert_cli.errors import ConfigError
 from bert_cli.planning.memory import (
     Estimate,
     Stages,
@@ -23,6 +23,7 @@ from bert_cli.planning.memory import (
     weights_of,
 )
 from bert_cli.processes import cpu_count
+from bert_cli.text import count, format_bytes
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 Shape = tuple[int, int]  # replicas, devices of each
@@ -115,9 +116,9 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     least = min(fullest(_laid_out(settings, shape, 0.0))[1].total for shape in shapes)
     offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
-        f"parallel.layout ({count(devices, 'device')} of {size(memory)})",
-        f"nothing fits: in the best layout the fullest device needs {size(least)}, "
-        f"and only {USABLE:.0%} of its memory is usable, so it takes devices of {size(least / USABLE)}",
+        f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
+        f"nothing fits: in the best layout the fullest device needs {format_bytes(least)}, "
+        f"and only {USABLE:.0%} of its memory is usable, so it takes devices of {format_bytes(least / USABLE)}",
         f"give --parallel.recompute, --parallel.{offload}, or a smaller "
         "global_batch.micro_batch_size with more accumulation",
     )
@@ -193,8 +194,8 @@ def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
     batch = larger.global_batch
     flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica"
     return [
-        f"memory: {size(fullest(settings)[1].total)} of {size(memory)}; micro-batch {number} would fit, "
-        f"with the same batch ({flags} {batch.grad_acc_steps_per_replica})"
+        f"memory: {format_bytes(fullest(settings)[1].total)} of {format_bytes(memory)}; "
+        f"micro-batch {number} would fit, with the same batch ({flags} {batch.grad_acc_steps_per_replica})"
     ]
 
 
@@ -264,7 +265,7 @@ def describe_layout(settings: TrainSettings) -> list[str]:
     again = f"recomputes each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
     lines = [
         f"layout: {shape(settings).replace(' of ', ' x ')}, {again}, about "
-        f"{size(fullest(settings)[1].total)} on the fullest device"
+        f"{format_bytes(fullest(settings)[1].total)} on the fullest device"
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)
@@ -278,7 +279,9 @@ def describe_layout(settings: TrainSettings) -> list[str]:
         lines.append(f"schedule {parallel.schedule}, devices are idle for {percent} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
-        sums = f"{size(reduced_bytes(settings))} of gradients with the others once a {often}"
+        sums = (
+            f"{format_bytes(reduced_bytes(settings))} of gradients with the others once a {often}"
+        )
         lines.append(f"each replica adds up {sums}, in {parallel.reduce_precision}")
     return lines
 
@@ -312,11 +315,6 @@ def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
     """Return the blocks on one device, its stages separated by a bar."""
     here = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
     return " | ".join(" ".join(short(stage)) for stage in here)
-
-
-def size(number: float) -> str:
-    """Return a number of bytes in GB or MB, powers of ten."""
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def without_effect(settings: TrainSettings) -> list[str]:

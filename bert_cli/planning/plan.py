@@ -12,7 +12,8 @@ from dataclasses import astuple, dataclass, replace
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
-from bert_cli.errors import ConfigError, count
+from bert_cli.errors import ConfigError
+from bert_cli.text import count
 
 MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
 

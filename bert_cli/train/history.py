@@ -22,6 +22,7 @@ import numpy.typing as npt
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError, printable
 from bert_cli.files import STATE, is_locked, read_json
+from bert_cli.text import format_duration
 from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,
@@ -34,7 +35,7 @@ from bert_cli.train.checkpoint import (
     complete_checkpoints,
     step_of,
 )
-from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, format_duration, read_line
+from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, read_line
 
 Metrics = dict[str, float | None]
 Array = npt.NDArray[np.float64]

@@ -27,6 +27,7 @@ from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
 from bert_cli.processes import console
+from bert_cli.text import format_duration
 from bert_cli.train.loop import STOPPING
 
 HELD_OUT = "validation_"
@@ -148,18 +149,6 @@ def format_losses(metrics: Metrics) -> str:
     if PROBE in metrics:
         parts.append(f"probe {100 * metrics[PROBE]:.1f} %")
     return "  ".join(parts)
-
-
-def format_duration(seconds: float) -> str:
-    """Return seconds as text: 42 s, 3 min 20 s, 5 h 02 min, 3 d 4 h."""
-    rounded = round(seconds)
-    if rounded < 60:
-        return f"{rounded} s"
-    if rounded < 3600:
-        return f"{rounded // 60} min {rounded % 60:02d} s"
-    if rounded < 86400:
-        return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
-    return f"{rounded // 86400} d {rounded % 86400 // 3600} h"
 
 
 class Pace:

@@ -26,12 +26,13 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
 from bert_cli.errors import CheckpointError, DataError, DeviceError
-from bert_cli.files import OWN_CHECKSUM, STATE, format_bytes
+from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start
 from bert_cli.tasks.run.build import open_mesh
+from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
     LOCK,

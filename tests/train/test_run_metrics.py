@@ -12,14 +12,7 @@ import pytest
 from bert_cli.train import metrics
 from bert_cli.train.checkpoint import write_best
 from bert_cli.train.loop import STOPPING
-from bert_cli.train.metrics import (
-    Forecast,
-    Pace,
-    ProgressBar,
-    format_duration,
-    format_step,
-    jsonl_reporter,
-)
+from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_step, jsonl_reporter
 
 METRICS = {
     "mlm_loss": 7.5,
@@ -80,8 +73,6 @@ def test_a_line_of_the_log_has_losses_speed_and_the_time_left_if_it_is_known():
     )
     shown = {name: value for name, value in METRICS.items() if name != "seconds_left"}
     assert format_step(12, 1000, shown | {"skipped": 3}).endswith(" tokens/s  3 skipped")
-    texts = [format_duration(seconds) for seconds in (41.6, 200, 18_120, 273_600)]
-    assert texts == ["42 s", "3 min 20 s", "5 h 02 min", "3 d 4 h"]
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])

@@ -30,8 +30,9 @@ from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import shuffled
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
-from bert_cli.errors import ConfigError, count
-from bert_cli.files import format_bytes, is_stdout, output_json
+from bert_cli.errors import ConfigError
+from bert_cli.files import is_stdout, output_json
+from bert_cli.text import count, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

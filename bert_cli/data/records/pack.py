@@ -29,8 +29,9 @@ from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.stream.permutation import permute
 from bert_cli.data.stream.source import Packs
-from bert_cli.errors import DataError, count
+from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
+from bert_cli.text import count
 
 Numbers = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint16]

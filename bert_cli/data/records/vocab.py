@@ -38,8 +38,9 @@ from bert_cli.data.shards.manifest import MANIFEST, Shard, Stats, Step, open_out
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
-from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json, verify_checkpoint, write_json_atomically
+from bert_cli.text import count
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -20,8 +20,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from bert_cli import __version__, files
-from bert_cli.errors import DataError, count, redact
+from bert_cli.errors import DataError, redact
 from bert_cli.files import JSON, InnerPath, file_crc32c, in_order, read_json, write_json_atomically
+from bert_cli.text import count
 
 MANIFEST = "manifest.json"
 DONE = ".done"

@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 from bert_cli.data.shards import manifest
 from bert_cli.data.shards.dask_backend import run_on_cluster
 from bert_cli.data.shards.manifest import Convert, OutputFolder, Shard, Stats, Step
-from bert_cli.errors import DataError, count
-from bert_cli.files import format_bytes, free_bytes, name_path
+from bert_cli.errors import DataError
+from bert_cli.files import free_bytes, name_path
 from bert_cli.processes import die_with_parent
+from bert_cli.text import count, format_bytes
 
 Results = Generator[tuple[Shard, Stats | None], None, None]  # None: complete before
 Item = TypeVar("Item")

@@ -25,8 +25,9 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import Ints, row_keys
 from bert_cli.data.stream.permutation import permute, record_at
 from bert_cli.data.stream.source import ByLength, Numbers, Records
-from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.planning.plan import Plan
+from bert_cli.text import count
 
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
 MULTIPLE = 8  # length buckets end at multiples of so many positions, which suit matrix units

@@ -20,7 +20,8 @@ from bert_cli.config.data import DownloadSettings
 from bert_cli.data.shards.manifest import OutputFolder, Stats, Step, open_output, read_manifest
 from bert_cli.data.shards.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
-from bert_cli.files import format_bytes, name_path, write_atomically
+from bert_cli.files import name_path, write_atomically
+from bert_cli.text import format_bytes
 
 if TYPE_CHECKING:
     import httpx

@@ -23,12 +23,10 @@ from bert_cli.data.shards.manifest import finished_files, package_versions
 from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
-from bert_cli.errors import count
 from bert_cli.files import is_stdout, output_json
-from bert_cli.planning.layout import size
 from bert_cli.processes import print_table
-from bert_cli.tasks.bench.run import format_seconds
 from bert_cli.tasks.look import machine
+from bert_cli.text import count, format_bytes, format_duration
 
 WORDS = 20_000
 Row = dict[str, Any]
@@ -41,11 +39,11 @@ def run(settings: BenchDataSettings) -> None:
         for row in _steps(settings, Path(folder)):
             rows.append(row)
             if sys.stderr.isatty():
-                print(f"{row['name']}: {format_seconds(row['seconds'])}", file=sys.stderr)
+                print(f"{row['name']}: {format_duration(row['seconds'])}", file=sys.stderr)
     described = machine.description()
     if not is_stdout(settings.json_file):
         text = "synthetic text" if settings.input is None else str(settings.input)
-        print(f"{described['processor']}; {size(described['memory_bytes'])} of memory")
+        print(f"{described['processor']}; {format_bytes(described['memory_bytes'])} of memory")
         print(
             f"data, {text}, {count(settings.processes, 'process')}, "
             f"sequence length {settings.sequence_length}\n"
@@ -54,7 +52,7 @@ def run(settings: BenchDataSettings) -> None:
         for row in rows:
             examples = f"{row['examples_per_second']:,.0f}" if "examples" in row else ""
             rate = f"{row['megabytes_per_second']:,.2f}"
-            seconds = format_seconds(row["seconds"])
+            seconds = format_duration(row["seconds"])
             shown.append((row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds, rate, examples))
         print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
         print("\nMB: input text; for index the records; for read the batches in memory")

@@ -16,10 +16,9 @@ from bert_cli.config.bench import (
     BenchSquadSettings,
     benchmarks,
 )
-from bert_cli.errors import count
 from bert_cli.files import is_stdout, output_json
-from bert_cli.planning.layout import size
 from bert_cli.processes import print_table, quiet_imports
+from bert_cli.text import count, format_bytes, format_duration
 
 Row = dict[str, Any]
 
@@ -47,13 +46,6 @@ def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) ->
         output_json(settings.json_file, metrics)
 
 
-def format_seconds(value: float) -> str:
-    """Return a duration as text: 12.3 s, 456 ms, 78 us."""
-    if value >= 1:
-        return f"{value:,.2f} s"
-    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
-
-
 def format_flops(value: float) -> str:
     """Return operations per second as text: 12.3 GFLOP/s."""
     unit, name = next(((u, n) for u, n in ((1e12, "T"), (1e9, "G")) if value >= u), (1e6, "M"))
@@ -64,7 +56,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
     described = metrics["machine"]
     step = metrics["step_seconds"]["median"]
     examples = "synthetic" if metrics["input"] == "synthetic" else "real"
-    print(f"\n{described['processor']}; {size(described['memory_bytes'])} of memory")
+    print(f"\n{described['processor']}; {format_bytes(described['memory_bytes'])} of memory")
     print(
         f"{metrics['what']} on {metrics['settings']['engine']}, {examples} examples, {metrics['precision']}: "
         f"{count(described['replicas'], 'replica')} of "
@@ -77,7 +69,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
         (
             name.removesuffix("_fraction").replace("_", " "),
             f"{value:.1%}",
-            format_seconds(value * step),
+            format_duration(value * step),
         )
         for name, value in metrics.items()
         if name.endswith("_fraction")
@@ -87,19 +79,19 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
         print("forward backward is the complete step, which is one compiled function")
     print()
     start = metrics["start_seconds"].items()
-    times = [(name.replace("_", " "), format_seconds(seconds)) for name, seconds in start]
+    times = [(name.replace("_", " "), format_duration(seconds)) for name, seconds in start]
     print_table(("part of the start", "time"), times, right=(1,))
 
 
 def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     step = metrics["step_seconds"]
     checkpoint = metrics["checkpoint_wait_seconds"]
-    low, median, high = (format_seconds(step[name]) for name in ("low", "median", "high"))
+    low, median, high = (format_duration(step[name]) for name in ("low", "median", "high"))
     flops, products = (metrics[f"{name}_per_second"] for name in ("flops", "matmul_flops"))
     utilisation = f"{metrics['flops_utilisation']:.1%} of the matrix products'"
     device = "GPU" if metrics["machine"]["devices"] == "GPU" else "process"
-    peak = size(metrics["peak_memory_bytes"])
-    growth = size(metrics["memory_growth_bytes"])
+    peak = format_bytes(metrics["peak_memory_bytes"])
+    growth = format_bytes(metrics["memory_growth_bytes"])
     rows = [
         ("step", median, f"median of {metrics['steps']} steps; quartiles {low} and {high}"),
         ("examples/s", f"{metrics['examples_per_second']:,.1f}", "sequences, also inside packs"),
@@ -113,11 +105,11 @@ def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         why = "their gradient was not finite, so the optimizer did not run and seems cheaper"
         rows.append(("skipped steps", f"{metrics['skipped_steps']}", why))
     if checkpoint is not None:
-        write = format_seconds(metrics["checkpoint_write_seconds"])
+        write = format_duration(metrics["checkpoint_write_seconds"])
         notes = f"the run waits for the copy; writing it takes {write} in the background"
         every = 60 * metrics["checkpoint_every_minutes"]
         if every:
             part = checkpoint / (checkpoint + every)
             notes += f"; {part:.2%} of the time with a checkpoint every {every / 60:g} min"
-        rows.append(("checkpoint", format_seconds(checkpoint), notes))
+        rows.append(("checkpoint", format_duration(checkpoint), notes))
     return rows

@@ -17,8 +17,9 @@ from bert_cli.config.heads import PRETRAINING
 from bert_cli.config.load import RECIPES, configs_folder
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, Precision
-from bert_cli.errors import ConfigError, count
+from bert_cli.errors import ConfigError
 from bert_cli.planning.flops import model_flops
+from bert_cli.text import count
 
 Goal = Literal["search", "labels", "fill-mask"]
 TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))

@@ -25,13 +25,14 @@ from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.text import files
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
-from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import cpu_count, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
+from bert_cli.text import count
 
 SCRIPT = "commands.sh"
 PARTS = ("train", "held_out")

@@ -21,8 +21,9 @@ from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.text import files
 from bert_cli.data.text.documents import marked_lines
-from bert_cli.errors import DataError, count
+from bert_cli.errors import DataError
 from bert_cli.tasks.init.recipe import TABLE, TextFacts
+from bert_cli.text import count
 
 SAMPLED_BYTES = 1 << 26
 PIECE_BYTES = 1 << 20  # bytes that are read of a larger text, in pieces

@@ -17,17 +17,17 @@ from bert_cli.config.load import changed
 from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings, MachineSettings
 from bert_cli.config.training import GlobalBatch
-from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, count, install_command
-from bert_cli.files import format_bytes, free_bytes, is_stdout, output_json
+from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
+from bert_cli.files import free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
-from bert_cli.planning.layout import size
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate, slot_bytes
 from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
 from bert_cli.tasks.run import corpora, probe
+from bert_cli.text import count, format_bytes
 
 try:
     from bert_cli.optim.schedule import first_loss_scale
@@ -159,7 +159,7 @@ def _check_devices(
     names = build.runtime(engine).device_names() if kind != "CPU" else []
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
-        text = f"{count(number, kind)} of {size(memory)}: {', '.join(sorted(set(names)))}"
+        text = f"{count(number, kind)} of {format_bytes(memory)}: {', '.join(sorted(set(names)))}"
         report.add("ok", "devices", text, "", **values)
     elif shutil.which("nvidia-smi") is not None:
         problem = f"{engine} finds no GPU, although nvidia-smi is installed"
@@ -221,22 +221,22 @@ def check_memory(
         needed = largest.total
         total = memory
         free = memory
-        text = f"device {device} of a replica needs {size(needed)}"
+        text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
         local = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(part.total for part in estimate(settings))
         total, free = machine.memory()
-        text = f"all devices of this host together need {size(needed)}"
+        text = f"all devices of this host together need {format_bytes(needed)}"
     values = {"needed": needed, "there": total, "free": free}
     usable = layout.USABLE * total
-    text += f"; {size(usable)} of {size(total)} are usable"
+    text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
     if needed > usable:
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
         if needed > max(part.total for part in estimate(settings)):  # of several devices
             remedy = f"{layout.AUTO}, {remedy}"
         report.add("error", what, text, remedy, **values)
     elif needed > free:
-        text += f", but only {size(free)} are free now"
+        text += f", but only {format_bytes(free)} are free now"
         report.add("warning", what, text, "end other programs on this machine", **values)
     else:
         report.add("ok", what, text, "", **values)
@@ -377,7 +377,7 @@ def check_first_loss(
     needed = estimate(settings)[0].total
     (_, free) = machine.memory()
     if needed > layout.USABLE * free:
-        problem = f"not computed: the model needs {size(needed)}, and {size(free)} are free"
+        problem = f"not computed: the model needs {format_bytes(needed)}, and {format_bytes(free)} are free"
         remedy = "end other programs on this machine, or give --no-build"
         report.add("warning", FIRST_LOSS, problem, remedy)
         return

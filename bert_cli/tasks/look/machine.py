@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from bert_cli.config.training import Precision
-from bert_cli.errors import BertError, DataError, DeviceError, count
-from bert_cli.planning.layout import size
+from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.processes import cpu_count
+from bert_cli.text import count, format_bytes
 
 MAIN_PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 """Packages whose versions are always reported, also if they are the pinned versions."""
@@ -211,7 +211,13 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     check_packages(report, required_packages())
     check_processor(report)
     total, free = memory()
-    report.add("ok", "memory", f"{size(free)} free of {size(total)}", free=free, total=total)
+    report.add(
+        "ok",
+        "memory",
+        f"{format_bytes(free)} free of {format_bytes(total)}",
+        free=free,
+        total=total,
+    )
     check_environment(report, environment)
 
 

@@ -13,13 +13,13 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanSettings
 from bert_cli.config.training import short
-from bert_cli.errors import ConfigError, count
+from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
-from bert_cli.planning.layout import size
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.processes import print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
+from bert_cli.text import count, format_bytes
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
 FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"
@@ -47,11 +47,11 @@ def run(settings: PlanSettings) -> None:
     _check_devices(chosen, devices, processes)
     if memory is not None:
         device, estimate = layout.fullest(chosen)
-        needed = f"device {device} needs {size(estimate.total)}"
-        usable = f"{size(layout.USABLE * memory)} of {size(memory)} are usable"
+        needed = f"device {device} needs {format_bytes(estimate.total)}"
+        usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
         if not layout.fits(chosen, memory):
             remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
-            raise ConfigError(f"--memory ({size(memory)})", f"{needed}; {usable}", remedy)
+            raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
         print(f"fits: {needed}; {usable}")
         for line in layout.idle_memory(chosen, "GPU", memory):
             print(line)
@@ -102,8 +102,8 @@ def _print_layout(settings: PretrainSettings) -> None:
         print("in each micro-batch the weights are gathered and the gradients reduced, sharded")
     elif batch.replicas > 1:
         reduced = layout.reduced_bytes(settings)
-        sent = size(2 * (batch.replicas - 1) / batch.replicas * reduced)
-        sums = f"{size(reduced)} of gradients in {parallel.reduce_precision}"
+        sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
+        sums = f"{format_bytes(reduced)} of gradients in {parallel.reduce_precision}"
         print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 

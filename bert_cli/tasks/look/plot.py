@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from bert_cli.config.tools import PlotSettings
-from bert_cli.errors import DataError, count, printable
+from bert_cli.errors import DataError, printable
 from bert_cli.files import write_atomically
+from bert_cli.text import count
 from bert_cli.train import history
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import HELD_OUT, Run, series

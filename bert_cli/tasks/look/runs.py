@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
-from bert_cli.errors import DataError, count, printable
+from bert_cli.errors import DataError, printable
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_table
+from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import ABSENT, HELD_OUT, NAMES_ONLY, Run, in_words
-from bert_cli.train.metrics import BITS_PER_BYTE, PROBE, format_duration
+from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 MAX_METRICS = 3

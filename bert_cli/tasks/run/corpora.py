@@ -23,10 +23,11 @@ from bert_cli.data.stream.reader import Batching, ExampleStream, Mixture, Reader
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
 from bert_cli.data.stream.synthetic import SyntheticStream
-from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
 from bert_cli.planning.checks import Check, of_vocabulary
 from bert_cli.planning.plan import Plan, make_plan
+from bert_cli.text import count
 
 if TYPE_CHECKING:
     from bert_cli.tasks.run.models import Source

@@ -9,12 +9,12 @@ from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
-from bert_cli.errors import count
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, probe, start, train
 from bert_cli.tasks.run.build import ResolvedRun
 from bert_cli.tasks.run.models import extended
 from bert_cli.tasks.run.resolve import source_of, take_devices, with_shape_of
+from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.metrics import PROBE, print_line

@@ -13,11 +13,12 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.records.tokenizer import files_for_model
-from bert_cli.errors import CheckpointError, ConfigError, count
+from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model import hf, scaling
 from bert_cli.planning.plan import decay_step
 from bert_cli.tasks.run.build import factors_of
 from bert_cli.tasks.run.models import TF1_CONFIG, Source
+from bert_cli.text import count
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import checkpoint_name, complete_checkpoints, newest_checkpoint
 from bert_cli.train.loop import State

@@ -14,16 +14,17 @@ from typing import Literal
 
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
-from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
 from bert_cli.tasks.run import build, hooks, saving, start
 from bert_cli.tasks.run.build import ResolvedRun, Run
+from bert_cli.text import count, format_duration
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, train
-from bert_cli.train.metrics import ProgressBar, format_duration, print_line
+from bert_cli.train.metrics import ProgressBar, print_line
 
 Status = Literal["finished", "stopped", "compiled"]
 Timer = Callable[[Run, float, float], Hook]

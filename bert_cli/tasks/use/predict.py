@@ -12,10 +12,11 @@ from bert_cli.config.load import changed
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.text.wrapping import wrapped_width
-from bert_cli.errors import ConfigError, DataError, count
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import Input, Predictor, Row, one_device, open_model, task_of
 from bert_cli.tasks.use.predictions import predictors
+from bert_cli.text import count
 
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""

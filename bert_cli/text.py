@@ -1,0 +1,29 @@
+"""Numbers as text, in messages and tables: counts with their noun, bytes, and durations."""
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
+    plural = "" if number == 1 else "es" if what.endswith(("ch", "ss")) else "s"
+    return f"{number:,} {what}{plural}"
+
+
+def format_bytes(number: float) -> str:
+    """Return a number of bytes as text, in powers of ten: 950 bytes, 12.0 kB, 3.4 MB."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def format_duration(seconds: float) -> str:
+    """Return seconds as text: 78 us, 456 ms, 3.46 s, 42.1 s, 3 min 20 s, 5 h 02 min, 3 d 4 h."""
+    if 0 < seconds < 1:
+        return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.3g} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    if rounded < 86400:
+        return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
+    return f"{rounded // 86400} d {rounded % 86400 // 3600} h"

@@ -1,0 +1,21 @@
+"""Numbers as text in messages."""
+
+from bert_cli.text import count, format_bytes, format_duration
+
+
+def test_a_noun_is_in_the_plural_but_after_one():
+    texts = [count(1, "device"), count(2, "match"), count(1000, "micro-batch"), count(0, "loss")]
+    assert texts == ["1 device", "2 matches", "1,000 micro-batches", "0 losses"]
+
+
+def test_bytes_are_written_in_the_largest_unit():
+    sizes = (0, 999, 9_949, 12_345, 999_600, 5_000_000_000, 5_000_000_000_000)
+    texts = ["0 bytes", "999 bytes", "9.9 kB", "12.3 kB", "999.6 kB", "5.0 GB", "5.0 TB"]
+    assert [format_bytes(size) for size in sizes] == texts
+
+
+def test_durations_have_the_units_that_a_reader_needs():
+    durations = (0, 78e-6, 0.456, 14.7, 41.62, 59.6, 200, 18_120, 273_600)
+    texts = ["0 s", "78 us", "456 ms", "14.7 s", "41.6 s", "1 min 00 s"]
+    texts += ["3 min 20 s", "5 h 02 min", "3 d 4 h"]
+    assert [format_duration(seconds) for seconds in durations] == texts
