@@ -29,8 +29,6 @@ PORTS = range(20_000, 32_000)
 # A step has ports of its own, for so many tasks of a step on a host, and so many steps of a job.
 PORTS_OF_STEP = 64
 STEPS_OF_JOB = 8
-REGISTER_SECONDS = 300  # until all processes must have started
-RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
 T = TypeVar("T")
 
@@ -67,6 +65,9 @@ class Rendezvous:
     """Address or name of the interface to listen on; all of them by default."""
     report_after_seconds: float = 60.0
     lost_after_seconds: int = 20
+    register_seconds: float = 300.0
+    """Time within which all processes must have started."""
+    retry_seconds: float = 0.5
     stop_requested: Callable[[], bool] = lambda: False
 
 
@@ -236,7 +237,7 @@ def wait_for_processes(
 
     Nothing is sent. TensorFlow would wait by itself, but without a message, and it holds the interpreter's lock and
     SIGTERM meanwhile (measured: ten minutes, then kill -9). Raises StoppedWhileJoiningError when a stop is requested,
-    DeviceError when this process' port is in use or another process does not start within REGISTER_SECONDS.
+    DeviceError when this process' port is in use or another process does not start within `register_seconds`.
     """
     missing = dict(enumerate(processes.workers))
     address = missing.pop(processes.rank)
@@ -255,17 +256,17 @@ def wait_for_processes(
                 raise StoppedWhileJoiningError
             names = ", ".join(f"rank {rank} ({at})" for rank, at in missing.items())
             now = time.monotonic()
-            if now - began > REGISTER_SECONDS:
+            if now - began > rendezvous.register_seconds:
                 raise DeviceError(
                     f"cluster ({names})",
-                    f"cannot be reached within {REGISTER_SECONDS} s",
+                    f"cannot be reached within {rendezvous.register_seconds:g} s",
                     "check that all processes are started and listen on the interface of their addresses",
                 )
             if now - reported > rendezvous.report_after_seconds:
                 reported = now
                 waited = f"rank {processes.rank} ({address}) has waited {now - began:.0f} s"
                 _print_line(f"{waited} for {names} to start")
-            time.sleep(RETRY_SECONDS)
+            time.sleep(rendezvous.retry_seconds)
 
 
 def _listen(worker: str) -> socket.socket:

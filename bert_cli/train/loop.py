@@ -30,8 +30,6 @@ Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 # A process gets SIGHUP when its terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPING = "saving and stopping; a second request stops at once"
-REPEAT_SECONDS = 5.0
-"""A SIGTERM so soon after the first request counts as the same request: SLURM and its srun both send it."""
 
 
 @dataclass
@@ -172,10 +170,12 @@ class StoppedWhileScoringError(Exception):
 class StopRequest:
     """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request to stop, and the second into KeyboardInterrupt.
 
-    Use it as a context, in the main thread; in other threads it leaves signals alone.
+    Use it as a context, in the main thread; in other threads it leaves signals alone. A SIGTERM within
+    `repeat_seconds` of the first request counts as the same request: SLURM and its srun both send it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, repeat_seconds: float = 5.0) -> None:
+        self.repeat_seconds = repeat_seconds
         self._requested_at: float | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -202,7 +202,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._requested_at is not None:
-            if number == signal.SIGTERM and now - self._requested_at < REPEAT_SECONDS:
+            if number == signal.SIGTERM and now - self._requested_at < self.repeat_seconds:
                 return
             raise KeyboardInterrupt
         self._requested_at = now

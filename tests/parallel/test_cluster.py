@@ -139,11 +139,6 @@ def free_ports(number: int) -> list[str]:
     return addresses
 
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch):
-    monkeypatch.setattr(cluster, "RETRY_SECONDS", 0.01)
-
-
 def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_ends_the_wait(capsys):
     here, absent, other = free_ports(3)
     requests = iter([False] * 6 + [True])
@@ -151,20 +146,24 @@ def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_end
     with listens, pytest.raises(StoppedWhileJoiningError):
         wait_for_processes(
             Processes((here, absent, other), 0),
-            Rendezvous(report_after_seconds=0.02, stop_requested=lambda: next(requests)),
+            Rendezvous(
+                report_after_seconds=0.02,
+                retry_seconds=0.01,
+                stop_requested=lambda: next(requests),
+            ),
         )
     printed = capsys.readouterr().err
     assert f" s for rank 1 ({absent}) to start" in printed and other not in printed
 
 
-def test_a_process_that_does_not_start_and_a_port_in_use_are_errors(monkeypatch):
+def test_a_process_that_does_not_start_and_a_port_in_use_are_errors():
     here, absent = free_ports(2)
-    monkeypatch.setattr(cluster, "REGISTER_SECONDS", 0.1)
+    rendezvous = Rendezvous(register_seconds=0.1, retry_seconds=0.01)
     with pytest.raises(DeviceError, match=rf"rank 0 \({absent}\)\): cannot be reached"):
-        wait_for_processes(Processes((absent, here), 1), Rendezvous())
+        wait_for_processes(Processes((absent, here), 1), rendezvous)
     uses = socket.create_server(("", int(here.rpartition(":")[2])))
     with uses, pytest.raises(DeviceError, match=rf"cluster \({here}\): its port cannot be opened"):
-        wait_for_processes(Processes((here, absent), 0), Rendezvous())
+        wait_for_processes(Processes((here, absent), 0), rendezvous)
 
 
 def test_one_host_uses_its_loopback_and_several_every_interface_or_the_chosen_one():

@@ -19,7 +19,6 @@ from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.train import loop
 from bert_cli.train.loop import (
     BackgroundWriter,
     Every,
@@ -77,7 +76,7 @@ def test_a_stop_during_a_step_ends_the_loop_without_hooks_and_one_after_it_runs_
 
 # A process gets SIGHUP when its terminal is closed.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, capfd, monkeypatch):
+def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, capfd):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop()
@@ -86,7 +85,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
         if number == signal.SIGTERM:
             os.kill(os.getpid(), number)
         assert stop()
-        monkeypatch.setattr(loop, "REPEAT_SECONDS", 0.0)
+        stop.repeat_seconds = 0.0
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before

@@ -33,7 +33,6 @@ from jax.sharding import PartitionSpec
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
-    REGISTER_SECONDS,
     Processes,
     Rendezvous,
     device_memory,
@@ -255,10 +254,12 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
     try:
         with wait_for_processes(processes, rendezvous, interface) as listener:
             if rank == 0:
+                listener.settimeout(rendezvous.register_seconds)
                 service = _start_service(processes.count, interface, links)
                 link = _accept_links(listener, processes.count, service, links)
             else:
-                link = socket.create_connection((host.strip("[]"), int(port)), REGISTER_SECONDS)
+                address = host.strip("[]"), int(port)
+                link = socket.create_connection(address, rendezvous.register_seconds)
                 link.sendall(b"%d\n" % rank)
                 service = int(link.recv(16))
                 links.add(0, link)
@@ -305,10 +306,9 @@ def _start_service(count: int, interface: str | None, links: Links) -> int:
 
 def _accept_links(listener: socket.socket, count: int, service: int, links: Links) -> socket.socket:
     """Accept a connection from each other rank and send it the port of the service; return the last one."""
-    listener.settimeout(REGISTER_SECONDS)
     while len(links.sockets) < count - 1:
         link = listener.accept()[0]
-        link.settimeout(REGISTER_SECONDS)
+        link.settimeout(listener.gettimeout())
         if rank := link.recv(16):  # a connection of `wait_for_processes` sends nothing
             links.add(int(rank), link)
     # When all are here: a rank that has its port no longer listens for the others.

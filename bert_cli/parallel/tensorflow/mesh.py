@@ -22,7 +22,6 @@ from tensorflow.python.eager import context
 
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.parallel.cluster import (
-    REGISTER_SECONDS,
     Processes,
     Rendezvous,
     bind_to_interface,
@@ -315,7 +314,7 @@ def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
         "standalone",
         service_leader="/job:worker/replica:0/task:0",
         heartbeat_timeout_in_ms=1000 * rendezvous.lost_after_seconds,
-        cluster_register_timeout_in_ms=1000 * REGISTER_SECONDS,
+        cluster_register_timeout_in_ms=int(1000 * rendezvous.register_seconds),
         shutdown_barrier_timeout_in_ms=1000 * LEAVE_SECONDS,
         coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=processes.count)],
     )
