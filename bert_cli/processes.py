@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bert_cli.errors import printable
 
@@ -100,13 +100,14 @@ def quiet_imports() -> Iterator[None]:
                 sys.modules.pop(name, None)
 
 
-def console(width: int = 100) -> "Console":
-    """Return a console on standard output, without markup; `width` is the line width without a terminal."""
+def console(width: int = 100, stream: TextIO | None = None) -> "Console":
+    """Return a console on standard output or a stream, without markup; `width` is the line width without a terminal."""
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
+    file = stream or sys.stdout
+    terminal = file.isatty()
     return Console(
-        file=sys.stdout,
+        file=file,
         width=shutil.get_terminal_size().columns if terminal else width,
         force_terminal=terminal,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,

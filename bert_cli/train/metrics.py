@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ from pydantic_core import from_json
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import write_atomically
-from bert_cli.processes import console
+from bert_cli.progress import TerminalBar
 from bert_cli.text import format_duration
 from bert_cli.train.loop import STOPPING
 
@@ -233,74 +233,31 @@ class Forecast:
             self.report(0.9 * min(self.times), 1.1 * max(self.times))
 
 
-class ProgressBar:
-    """A progress bar and a line of metrics at the bottom of a terminal, from step `done` to `total_steps`.
+class ProgressBar(TerminalBar):
+    """The progress of a run from step `done` to `total_steps`, and a line of metrics.
 
-    Use it as a context; `shown` is False if standard output is no terminal, and after an error of the bar.
     `stop_requested` is checked at each refresh, because the message of the signal handler is overwritten.
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
-        self.done = done
+        text = f"step {done:,}/{total_steps:,}"
+        super().__init__(sys.stdout, text, total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested
-        self.shown = sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-        self.live: Any = None
+        self.metrics = ""
 
-    def __enter__(self) -> "ProgressBar":
-        self._safely(self._start)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            with suppress(OSError):
-                self.live.stop()
-        self.shown = False
+    def lines(self) -> Sequence[str]:
+        """Return the metrics, and the message about the end of the run."""
+        return (self.metrics, STOPPING) if self.stop_requested() else (self.metrics,)
 
     def after_step(self, step: int, metrics: Metrics) -> None:
         """Show a step that has just ended."""
-        self._safely(lambda: self._show(step, metrics))
-
-    def _safely(self, draw: Callable[[], None]) -> None:
-        if self.shown:
-            try:
-                draw()
-            except Exception:
-                self.shown = False
-
-    def _start(self) -> None:
-        from rich.console import Group
-        from rich.live import Live
-        from rich.progress import BarColumn, Progress, TimeElapsedColumn
-        from rich.text import Text
-
-        percentage = "{task.percentage:.1f} %"
-        left = "{task.fields[left]}"
-        columns = ("{task.description}", BarColumn(None), percentage, TimeElapsedColumn(), left)
-        terminal = console()
-        self.bar = Progress(*columns, console=terminal, expand=True)
-        text = f"step {self.done:,}/{self.total_steps:,}"
-        self.bar.add_task(text, total=self.total_steps, completed=self.done, left="")
-        self.text = Text(no_wrap=True, overflow="ellipsis")
-
-        def lines() -> Group:
-            return Group(self.bar, self.text, *([STOPPING] if self.stop_requested() else []))
-
-        self.live = Live(
-            get_renderable=lines, console=terminal, transient=True, refresh_per_second=2
-        )
-        self.live.start(refresh=True)
-        # A killed run must not leave the terminal without a cursor.
-        terminal.show_cursor(True)
-
-    def _show(self, step: int, metrics: Metrics) -> None:
         seconds = metrics.get("seconds_left")
         left = "" if seconds is None else f"{format_duration(seconds)} left"
-        task = self.bar.task_ids[0]
-        text = f"step {step:,}/{self.total_steps:,}"
-        self.bar.update(task, completed=step, description=text, left=left)
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
-        self.text.plain = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
+        self.metrics = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
+        percentage = f"{100 * step / self.total_steps:.1f} %"
+        self.show(f"step {step:,}/{self.total_steps:,}  {percentage}", step, left)
 
 
 # --- trackers

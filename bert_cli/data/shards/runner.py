@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bert_cli.data.shards import manifest
 from bert_cli.data.shards.dask_backend import run_on_cluster
@@ -24,7 +24,8 @@ from bert_cli.data.shards.manifest import Convert, OutputFolder, Shard, Stats, S
 from bert_cli.errors import DataError
 from bert_cli.files import free_bytes, name_path
 from bert_cli.processes import die_with_parent
-from bert_cli.text import count, format_bytes
+from bert_cli.progress import TerminalBar
+from bert_cli.text import count, format_bytes, format_duration
 
 Results = Generator[tuple[Shard, Stats | None], None, None]  # None: complete before
 Item = TypeVar("Item")
@@ -226,52 +227,30 @@ def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: s
     return f"{step}: {', '.join(parts)}{note}"
 
 
-class Progress:
-    """A progress bar on a terminal, a line every ten seconds elsewhere; on standard error. Use it with `with`.
+class Progress(TerminalBar):
+    """Bytes of a step: a progress bar on a terminal, a line every ten seconds elsewhere, on standard error.
 
     `total` in bytes may be None, and may be set later. `done` bytes are complete at the start.
     """
 
     def __init__(self, step: str, total: int | None, done: int = 0) -> None:
-        self.step = step
-        self.total = total
-        self.bytes = self.before = done
-        self.bar: Any = None
-
-    def __enter__(self) -> "Progress":
+        super().__init__(sys.stderr, step, total, done)
+        self.bytes = done
         self.started = self.printed = time.monotonic()
-        if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            self.bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-                progress.TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self.task = self.bar.add_task(self.step, total=self.total, completed=self.before)
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
     def advance(self, number: int) -> None:
         """Add a number of bytes, which is negative when a download starts over."""
         self.bytes += number
-        if self.bar is not None:
-            self.bar.update(self.task, advance=number, total=self.total)
-            return
         now = time.monotonic()
-        if now - self.printed >= SECONDS_BETWEEN_LINES:
+        if not self.shown and now - self.printed < SECONDS_BETWEEN_LINES:
+            return
+        total = f" of {self.total / 1e6:.1f}" if self.total else ""
+        percent = f" ({100 * self.bytes / self.total:.0f} %)" if self.total else ""
+        speed = (self.bytes - self.done) / 1e6 / max(now - self.started, 1e-9)
+        text = f"{self.description}: {self.bytes / 1e6:.1f}{total} MB{percent}, {speed:.1f} MB/s"
+        if self.shown:
+            left = (self.total - self.bytes) / 1e6 / speed if self.total and speed > 0 else 0.0
+            self.show(text, self.bytes, f"{format_duration(left)} left" if left else "")
+        else:
             self.printed = now
-            total = f" of {self.total / 1e6:.1f}" if self.total else ""
-            percent = f" ({100 * self.bytes / self.total:.0f} %)" if self.total else ""
-            speed = (self.bytes - self.before) / 1e6 / (now - self.started)
-            message = f"{self.bytes / 1e6:.1f}{total} MB{percent}, {speed:.1f} MB/s"
-            print(f"{self.step}: {message}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)

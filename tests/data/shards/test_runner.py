@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import signal
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,21 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
     with Progress("shout", 4_000_000) as bar:
         bar.advance(1_000_000)
     assert capsys.readouterr().err.startswith("shout: 1.0 of 4.0 MB (25 %), ")
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch):
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "110")
+    with Progress("shout", 4_000_000) as bar:
+        bar.advance(1_000_000)
+        bar.live.refresh()
+        assert "shout: 1.0 of 4.0 MB (25 %), " in sys.stderr.getvalue()
+        assert " left" in sys.stderr.getvalue()
 
 
 def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, monkeypatch):
