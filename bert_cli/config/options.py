@@ -301,7 +301,10 @@ def _value(option: Option, words: Any) -> Any:
         elif text.lstrip().startswith("{"):
             values.append(json_with_unique_keys(text))
         else:
-            values += next(csv.reader([text], skipinitialspace=True), []) or [text] * option.is_path
+            items = next(csv.reader([text], skipinitialspace=True), [])
+            if not items and option.is_path:
+                items = [text]  # an empty path, which validation rejects
+            values += items
     return values
 
 

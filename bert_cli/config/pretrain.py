@@ -177,8 +177,8 @@ class PretrainSettings(TrainSettings):
             "optimizer_opts.max_gradient_norm": (optimizer.max_gradient_norm, None),
             "optimizer_opts.loss_scaling": (optimizer.loss_scaling, 1.0),
         }
-        for name, (value, default) in needed.items() if self.scaling else ():
-            if value != default:
+        for name, (value, default) in needed.items():
+            if self.scaling and value != default:
                 problem = f"{value} cannot be combined with scaling {self.scaling}"
                 remedy = f"leave out scaling, or give the default ({default or 'none'})"
                 raise SettingError(name, problem, remedy)

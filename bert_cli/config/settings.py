@@ -91,9 +91,11 @@ class Settings(BaseModel):
     def _check_needs(self) -> Self:
         for kind in type(self).__mro__:
             for name, needs in vars(kind).get("NEEDS", {}).items():
-                if is_set(self, name):
-                    for need in needs if isinstance(needs, list) else [needs]:
-                        self._check_need(name, need)
+                if not is_set(self, name):
+                    continue
+                listed = needs if isinstance(needs, list) else [needs]
+                for need in listed:
+                    self._check_need(name, need)
         return self
 
     def _check_need(self, name: str, need: Need) -> None:
@@ -294,8 +296,8 @@ class Parallel(Settings):
         """Raise SettingError for a setting that the engine does not have, or that the model's sizes do not fit."""
         first, second = self.tensor_shape
         sizes = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
-        for name, shards in sizes.items() if model else ():
-            if getattr(model, name) % shards:
+        for name, shards in sizes.items():
+            if model is not None and getattr(model, name) % shards:
                 problem = f"{shards} does not divide bert_config.{name} ({getattr(model, name)})"
                 raise SettingError("parallel.tensor", problem, "choose a number that does")
         has_one_stage = self.layout == "auto" or len(self.pipeline_stages or ()) == 1

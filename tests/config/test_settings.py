@@ -80,6 +80,10 @@ POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
         ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
         ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): has no effect without records"),
+        ({"engine": "jax", "compile": "nothing"}, "compile (c.json): has no effect with engine 'jax'; leave it out"),
+        ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),
+        ({"engine": "jax", "parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
+        ({"engine": "jax", "parallel": {"tensor": 0}}, "parallel.tensor"),
         ({"cluster": {"rank": 0}}, "cluster.rank (c.json): needs workers"),
         ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
     ],
@@ -116,20 +120,6 @@ def test_an_engine_refuses_the_settings_of_the_other_by_name(engine, parallel, r
     name = next(iter(parallel))
     expected = f"parallel.{name} (c.json): is not supported by engine {engine}; {remedy}"
     assert re.sub(r"/\S*/", "", text) == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"compile": "nothing"}, "compile (c.json): has no effect with engine 'jax'; leave it out"),
-        ({"parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choose a number that"),
-        ({"parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
-        ({"parallel": {"tensor": 0}}, "parallel.tensor"),
-    ],
-)  # fmt: skip
-def test_what_engine_jax_cannot_do_is_rejected(changes, message, config):
-    text = rejection(PretrainSettings, *config(SMALL | {"engine": "jax"} | changes))
-    assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
 
 
 def test_engine_jax_takes_one_stage_or_a_layout_that_is_chosen_and_one_or_two_numbers_of_tensor(
