@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -94,11 +95,8 @@ def json_with_unique_keys(text: str) -> Any:
 
 def is_utf8(value: object) -> bool:
     """Return whether a text or path can be written to a JSON file; Linux allows any bytes in a file name."""
-    try:
-        str(value).encode() if isinstance(value, str | Path) else b""
-    except UnicodeEncodeError:
-        return False
-    return True
+    # Bytes of a name that are not UTF-8 are lone surrogates in Python.
+    return not isinstance(value, str | Path) or not re.search("[\ud800-\udfff]", str(value))
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
@@ -207,10 +205,10 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
         if error.errno in DISK_IS_FULL:
             free = free_bytes(path)
             needed = round(size or 0)
-            missing = (
-                f"{format_bytes(needed - free)} of the {format_bytes(needed)} to write are missing"
-            )
-            missing = missing if needed > free else "that is not enough"
+            missing = "that is not enough"
+            if needed > free:
+                sizes = f"{format_bytes(needed - free)} of the {format_bytes(needed)}"
+                missing = f"{sizes} to write are missing"
             reason = f"{os.strerror(error.errno)}, {format_bytes(free)} are free and {missing}"
         elif error.filename is not None or error.errno is None:
             raise
