@@ -23,6 +23,8 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.text import format_bytes
 
+JSONObject = dict[str, Any]
+"""A JSON object whose values are checked where they are read."""
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
 BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16 MB
@@ -171,7 +173,7 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
     )
     remedy = remedy or f"{restore} {STATE} from it"
     saved = read_json(state, Checksums, CheckpointError, remedy)
-    actual = json_crc32c(read_json(state, dict[str, Any], CheckpointError, remedy))
+    actual = json_crc32c(read_json(state, JSONObject, CheckpointError, remedy))
     if saved.own_crc32c not in (None, actual):
         problem = f"has changed since it was saved (crc32c {actual}, and it has {saved.own_crc32c})"
         raise CheckpointError(str(state), problem, remedy)

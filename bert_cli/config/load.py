@@ -29,7 +29,7 @@ from bert_cli.config.old_names import (
 from bert_cli.config.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.config.settings import RUN_LENGTHS, SettingError
 from bert_cli.errors import ConfigError, combine, nearest, redact
-from bert_cli.files import json_with_unique_keys, read_json
+from bert_cli.files import JSONObject, json_with_unique_keys, read_json
 from bert_cli.processes import print_help
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -98,7 +98,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     if path.resolve() in extending:
         names = " -> ".join(file.name for file in chain)
         raise ConfigError(f"extends ({names})", "a file extends itself", "break the circle")
-    raw = read_json(path, dict[str, Any], ConfigError, "a config is one JSON object {...}")
+    raw = read_json(path, JSONObject, ConfigError, "a config is one JSON object {...}")
     try:
         json_with_unique_keys(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -140,7 +140,7 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
 
     `shown` returns a key as it was given. Raises ConfigError for a setting under two names.
     """
-    values: dict[str, Any] = {}
+    values: JSONObject = {}
     no_effect: dict[str, str] = {}
     renamed: dict[str, str] = {}
     keys = dict(leaves(raw))
@@ -169,7 +169,7 @@ def _not_in(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, 
     return {where: old for where, old in renamed.items() if where not in dict(leaves(values))}
 
 
-def _nest(path: str, value: Any) -> dict[str, Any]:
+def _nest(path: str, value: Any) -> JSONObject:
     for name in reversed(path.split(".")):
         value = {name: value}
     return dict(value)
@@ -185,7 +185,7 @@ def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
     """Return `under` updated with `over`, group by group; lists are replaced."""
     merged = dict(under)
     for name, value in over.items():
@@ -195,7 +195,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
     """Return `merge`, in which a value of `over` also replaces those of `under` that contradict it.
 
     A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
@@ -285,7 +285,7 @@ def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str
     ]
 
 
-def _default_groups(settings: type[BaseModel]) -> dict[str, Any]:
+def _default_groups(settings: type[BaseModel]) -> JSONObject:
     """Return the values that a command's default groups set, so that a part of one can be changed."""
     groups = {
         name: about.default.model_dump(exclude_unset=True)
@@ -300,7 +300,7 @@ def _expand_paths(
     values: Mapping[str, Any],
     errors: list[ConfigError] | None,
     above: str = "",
-) -> dict[str, Any]:
+) -> JSONObject:
     """Expand `$DATASETS_DIR` and `~` in all settings that are paths.
 
     Adds an error for a variable that is not set, instead of creating a folder called $DATASETS_DIR; not for

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from bert_cli.config.heads import Head
 from bert_cli.config.settings import RUN_LENGTHS
+from bert_cli.files import JSONObject
 
 # Old dotted key -> ours. A rename of a group renames everything in it.
 RENAMES = {
@@ -140,7 +141,7 @@ def instead_of(path: str) -> tuple[str, str] | None:
 
 def adapt(
     values: Mapping[str, Any], renamed: Mapping[str, str], settings: type[BaseModel]
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[JSONObject, dict[str, str]]:
     """Return the values without those that a command cannot use, and why each of them was left out.
 
     `renamed` maps our keys to the old ones that were given. Executions between checkpoints become steps.

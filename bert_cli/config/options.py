@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
 from bert_cli.errors import ConfigError, combine, nearest
-from bert_cli.files import json_with_unique_keys
+from bert_cli.files import JSONObject, json_with_unique_keys
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
@@ -198,7 +198,7 @@ def _one_line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> dict[str, Any]:
+def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> JSONObject:
     """Return the values of a command line as texts, nested, under the keys that were typed.
 
     Raises ConfigError for unknown flags, with the nearest one, for a group that is not JSON, and for a flag
@@ -225,7 +225,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         raise ConfigError(flag, error.message, f"see {program} --help") from error
     if unknown:
         raise _unknown_arguments(options, unknown, program)
-    values: dict[str, Any] = {"command": command} if "--" in words else {}
+    values: JSONObject = {"command": command} if "--" in words else {}
     # A group comes before its members, which override its JSON.
     for key, value in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
         *groups, name = key.split(".")

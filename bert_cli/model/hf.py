@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from bert_cli.config.heads import LAST_BLOCKS, PRETRAINING, Head, heads
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
+from bert_cli.files import JSONObject
 
 Array = npt.NDArray[Any]
 
@@ -139,7 +140,7 @@ def hf_config(
     dtype: str = "float32",
     head: Head = PRETRAINING,
     label_names: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return the contents of `config.json`; `head` is the last block, a classifier without names a regression."""
     described = {
         **class_entries(config, class_name(config, head)),
@@ -162,9 +163,9 @@ def class_name(config: BertConfig, head: Head) -> str:
     return PREFIXES[config.architecture] + head.hf_classes[0]
 
 
-def class_entries(config: BertConfig, name: str) -> dict[str, Any]:
+def class_entries(config: BertConfig, name: str) -> JSONObject:
     """Return the entries of a `config.json` that lead to the class `name`, for GroupBERT in the file MODELING."""
-    entries: dict[str, Any] = {"architectures": [name], "model_type": config.architecture}
+    entries: JSONObject = {"architectures": [name], "model_type": config.architecture}
     if config.architecture == "groupbert":
         kinds = ["Config", "Model", "ModelForMaskedLM"]
         classes = [head.hf_classes[0] for head in heads()]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
+from bert_cli.files import JSONObject
 from bert_cli.model.hf import LAYERS, LEAVES
 
 Array = npt.NDArray[Any]
@@ -146,7 +147,7 @@ def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict
     return renamed
 
 
-def config_of(content: Any) -> dict[str, Any]:
+def config_of(content: Any) -> JSONObject:
     """Return the contents of a bert_config.json as those of a Hugging Face config.json, of which it has the names."""
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
@@ -158,7 +159,7 @@ def config_of(content: Any) -> dict[str, Any]:
     return {"model_type": "bert", **described}
 
 
-def architecture_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def architecture_of(shapes: Mapping[str, Sequence[int]]) -> JSONObject:
     """Return the entries of a config.json about the class of a model, from the shapes of its variables."""
     if "cls/squad/output_weights" in shapes:
         return {"architectures": ["BertForQuestionAnswering"]}

@@ -32,6 +32,7 @@ from bert_cli.files import (
     OWN_CHECKSUM,
     PARTIAL,
     STATE,
+    JSONObject,
     LockUnsupportedError,
     atomic_folder,
     file_crc32c,
@@ -92,8 +93,8 @@ class SavedState(BaseModel):
     model_config = ConfigDict(strict=True)
     step: NonNegativeInt
     loss_scale: LossScale
-    fixed: dict[str, Any]
-    settings: dict[str, Any] = {}
+    fixed: JSONObject
+    settings: JSONObject = {}
     versions: dict[str, str] = {}
 
 
@@ -214,7 +215,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 def fixed_settings(
     settings: TrainSettings, examples_per_step: int, total_steps: int, corpus: str
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
     stored_names = {"length_buckets": "length_bins"}
     values = settings.model_dump(mode="json", include=marked(type(settings), FIXED))
@@ -384,7 +385,7 @@ def resume(
     state.step = saved.step
 
 
-def _without_end(fixed: Mapping[str, Any]) -> dict[str, Any]:
+def _without_end(fixed: Mapping[str, Any]) -> JSONObject:
     """Return fixed settings without the settings in which a branch may differ."""
     free = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
     rate = fixed["optimizer_opts"]["learning_rate"]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError, printable
-from bert_cli.files import STATE, is_locked, read_json
+from bert_cli.files import STATE, JSONObject, is_locked, read_json
 from bert_cli.text import format_duration
 from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
@@ -53,12 +53,12 @@ class Run:
     folder: Path
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JSONObject:
         """Return settings.json, empty if there is none."""
         return _read_object(self.folder / SETTINGS)
 
     @cached_property
-    def flat_settings(self) -> dict[str, Any]:
+    def flat_settings(self) -> JSONObject:
         """Return every setting by its dotted name."""
         return dict(leaves(self.settings))
 
@@ -221,11 +221,11 @@ def _finite(value: Any) -> float | None:
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> JSONObject:
     """Return a JSON object, empty if the file is absent."""
     if not path.is_file():
         return {}
-    return read_json(path, dict[str, Any], DataError, "fix it or remove it")
+    return read_json(path, JSONObject, DataError, "fix it or remove it")
 
 
 # --- summaries

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
-from bert_cli.files import write_atomically
+from bert_cli.files import JSONObject, write_atomically
 from bert_cli.progress import TerminalBar
 from bert_cli.text import format_duration
 from bert_cli.train.loop import STOPPING
@@ -73,7 +73,7 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
     return report
 
 
-def read_line(line: bytes, path: Path) -> tuple[int, dict[str, Any]] | None:
+def read_line(line: bytes, path: Path) -> tuple[int, JSONObject] | None:
     """Return step and metrics of a line of metrics.jsonl, None for an incomplete or foreign line.
 
     Raises DataError for bytes that are not UTF-8, which neither a run nor its interruption writes.

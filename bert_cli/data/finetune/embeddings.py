@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune import tables
 from bert_cli.errors import DataError
-from bert_cli.files import JSON, Value, read_json
+from bert_cli.files import JSON, JSONObject, Value, read_json
 
 Floats = npt.NDArray[np.float32]
 
@@ -184,7 +183,7 @@ def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, b
     return {name: json.dumps(content, indent=2).encode() for name, content in contents.items()}
 
 
-def read_embedding(folder: Path) -> dict[str, Any]:
+def read_embedding(folder: Path) -> JSONObject:
     """Return `pooling`, `normalize` and `max_seq_length` of a sentence-transformers folder; absent values are left out.
 
     Raises DataError for a pooling that is neither the mean nor [CLS].
@@ -195,18 +194,18 @@ def read_embedding(folder: Path) -> dict[str, Any]:
         remedy = "copy it from the model again"
         return read_json(path, kind, DataError, remedy) if path.is_file() else kind()
 
-    values: dict[str, Any] = {}
-    if pooling := read(POOLING, dict[str, Any]):
+    values: JSONObject = {}
+    if pooling := read(POOLING, JSONObject):
         chosen = [
             MODES.get(name, "") for name, on in pooling.items() if on is True and "_mode_" in name
         ]
         values["pooling"] = pooling.get("pooling_mode") or (chosen[0] if len(chosen) == 1 else "")
         if values["pooling"] not in MODES.values():
             raise DataError(str(folder / POOLING), "is neither mean nor cls", "give another model")
-    if modules := read(MODULES, list[dict[str, Any]]):
+    if modules := read(MODULES, list[JSONObject]):
         values["normalize"] = any(
             str(module.get("type")).endswith("Normalize") for module in modules
         )
-    if isinstance(longest := read(LIMITS, dict[str, Any]).get("max_seq_length"), int):
+    if isinstance(longest := read(LIMITS, JSONObject).get("max_seq_length"), int):
         values["max_seq_length"] = longest
     return values

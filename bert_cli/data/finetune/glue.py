@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from bert_cli.data.finetune import tables
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import JSONObject
 
 SHORT_ROW = "rows with too few columns, left out"
 LONG_ROW = "rows with more columns than the header, which are ignored"
@@ -88,7 +89,7 @@ def _marked(row: tables.Row, where: str) -> tuple[str]:
 
 def _clue(task: str, columns: tuple[str, ...], **more: Any) -> Task:
     """Return a task of CLUE; by default its server file is named as for version 1.1 of 2021."""
-    values: dict[str, Any] = {
+    values: JSONObject = {
         "folders": (task, f"{task}_public"),
         "label_names": ("0", "1"),
         "server_files": {"test": f"{task}_predict.json"},

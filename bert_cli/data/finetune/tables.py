@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import ConfigError, DataError, nearest
-from bert_cli.files import write_atomically
+from bert_cli.files import JSONObject, write_atomically
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Row = Mapping[str, Any]
@@ -117,7 +117,7 @@ def _parsed(text: str, where: str) -> Any:
         raise DataError(where, f"is not JSON ({error})", "fix it or get the file again") from error
 
 
-def _object(value: object, where: str) -> dict[str, Any]:
+def _object(value: object, where: str) -> JSONObject:
     if not isinstance(value, dict):
         raise DataError(where, "is not a JSON object", "give one object per line or item")
     return value

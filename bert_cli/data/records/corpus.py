@@ -30,7 +30,7 @@ from bert_cli.data.records.tfrecord import Ints, read_payloads
 from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds
 from bert_cli.data.shards.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.errors import DataError
-from bert_cli.files import InnerPath, file_crc32c, parse_json, read_json
+from bert_cli.files import InnerPath, JSONObject, file_crc32c, parse_json, read_json
 
 CORPUS = "corpus.json"
 OFFSETS = "corpus.offsets"
@@ -74,7 +74,7 @@ class Corpus(_Checked):
     vocab_sha256: str
     token_bytes: Literal[2, 4]
     special_ids: SpecialIds
-    tokenizer: dict[str, Any]
+    tokenizer: JSONObject
     files: list[_RecordFile]
     other_files: Annotated[
         list[_OtherFile], Field(validation_alias=AliasChoices("other_files", "beside"))
@@ -90,7 +90,7 @@ class Corpus(_Checked):
     duplication_factor: int | None = None
 
 
-def read_corpus(folder: Path) -> dict[str, Any]:
+def read_corpus(folder: Path) -> JSONObject:
     """Return the validated corpus.json of a folder. Raises DataError where it is absent or invalid."""
     path = folder / CORPUS
     refuse_unfinished(folder)
@@ -109,7 +109,7 @@ def read_corpus(folder: Path) -> dict[str, Any]:
     return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
 
-def parse_corpus(address: str, text: bytes) -> dict[str, Any]:
+def parse_corpus(address: str, text: bytes) -> JSONObject:
     """Return the validated corpus.json at an address. Raises DataError where it is invalid."""
     remedy = "run `bert index` on the folder that was copied there, and copy it again"
     return parse_json(address, text, Corpus, DataError, remedy).model_dump(exclude_unset=True)
@@ -140,7 +140,7 @@ def _remedy_of_a_copy(folder: Path) -> str:
 class RecordFiles:
     """The records of a folder that `read_corpus` has described, by their numbers."""
 
-    def __init__(self, folder: Path, corpus: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, corpus: JSONObject) -> None:
         """Map the offsets. Raises DataError if they or the files do not match corpus.json."""
         self.folder = folder
         self.corpus = corpus

@@ -46,7 +46,7 @@ from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
 from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import atomic_file, in_order, write_json_atomically
+from bert_cli.files import JSONObject, atomic_file, in_order, write_json_atomically
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
@@ -163,7 +163,7 @@ def write_index(path: Path) -> int:
 # --- corpus.json
 
 
-def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
     `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
@@ -172,7 +172,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     paths = record_files(folder)
     before = known_checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
-    files: list[dict[str, Any]] = []
+    files: list[JSONObject] = []
     hashes: list[str] = []
     size = OFFSETS_FRACTION * _bytes(list(folder.rglob("*.index")))
     with atomic_file(folder / OFFSETS, size) as partial, partial.open("wb") as out:
@@ -186,7 +186,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
             name = path.relative_to(folder).as_posix()
             files.append({"name": name, "records": len(offsets) - 1, "bytes": int(offsets[-1])})
             hashes.append(hashlib.sha256(starts).hexdigest())
-    corpus: dict[str, Any] = {key: description[key] for key in DESCRIPTION}
+    corpus: JSONObject = {key: description[key] for key in DESCRIPTION}
     optional = {key: description[key] for key in OPTIONAL if key in description}
     corpus |= optional | {key: description[key] for key in INFORMATION if key in description}
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
@@ -208,7 +208,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]
     return corpus
 
 
-def describe(vocabulary: Vocabulary, **values: Any) -> dict[str, Any]:
+def describe(vocabulary: Vocabulary, **values: Any) -> JSONObject:
     """Return the description of records: the values that follow from their vocabulary, and `values`."""
     return {
         "masked_lm_prob": None,  # unknown
@@ -222,7 +222,7 @@ def describe(vocabulary: Vocabulary, **values: Any) -> dict[str, Any]:
     }
 
 
-def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
+def _description(folder: Path, vocab: str | None) -> JSONObject:
     """Return the description of the records from corpus.json, else from the first record and the vocabulary."""
     refuse_unfinished(folder)
     if not (folder / CORPUS).exists():
@@ -236,7 +236,7 @@ def _description(folder: Path, vocab: str | None) -> dict[str, Any]:
     return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *INFORMATION) if key in corpus}
 
 
-def _describe_foreign(folder: Path, vocab: str | None) -> dict[str, Any]:
+def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     """Describe another tool's records by their first record; write the vocabulary into their folder."""
     if vocab is None:
         problem = "has no corpus.json, so another tool made its records"

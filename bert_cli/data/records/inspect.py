@@ -31,7 +31,7 @@ from bert_cli.data.stream.reader import shuffled
 from bert_cli.data.stream.remote import local_copy
 from bert_cli.data.stream.source import Records
 from bert_cli.errors import ConfigError
-from bert_cli.files import is_stdout, output_json
+from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.text import count, format_bytes
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class SampleStatistics:
                 self._texts[hashlib.blake2b(text, digest_size=8).digest()] += 1
                 self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
 
-    def report(self, records: int) -> dict[str, Any]:
+    def report(self, records: int) -> JSONObject:
         """Return all statistics of the sample; `records` is the number of records in the folder."""
         counts = self.counts
 
@@ -262,7 +262,7 @@ class SampleStatistics:
         }
 
 
-def _folder_report(name: str, source: Records) -> dict[str, Any]:
+def _folder_report(name: str, source: Records) -> JSONObject:
     """Return the statistics of all records, from corpus.json and the manifest."""
     corpus = source.corpus
     size = sum(file["bytes"] for file in corpus["files"])

@@ -7,7 +7,6 @@ the input; masks are drawn by this number, so packing changes no mask.
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.stream.permutation import permute
 from bert_cli.data.stream.source import Packs
 from bert_cli.errors import DataError
-from bert_cli.files import write_atomically
+from bert_cli.files import JSONObject, write_atomically
 from bert_cli.text import count
 
 Numbers = npt.NDArray[np.int64]
@@ -87,7 +86,7 @@ def run(settings: PackSettings) -> None:
     )
 
 
-def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
+def _pack_length(settings: PackSettings, corpus: JSONObject) -> int:
     """Return the sequence length of a pack. Raises DataError for records that cannot be packed."""
     folder = settings.input
     stored = int(corpus["sequence_length"])
@@ -104,9 +103,7 @@ def _pack_length(settings: PackSettings, corpus: dict[str, Any]) -> int:
     return length
 
 
-def convert(
-    inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: dict[str, Any]
-) -> Stats:
+def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSONObject) -> Stats:
     """Pack the records of one file; `recipe` has the recorded settings."""
     corpus = read_corpus(folder)
     if corpus["fingerprint"] != recipe["fingerprint"]:

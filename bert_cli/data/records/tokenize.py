@@ -58,6 +58,7 @@ from bert_cli.data.text.files import (
     text_bytes,
 )
 from bert_cli.errors import DataError
+from bert_cli.files import JSONObject
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
 HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
@@ -184,7 +185,7 @@ def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) 
     return round((records + documents) * recipe.copies * size)
 
 
-def _recorded_settings(settings: TokenizeSettings) -> dict[str, Any]:
+def _recorded_settings(settings: TokenizeSettings) -> JSONObject:
     """Return the settings that change the bytes written, newer settings only where they differ from their defaults."""
     without_effect = {"input", "out", "vocab", "processes", "executor", "scheduler"}
     newer = ("nsp", "input_format", "text_field", "documents")

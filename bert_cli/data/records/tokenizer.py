@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import DataError
-from bert_cli.files import read_json, write_atomically, write_json_atomically
+from bert_cli.files import JSONObject, read_json, write_atomically, write_json_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -171,7 +171,7 @@ def _check_special(where: str, pieces: Iterable[str]) -> None:
         raise DataError(where, f"{' '.join(missing)} missing", "give a model's BERT vocabulary")
 
 
-def tokenizer_config(normalization: Normalization) -> dict[str, Any]:
+def tokenizer_config(normalization: Normalization) -> JSONObject:
     """Return the tokenizer_config.json of Hugging Face's tokenizer."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return {
@@ -255,8 +255,8 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(library, special, tuple(pieces), digest)
 
 
-def _read_wordpiece(path: Path) -> dict[str, Any]:
-    description = _read_part(path, dict[str, Any])
+def _read_wordpiece(path: Path) -> JSONObject:
+    description = _read_part(path, JSONObject)
     if (kind := description.get("model", {}).get("type")) != "WordPiece":
         where = f"{path} (model.type {kind})"
         raise DataError(where, "is no WordPiece tokenizer", "give a BERT model")
@@ -279,7 +279,7 @@ def _from_vocabulary(folder: Path) -> "Tokenizer":
     # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
     return library_tokenizer(
         vocabulary.ids,
-        Normalization.of(_read_part(folder / CONFIG_FILE, dict[str, Any]), cased=False),
+        Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False),
     )
 
 
@@ -355,7 +355,7 @@ def _read_part(path: Path, kind: type[Part]) -> Part:
 
 def model_max_length(folder: Path) -> int | None:
     """Return `model_max_length` of a folder's tokenizer, or None. Raises DataError if it is not a length."""
-    longest = _read_part(folder / CONFIG_FILE, dict[str, Any]).get("model_max_length")
+    longest = _read_part(folder / CONFIG_FILE, JSONObject).get("model_max_length")
     if longest is None:
         return None
     if not _is_length(longest):
@@ -382,7 +382,7 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
         return {}
     if TOKENIZER_FILE not in files and VOCAB_FILE in files:
         files[TOKENIZER_FILE] = _tokenizer_json(folder)
-    config = _read_part(folder / CONFIG_FILE, dict[str, Any])
+    config = _read_part(folder / CONFIG_FILE, JSONObject)
     stored_length = config.get("model_max_length")
     longest = min(positions, int(stored_length)) if _is_length(stored_length) else positions
     splits = not fills_masks
@@ -394,16 +394,16 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
 
 def normalization_of(folder: Path) -> Normalization | None:
     """Return the normalization of a folder's tokenizer, or None if its files do not state the case."""
-    config = _read_part(folder / CONFIG_FILE, dict[str, Any])
+    config = _read_part(folder / CONFIG_FILE, JSONObject)
     if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
         config = normalizer_entries(folder / TOKENIZER_FILE)
     unknown = config.get("do_lower_case") is None
     return None if unknown else Normalization.of(config, cased=False)
 
 
-def normalizer_entries(path: Path) -> dict[str, Any]:
+def normalizer_entries(path: Path) -> JSONObject:
     """Return the normalization of a tokenizer.json, with the keys of tokenizer_config.json."""
-    entries: dict[str, Any] = _read_part(path, dict[str, Any]).get("normalizer") or {}
+    entries: JSONObject = _read_part(path, JSONObject).get("normalizer") or {}
     return {
         "do_lower_case": entries.get("lowercase"),  # None for another kind of normalizer
         "strip_accents": entries.get("strip_accents"),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import read_json, verify_checkpoint, write_json_atomically
+from bert_cli.files import JSONObject, read_json, verify_checkpoint, write_json_atomically
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         config_path = path
         config = normalizer_entries(path)
     elif config_path.is_file():
-        config = read_json(config_path, dict[str, Any], DataError, "fix or remove it")
+        config = read_json(config_path, JSONObject, DataError, "fix or remove it")
     if config.get("do_lower_case", not cased) == cased:
         raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
     vocabulary = read_vocabulary(path)

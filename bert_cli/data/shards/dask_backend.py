@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from bert_cli.data.shards import manifest
 from bert_cli.errors import ConfigError, DataError, import_extra
-from bert_cli.files import read_json
+from bert_cli.files import JSONObject, read_json
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -151,7 +151,7 @@ def _connect(scheduler: str) -> "Client":
     address = scheduler
     remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
     if path.is_file():
-        address = str(read_json(path, dict[str, Any], ConfigError, remedy).get("address"))
+        address = str(read_json(path, JSONObject, ConfigError, remedy).get("address"))
     if not ADDRESS.fullmatch(address):
         problem = "is neither an address nor a file of `dask scheduler --scheduler-file`"
         raise ConfigError(where, problem, remedy)

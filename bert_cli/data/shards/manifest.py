@@ -21,14 +21,22 @@ from pydantic import BaseModel
 
 from bert_cli import __version__, files
 from bert_cli.errors import DataError, redact
-from bert_cli.files import JSON, InnerPath, file_crc32c, in_order, read_json, write_json_atomically
+from bert_cli.files import (
+    JSON,
+    InnerPath,
+    JSONObject,
+    file_crc32c,
+    in_order,
+    read_json,
+    write_json_atomically,
+)
 from bert_cli.text import count
 
 MANIFEST = "manifest.json"
 DONE = ".done"
 COUNTS = ("documents", "sentences", "records", "bytes_in", "bytes_out")
 CHECKSUM_THREADS = 4  # for disks that serve several reads at once
-Manifest = dict[str, Any]
+Manifest = JSONObject
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class Marker(BaseModel):
 
 class _StepRecord(BaseModel):
     step: str
-    settings: dict[str, Any]
+    settings: JSONObject
 
 
 class _Output(BaseModel, extra="allow"):
@@ -126,7 +134,7 @@ class _Output(BaseModel, extra="allow"):
 
 
 class _Manifest(BaseModel, extra="allow"):
-    settings: dict[str, Any] = {}
+    settings: JSONObject = {}
     counts: dict[str, int] = {}
     shards: list[_Output] = []
     notes: list[str] = []
@@ -140,7 +148,7 @@ class OutputFolder:
         self.out = step.out
         self.done = self.out / DONE
         self.partial = self.out / ".partial"
-        self.settings: dict[str, Any] = _without_secrets(step.settings)
+        self.settings: JSONObject = _without_secrets(step.settings)
         self.versions = package_versions(step.packages)
         self.markers: dict[str, Marker | None] = {}  # shards of this run in order; None: incomplete
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -333,7 +341,7 @@ def recorded_step(out: Path) -> str | None:
     return None
 
 
-def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
+def recorded_settings(out: Path, step: str) -> JSONObject | None:
     """Return the settings that an output folder was begun with, None for a new folder.
 
     Raises DataError for a file and for the folder of another step.
@@ -349,8 +357,8 @@ def recorded_settings(out: Path, step: str) -> dict[str, Any] | None:
     return _without_secrets(record.settings)
 
 
-def _without_secrets(settings: Mapping[str, JSON]) -> dict[str, Any]:
-    cleaned: dict[str, Any] = json.loads(redact(json.dumps(settings)))
+def _without_secrets(settings: Mapping[str, JSON]) -> JSONObject:
+    cleaned: JSONObject = json.loads(redact(json.dumps(settings)))
     return cleaned
 
 
@@ -397,7 +405,7 @@ def known_checksums(corpus: Path) -> dict[str, str | None]:
     """Return the checksums in a corpus.json by file name, without files that were written since."""
     known = {}
     with suppress(DataError, FileNotFoundError, KeyError, TypeError):
-        older = read_json(corpus, dict[str, Any], DataError, "")
+        older = read_json(corpus, JSONObject, DataError, "")
         for file in older["files"]:
             stat = (corpus.parent / file["name"]).stat()
             if stat.st_size == file["bytes"] and stat.st_mtime_ns < corpus.stat().st_mtime_ns:
@@ -407,10 +415,10 @@ def known_checksums(corpus: Path) -> dict[str, str | None]:
 
 def checksums(
     folder: Path, names: Sequence[str], known: Mapping[str, str | None]
-) -> list[dict[str, Any]]:
+) -> list[JSONObject]:
     """Return `name`, `bytes` and `crc32c` of files in a folder; files with a `known` checksum are not read."""
 
-    def entry(name: str) -> dict[str, Any]:
+    def entry(name: str) -> JSONObject:
         crc = known.get(name) or file_crc32c(folder / name)
         return {"name": name, "bytes": (folder / name).stat().st_size, "crc32c": crc}
 

@@ -8,10 +8,9 @@ dropped: most are references, boxes and notes.
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from bert_cli.errors import ConfigError
-from bert_cli.files import read_json
+from bert_cli.files import JSONObject, read_json
 
 QUOTE = "{text|quote|content|текст|texte|texto|testo|tekst|1}"
 """The pattern of templates that may hold paragraphs."""
@@ -82,7 +81,7 @@ def rules_of(language: str, more: Mapping[str, str]) -> Rules:
 def read_rules(path: Path) -> dict[str, str]:
     """Return the patterns of a JSON file by template name. Raises ConfigError for a bad file."""
     remedy = 'write {"name of a template": "text with {1}", ...}'
-    rules = read_json(path, dict[str, Any], ConfigError, remedy)
+    rules = read_json(path, JSONObject, ConfigError, remedy)
     for name, rule in rules.items():
         problem = "" if isinstance(rule, str) else "is no text"
         if not problem and re.search(r"[{}]", ARGUMENT.sub("", rule)):

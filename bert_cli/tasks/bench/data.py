@@ -23,13 +23,13 @@ from bert_cli.data.shards.manifest import finished_files, package_versions
 from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
-from bert_cli.files import is_stdout, output_json
+from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_table
 from bert_cli.tasks.look import machine
 from bert_cli.text import count, format_bytes, format_duration
 
 WORDS = 20_000
-Row = dict[str, Any]
+Row = JSONObject
 
 
 def run(settings: BenchDataSettings) -> None:
@@ -57,7 +57,7 @@ def run(settings: BenchDataSettings) -> None:
         print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
         print("\nMB: input text; for index the records; for read the batches in memory")
     if settings.json_file is not None:
-        metrics: dict[str, Any] = {
+        metrics: JSONObject = {
             "what": "data",
             "input": "synthetic" if settings.input is None else str(settings.input),
             "steps": rows,

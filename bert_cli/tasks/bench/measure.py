@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import keras
 from keras import ops
@@ -22,7 +21,7 @@ from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import DataError, DeviceError
-from bert_cli.files import is_stdout
+from bert_cli.files import JSONObject, is_stdout
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.tasks.finetune import squad
@@ -108,7 +107,7 @@ class Timer:
         ]
 
 
-def measure(settings: Settings, start_seconds: Mapping[str, float]) -> dict[str, Any] | None:
+def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObject | None:
     """Measure a run and return its metrics; None on ranks above 0.
 
     `start_seconds` are those since the process began. Raises SystemExit when it is asked to stop.
@@ -147,7 +146,7 @@ def resolve(settings: Settings, stack: ExitStack) -> ResolvedRun:
     Raises what the run raises for its input.
     """
     # `about` describes the complete run, not the measured steps.
-    changes: dict[str, Any] = {"about": None, "save_ckpt_path": None}
+    changes: JSONObject = {"about": None, "save_ckpt_path": None}
     if settings.generated_dataset and "bert_config" in settings.model_fields_set:
         changes["pretrained_ckpt_path"] = None  # the machine may not have it
     if isinstance(settings, PretrainSettings):
@@ -169,7 +168,7 @@ def resolve(settings: Settings, stack: ExitStack) -> ResolvedRun:
 # --- the measurements
 
 
-def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
+def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
     """Return the metrics of the steps after the warm-up; rates are medians, so that one slow step does not count."""
     measured = steps[warmup_steps:]
     skipped_before = steps[warmup_steps - 1]["skipped"] if warmup_steps else 0.0
@@ -196,7 +195,7 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> dict[str, Any]:
     }
 
 
-def _memory(run: Run, bytes_before: int) -> dict[str, Any]:
+def _memory(run: Run, bytes_before: int) -> JSONObject:
     """Return the peak memory and its growth since the model was built, of the process with the most."""
     peak = _device_memory(run.resolved)[1]
     group = run.engine.group
@@ -242,7 +241,7 @@ def save(run: Run) -> list[float]:
         return FAILED
 
 
-def _description(settings: Settings, resolved: ResolvedRun) -> dict[str, Any]:
+def _description(settings: Settings, resolved: ResolvedRun) -> JSONObject:
     plan = resolved.plan
     mesh = resolved.mesh
     values = resolved.settings.model_dump(mode="json")

@@ -16,11 +16,11 @@ from bert_cli.config.bench import (
     BenchSquadSettings,
     benchmarks,
 )
-from bert_cli.files import is_stdout, output_json
+from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_table, quiet_imports
 from bert_cli.text import count, format_bytes, format_duration
 
-Row = dict[str, Any]
+Row = JSONObject
 
 
 def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:

@@ -18,6 +18,7 @@ from bert_cli.config.load import RECIPES, configs_folder
 from bert_cli.config.settings import BertConfig
 from bert_cli.config.training import BatchShape, Precision
 from bert_cli.errors import ConfigError
+from bert_cli.files import JSONObject
 from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 
@@ -93,7 +94,7 @@ class Recipe:
     config: BertConfig
     new_pieces: int = 0
     seconds: float = 0.0
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)  # by command
+    configs: dict[str, JSONObject] = field(default_factory=dict)  # by command
     rows: list[tuple[str, str, str]] = field(default_factory=list)  # what, value, reason
     warnings: list[str] = field(default_factory=list)
 
@@ -252,7 +253,7 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     batch = next((n for n in sizes if examples >= TABLE["batch"][kind] * n), sizes[-1])
     updates = math.ceil(examples / batch)
     warmup = TABLE["warm-up"]["fraction"]
-    model: dict[str, Any] = {"bert_config": config.model_dump(exclude={"vocab_size"})}
+    model: JSONObject = {"bert_config": config.model_dump(exclude={"vocab_size"})}
     if chosen.start is not None:
         model = {"pretrained_ckpt_path": chosen.name}
         rule = TABLE["new pieces"]
@@ -300,7 +301,7 @@ def batch_of(batch: int, machine: Machine) -> dict[str, int]:
     return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}
 
 
-def optimizer(rate: float, warmup: float, precision: str) -> dict[str, Any]:
+def optimizer(rate: float, warmup: float, precision: str) -> JSONObject:
     """Return the settings of AdamW."""
     schedule = {"schedule_name": "up_down", "max_learning_rate": rate, "warmup_frac": warmup}
     scaling = {"loss_scaling": "dynamic"} if precision == "mixed_float16" else {}

@@ -18,7 +18,7 @@ from bert_cli.config.settings import Parallel
 from bert_cli.config.tools import DoctorSettings, MachineSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
-from bert_cli.files import free_bytes, is_stdout, output_json
+from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
@@ -73,7 +73,7 @@ def run(settings: DoctorSettings | MachineSettings) -> None:
             {**{name: getattr(finding, name) for name in columns}, "values": dict(finding.values)}
             for finding in report.findings
         ]
-        summary: dict[str, Any] = {"errors": len(errors), "warnings": warnings, "findings": rows}
+        summary: JSONObject = {"errors": len(errors), "warnings": warnings, "findings": rows}
         output_json(settings.json_file, summary)
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
     failed = ", ".join(dict.fromkeys(finding.what for finding in errors))

@@ -20,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from bert_cli.config.training import Precision
 from bert_cli.errors import BertError, DataError, DeviceError
+from bert_cli.files import JSONObject
 from bert_cli.processes import cpu_count
 from bert_cli.text import count, format_bytes
 
@@ -168,7 +169,7 @@ def file_system(folder: Path) -> str | None:
     return max(above)[2] if above else None
 
 
-def description() -> dict[str, Any]:
+def description() -> JSONObject:
     """Return the processor and the memory, in the form that measurements record."""
     flags = processor_flags()
     number = cpu_count()

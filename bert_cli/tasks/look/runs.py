@@ -14,7 +14,7 @@ from typing import Any
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
-from bert_cli.files import is_stdout, output_json
+from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_table
 from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
@@ -67,8 +67,8 @@ def _list_runs(settings: RunsSettings) -> None:
         )
 
 
-def _describe(run: Run) -> dict[str, Any]:
-    described: dict[str, Any] = {"run": str(run.folder)}
+def _describe(run: Run) -> JSONObject:
+    described: JSONObject = {"run": str(run.folder)}
     try:
         described |= {
             "what": run.kind,
@@ -153,7 +153,7 @@ def _compare(settings: CompareSettings) -> None:
         history.spread([history.summary_of(entry, window) for entry in runs]) for runs in sides
     ]
     fields = ("mean", "standard_deviation")
-    described: dict[str, Any] = {
+    described: JSONObject = {
         "runs": [
             {
                 "name": f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,

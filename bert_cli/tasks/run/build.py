@@ -20,6 +20,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import ExampleStream, Stream
 from bert_cli.errors import DeviceError
+from bert_cli.files import JSONObject
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
@@ -101,7 +102,7 @@ class Run:
     state: State
     step: Step
     form: Format
-    fixed: dict[str, Any]
+    fixed: JSONObject
     """Values that must be equal for a checkpoint to be resumed."""
 
     def compile(self) -> None:

@@ -22,7 +22,7 @@ from bert_cli.data.records.tokenizer import (
     read_tokenizer,
 )
 from bert_cli.errors import CheckpointError, ConfigError, nearest
-from bert_cli.files import read_json, verify_checkpoint
+from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.model import hf, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
     FILES,
@@ -202,8 +202,8 @@ def read_tokenizer_for(config: BertConfig, folder: Path) -> TextTokenizer:
     return tokenizer
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    return read_json(path, dict[str, Any], CheckpointError, MODEL_FILES)
+def _read_config(path: Path) -> JSONObject:
+    return read_json(path, JSONObject, CheckpointError, MODEL_FILES)
 
 
 def _download(name: str, where: str) -> Path:

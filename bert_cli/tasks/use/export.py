@@ -30,7 +30,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model, read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
-from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.files import JSONObject, atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import models
@@ -419,10 +419,10 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
     return encode
 
 
-def _normalizer_of(tokenizer: TextTokenizer) -> dict[str, Any]:
+def _normalizer_of(tokenizer: TextTokenizer) -> JSONObject:
     """Return a tokenizer's normalizer. Raises ConfigError if tensorflow-text cannot do the same."""
     description = json.loads(tokenizer.library.to_str())
-    normalizer: dict[str, Any] = description.get("normalizer") or {}
+    normalizer: JSONObject = description.get("normalizer") or {}
     problem = ""
     if added := [token["content"] for token in description["added_tokens"]]:
         problem = f"tensorflow-text lacks the tokens that the model's owner added ({added[0]})"

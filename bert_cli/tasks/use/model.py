@@ -32,6 +32,7 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.files import JSONObject
 from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import models, start
@@ -39,7 +40,7 @@ from bert_cli.tasks.run import models, start
 UNLIMITED = 2**31 - 1
 Columns = Mapping[str, Any]
 Floats = npt.NDArray[np.float32]
-Row = dict[str, Any]
+Row = JSONObject
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class Predictor:
     max_seq_length: int
 
     @classmethod
-    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return values from the model's folder for settings that are not given, and maybe a max_seq_length."""
         return {}
 

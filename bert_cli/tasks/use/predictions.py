@@ -28,6 +28,7 @@ from bert_cli.data.finetune.squad_windows import (
     with_null_threshold,
 )
 from bert_cli.errors import DataError
+from bert_cli.files import JSONObject
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import (
     Columns,
@@ -148,7 +149,7 @@ class QuestionAnswering(Predictor):
     EMPTY: ClassVar[Row] = {"answer": "", "probability": None, "start": None, "end": None}
 
     @classmethod
-    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return the sizes of the run's windows, or those that fit, and the threshold that the run chose."""
         run = source.folder.parent
         sizes = read_window_sizes(run)
@@ -157,7 +158,7 @@ class QuestionAnswering(Predictor):
         # Half of the window for the question, and half of the rest for the stride, at most.
         query = min(settings.max_query_length, length // 2)
         stride = min(settings.doc_stride, max(1, (length - QUESTION_SPECIALS - query) // 2))
-        defaults: dict[str, Any] = {"max_query_length": query, "doc_stride": stride, **sizes}
+        defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
         if settings.version_2 and settings.null_score_diff_threshold is None:
             chosen = read_null_threshold(run)
             origin = (
@@ -255,7 +256,7 @@ class Embedding(Predictor):
     EMPTY: ClassVar[Row] = {"embedding": None}
 
     @classmethod
-    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> dict[str, Any]:
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return pooling, normalization and length of the model; warn about one that fills masks."""
         head = head_of(source)
         if head is not None and head.fills_masks:

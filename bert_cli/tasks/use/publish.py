@@ -9,7 +9,7 @@ from bert_cli import __version__
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, read_json
+from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.use.model import Opened
 from bert_cli.train import card, history
@@ -27,7 +27,7 @@ def write_card(settings: ExportSettings, model: Opened, folder: Path) -> None:
     source = model.source.folder
     sections = [f"Written by `bert export --format {settings.format}` of bert-cli {__version__}."]
     if (source / STATE).is_file():
-        state = read_json(source / STATE, dict[str, Any], CheckpointError, "copy it again")
+        state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
         sections += _of_training(source, state) if "fixed" in state else []
     elif (source / card.CARD).is_file():
         older = (source / card.CARD).read_text(encoding="utf-8").partition(card.TRAINING)
@@ -35,7 +35,7 @@ def write_card(settings: ExportSettings, model: Opened, folder: Path) -> None:
     names = named_weights(model.blocks).items()
     weights = [weight for name, weight in names if not name.startswith(tuple(model.new))]
     text = card.model_card(
-        read_json(folder / "config.json", dict[str, Any], CheckpointError, ""),
+        read_json(folder / "config.json", JSONObject, CheckpointError, ""),
         sum(math.prod(weight.shape) for weight in weights),
         sections,
         is_embedding=(source / embeddings.MODULES).is_file(),
