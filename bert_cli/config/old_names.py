@@ -66,7 +66,7 @@ MODEL_HAS = {
 ALWAYS = {"hidden_act": "gelu", "position_embedding_type": "absolute", "n_best_size": 20}
 # Last part of a key or flag without an equivalent -> the remedy.
 INSTEAD = {
-    "checkpoint_dir": "give the folder of temporary files, TMPDIR=FOLDER bert bench ...",
+    "checkpoint_dir": "set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ...",
     "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
     "num_train_steps": "give --total-num-train-samples, the steps times the examples of a step",

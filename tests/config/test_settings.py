@@ -176,7 +176,7 @@ def test_a_cache_is_for_records_at_an_address(where, config):
         (finetune.ClassifySettings, "--text-column a,b,c", "names 3 columns; give one or two"),
         (tools.DoctorSettings, "--seed 3", "max_seq_length: is not given"),
         (tools.InspectSettings, "folder --dataset-cache a", "has no effect on a folder of this machine"),
-        (BenchPretrainSettings, "--checkpoint-dir x", "no such setting; give the folder of temporary files, TMPDIR="),
+        (BenchPretrainSettings, "--checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
         (BenchPretrainSettings, "--dry-run", "dry_run (--dry-run): has no effect on a measurement"),
         (BenchDataSettings, "text --megabytes 3", "megabytes (--megabytes): has no effect with input"),
     ],
