@@ -25,7 +25,8 @@ ENGINES = ("tensorflow", "jax")
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
     "errors", "files", "processes", "cli", "config", "planning", "data", "optim/schedule", "commands",
-    "parallel/cluster", "parallel/engine", "parallel/launcher", "train",
+    "train",
+    *(f"parallel/{name}" for name in ("cluster", "devices", "engine", "group", "launcher", "runtime")),
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "machine")),
     *(f"tasks/bench/{name}" for name in ("run", "data")), "tasks/launch",
 ]  # fmt: skip

@@ -10,19 +10,17 @@ import os
 import re
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import psutil
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from bert_cli.errors import ConfigError, DeviceError
-from bert_cli.parallel.launcher import divide_gpus
 
 # Below those that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
@@ -30,7 +28,6 @@ PORTS = range(20_000, 32_000)
 PORTS_OF_STEP = 64
 STEPS_OF_JOB = 8
 CONNECT_SECONDS = 2.0
-T = TypeVar("T")
 
 
 class StoppedWhileJoiningError(Exception):
@@ -198,34 +195,6 @@ def _expand_hosts(nodes: str) -> list[str]:
             )
         hosts += map("".join, itertools.product(*parts))
     return hosts
-
-
-def device_memory(kind: str, processes: Processes) -> int:
-    """Return the bytes of the smallest visible GPU, from its driver, or a process' part of this host's memory."""
-    if kind == "CPU":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return memory // len(processes.local_ranks)
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
-        command += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-        return min(int(line) for line in done.stdout.split()) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        problem = f"does not report the memory of the GPUs ({error})"
-        remedy = "give pipeline_stages instead of parallel.layout auto"
-        raise DeviceError("nvidia-smi", problem, remedy) from error
-
-
-def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
-    """Return the GPUs that a process may use: all visible ones, or a part where its host's processes see all."""
-    count = len(processes.local_ranks)
-    variables = os.environ
-    # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
-    has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
-    if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
-        return gpus
-    return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
 
 
 def wait_for_processes(

@@ -7,27 +7,26 @@ processes and signals arrive in one queue in their order, so the first process t
 
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import IO, NamedTuple, TextIO, TypeVar
+from typing import IO, NamedTuple, TextIO
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
+from bert_cli.parallel.devices import gpus_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_SECONDS = 0.2
 LAST_LINES = 12  # of a failed process' standard error that are shown again
 KILL_SECONDS = 5.0  # until a remote shell that does not end is killed
 DRAIN_SECONDS = 2.0  # until the last lines of a process that ended have been read
-T = TypeVar("T")
 KINDS = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DeviceError)}
 
 
@@ -262,39 +261,6 @@ def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
 def _kill_group(child: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
-    return divide_gpus(visible_gpus(environment), local_rank, count) if count > 1 else []
-
-
-def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
-    """Return the part of the GPUs of this host that is for one of its `count` processes."""
-    if len(gpus) % count:
-        raise DeviceError(
-            f"GPUs ({len(gpus)} on {os.uname().nodename})",
-            f"cannot be divided evenly among {count} processes",
-            "give a number of --processes that divides them, or choose some by CUDA_VISIBLE_DEVICES",
-        )
-    each = len(gpus) // count
-    return gpus[local_rank * each : (local_rank + 1) * each]
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, or the numbers of all that the driver lists."""
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        names = [name.strip() for name in chosen.split(",")]
-        # As CUDA reads it: what follows a -1 is hidden.
-        return [name for name in names[: [*names, "-1"].index("-1")] if name]
-    try:
-        listed = subprocess.check_output(
-            ["nvidia-smi", "-L"], text=True, stderr=DEVNULL, timeout=60, env=dict(environment)
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [str(number) for number in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
 
 
 def cores_of(local_rank: int, count: int) -> list[int]:

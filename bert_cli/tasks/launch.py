@@ -22,7 +22,8 @@ from bert_cli.config.tools import LaunchSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.cluster import PORTS, find_processes
-from bert_cli.parallel.launcher import Process, command_on_host, gpus_of, supervise
+from bert_cli.parallel.devices import gpus_of
+from bert_cli.parallel.launcher import Process, command_on_host, supervise
 from bert_cli.planning.layout import check_processes
 
 PROGRAM = (sys.executable, "-m", "bert_cli")

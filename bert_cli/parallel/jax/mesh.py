@@ -35,14 +35,12 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
-    device_memory,
     find_interface,
-    part_of_gpus,
     wait_for_processes,
 )
+from bert_cli.parallel.devices import device_memory, part_of_gpus, visible_gpus
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
-from bert_cli.parallel.launcher import visible_gpus
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
 FOREVER = 10**6  # seconds

@@ -25,11 +25,10 @@ from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
     bind_to_interface,
-    device_memory,
     find_interface,
-    part_of_gpus,
     wait_for_processes,
 )
+from bert_cli.parallel.devices import device_memory, part_of_gpus
 from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices

@@ -1,0 +1,77 @@
+"""The GPUs of a host, the part of one of its processes, and the memory of a device."""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import TypeVar
+
+from bert_cli.errors import DeviceError
+from bert_cli.parallel.cluster import Processes
+
+T = TypeVar("T")
+
+
+def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
+    return divide_gpus(visible_gpus(environment), local_rank, count) if count > 1 else []
+
+
+def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
+    """Return the part of the GPUs of this host that is for one of its `count` processes."""
+    if len(gpus) % count:
+        raise DeviceError(
+            f"GPUs ({len(gpus)} on {os.uname().nodename})",
+            f"cannot be divided evenly among {count} processes",
+            "give a number of --processes that divides them, or choose some by CUDA_VISIBLE_DEVICES",
+        )
+    each = len(gpus) // count
+    return gpus[local_rank * each : (local_rank + 1) * each]
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, or the numbers of all that the driver lists."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        # As CUDA reads it: what follows a -1 is hidden.
+        return [name for name in names[: [*names, "-1"].index("-1")] if name]
+    try:
+        listed = subprocess.check_output(
+            ["nvidia-smi", "-L"],
+            text=True,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            env=dict(environment),
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(number) for number in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
+
+
+def device_memory(kind: str, processes: Processes) -> int:
+    """Return the bytes of the smallest visible GPU, from its driver, or a process' part of this host's memory."""
+    if kind == "CPU":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory // len(processes.local_ranks)
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return min(int(line) for line in done.stdout.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        problem = f"does not report the memory of the GPUs ({error})"
+        remedy = "give pipeline_stages instead of parallel.layout auto"
+        raise DeviceError("nvidia-smi", problem, remedy) from error
+
+
+def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
+    """Return the GPUs that a process may use: all visible ones, or a part where its host's processes see all."""
+    count = len(processes.local_ranks)
+    variables = os.environ
+    # SLURM's `--gres=gpu:4` shows all four to each task; other schedulers have divided them already.
+    has_all = variables.get("SLURM_GPUS_ON_NODE") == str(len(gpus)) and "SLURM_PROCID" in variables
+    if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
+        return gpus
+    return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
