@@ -1,25 +1,17 @@
-"""Runs are read back from their folders without changing them, and summarized in numbers."""
+"""Runs are read back from their folders without changing them."""
 
 import fcntl
 import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.load import load
 from bert_cli.errors import DataError
-from bert_cli.train.history import (
-    Run,
-    names_of,
-    open_runs,
-    runs_below,
-    smoothed,
-    summary_of,
-    window_for,
-)
+from bert_cli.tasks.look.summary import names_of
+from bert_cli.train.history import Run, open_runs, runs_below
 from bert_cli.train.metrics import jsonl_reporter
 
 NAN = float("nan")
@@ -126,44 +118,3 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_ru
         with pytest.raises(DataError) as error:
             read()
         assert str(error.value).startswith(f"{folder / name}")
-
-
-# --- summaries
-
-
-def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
-    assert smoothed(np.array([1.0, 2.0, 3.0, 8.0]), 2).tolist() == [1.0, 1.5, 2.5, 5.5]
-    assert smoothed(np.array([1.0, 2.0]), 5).tolist() == [1.0, 1.5]
-    found = smoothed(np.array([NAN, 2.0, NAN, 4.0, NAN, NAN]), 2)
-    np.testing.assert_array_equal(found, [NAN, 2.0, 2.0, 4.0, 4.0, NAN])
-
-
-def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
-    speed = {"seconds_per_step": 2.0, "skipped": 1}
-    first = {"loss": 3.0, "validation_f1": 0.5, "tokens_per_second": 1.0}
-    second = {"loss": 1.0, "tokens_per_second": 9.0}
-    third = {"loss": 2.0, "validation_f1": 0.4}
-    fourth = {"loss": None, "tokens_per_second": 8.0}
-    lines = [(1, first | speed), (2, second | speed), (3, third), (4, fourth | speed)]
-    summary = summary_of(a_run(tmp_path / "a", lines), 1)
-    assert summary == {
-        "steps": 4,
-        "loss, last": 2.0,
-        "loss, best": 1.0,
-        "loss, step of the best": 2,
-        "held-out f1, last": 0.4,
-        "held-out f1, best": 0.5,
-        "held-out f1, step of the best": 1,
-        "tokens per second, median": 8.0,
-        "seconds in steps": 6.0,
-        "steps skipped": 1,
-        "steps whose loss is not finite": 1,
-    }
-    assert summary_of(a_run(tmp_path / "b", []), 5) == {"steps": 0.0}
-
-
-def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
-    for steps, window in ((1, 1), (79, 1), (80, 2), (400, 10), (12_000, 200)):
-        run = a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)])
-        assert window_for([run, a_run(tmp_path / "b", [])], None) == window
-    assert window_for([run], 7) == 7

@@ -20,10 +20,26 @@ import numpy as np
 from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import write_atomically
+from bert_cli.tasks.look.summary import (
+    ACCURACY,
+    LOSS,
+    differing_settings,
+    in_words,
+    label_of,
+    metric_names,
+    names_of,
+    series,
+    smoothed,
+    summary_of,
+    value_in_words,
+    window_for,
+    window_in_words,
+)
 from bert_cli.text import count
 from bert_cli.train import history
 from bert_cli.train.checkpoint import METRICS
-from bert_cli.train.history import HELD_OUT, Run, series
+from bert_cli.train.history import Run
+from bert_cli.train.metrics import HELD_OUT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,12 +84,12 @@ def run(settings: PlotSettings) -> None:
     written.
     """
     runs = history.open_runs(settings.runs, "runs")
-    names = history.names_of(runs)
+    names = names_of(runs)
     empty = [str(entry.folder) for entry in runs if not entry.steps]
     if len(empty) == len(runs):
         remedy = "wait for the first one, or give other runs"
         raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
-    window = history.window_for(runs, settings.smoothing)
+    window = window_for(runs, settings.smoothing)
     pictures = {
         title: draw(title, panels, runs, names, window)
         for title, panels in pictures_of(runs).items()
@@ -99,17 +115,14 @@ def run(settings: PlotSettings) -> None:
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     """Return title -> panels of each picture for which the runs have a metric."""
-    metrics = history.metric_names(runs)
-    held_out = history.metric_names(runs, held_out=True)
+    metrics = metric_names(runs)
+    held_out = metric_names(runs, held_out=True)
     beside = {name: HELD_OUT + name if HELD_OUT + name in held_out else "" for name in metrics}
     pictures = {
-        "Loss": [
-            Panel(f"{_label(n)} (nats)", n, beside[n])
-            for n in history.metric_names(runs, history.LOSS)
-        ],
+        "Loss": [Panel(f"{_label(n)} (nats)", n, beside[n]) for n in metric_names(runs, LOSS)],
         "Accuracy": [
             Panel(f"{_label(n)} (%)", n, beside[n], factor=100.0)
-            for n in history.metric_names(runs, history.ACCURACY)
+            for n in metric_names(runs, ACCURACY)
         ],
         "Held out": [
             Panel(f"held-out {_label(name.removeprefix(HELD_OUT))}", held_out=name)
@@ -203,7 +216,7 @@ def _draw_run(
         else:
             if window > 1:
                 axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.22)
-                values = history.smoothed(values, window)
+                values = smoothed(values, window)
             # A single point has no line.
             marker = "o" if is_finite.sum() == 1 else None
             (line,) = axes.plot(steps, values, color=colour, linestyle=dashes, marker=marker)
@@ -235,16 +248,14 @@ def page_of(
     """Return the HTML page: the run's end, pictures, metrics, differing settings, all settings of each run."""
     from jinja2 import Environment
 
-    summaries = [history.summary_of(entry, window) for entry in runs]
+    summaries = [summary_of(entry, window) for entry in runs]
     metrics = {
         "folder": [str(entry.folder.resolve()) for entry in runs],
         "command": [entry.kind for entry in runs],
         "state": [entry.state if entry.steps else f"{entry.state}, no step yet" for entry in runs],
     }
     for name in dict.fromkeys(name for summary in summaries for name in summary):
-        metrics[history.label_of(name)] = [
-            history.in_words(name, summary.get(name)) for summary in summaries
-        ]
+        metrics[label_of(name)] = [in_words(name, summary.get(name)) for summary in summaries]
     ends = {
         label: metrics[label]
         for label in metrics
@@ -259,10 +270,9 @@ def page_of(
         runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
         ends=ends,
         metrics=metrics,
-        window=history.window_in_words(window),
+        window=window_in_words(window),
         differing={
-            name: map(history.value_in_words, values)
-            for name, values in history.differing_settings(runs).items()
+            name: map(value_in_words, values) for name, values in differing_settings(runs).items()
         },
         pictures=pictures.values(),
         settings=[

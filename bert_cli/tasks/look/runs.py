@@ -16,11 +16,24 @@ from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_table
+from bert_cli.tasks.look.summary import (
+    ABSENT,
+    NAMES_ONLY,
+    differing_settings,
+    in_words,
+    label_of,
+    names_of,
+    spread,
+    summary_of,
+    value_in_words,
+    window_for,
+    window_in_words,
+)
 from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
 from bert_cli.train.checkpoint import METRICS
-from bert_cli.train.history import ABSENT, HELD_OUT, NAMES_ONLY, Run, in_words
-from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
+from bert_cli.train.history import Run
+from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, PROBE
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 MAX_METRICS = 3
@@ -144,14 +157,12 @@ def _compare(settings: CompareSettings) -> None:
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
         raise DataError(where, "is the same run as the first", "give another run")
-    window = history.window_for([*sides[0], *sides[1]], settings.smoothing)
-    names = history.names_of([Run(folder) for folder in folders.values()])
+    window = window_for([*sides[0], *sides[1]], settings.smoothing)
+    names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
-    values = [{**runs[0].flat_settings, **history.differing_settings(runs)} for runs in sides]
+    values = [{**runs[0].flat_settings, **differing_settings(runs)} for runs in sides]
     pairs = {name: [entry.get(name, ABSENT) for entry in values] for name in values[0] | values[1]}
-    results = [
-        history.spread([history.summary_of(entry, window) for entry in runs]) for runs in sides
-    ]
+    results = [spread([summary_of(entry, window) for entry in runs]) for runs in sides]
     fields = ("mean", "standard_deviation")
     described: JSONObject = {
         "runs": [
@@ -201,7 +212,7 @@ def _print(described: Mapping[str, Any]) -> None:
     names = (first["name"], second["name"])
     settings = described["settings"].items()
     if settings:
-        rows = [(name, *map(history.value_in_words, pair)) for name, pair in settings]
+        rows = [(name, *map(value_in_words, pair)) for name, pair in settings]
         print_table(("settings that differ", *names), rows)
     else:
         print("Both have the same settings.")
@@ -221,7 +232,7 @@ def _print(described: Mapping[str, Any]) -> None:
             change = pair[1]["mean"] - pair[0]["mean"]
             sign = "+" if change > 0 else "-" if change < 0 else ""
             difference = sign + in_words(name, abs(change))
-        rows.append((history.label_of(name), *cells, difference))
+        rows.append((label_of(name), *cells, difference))
     print_table(("results", *names, "difference"), rows)
-    smoothing = history.window_in_words(described["smoothed_over_steps"])
+    smoothing = window_in_words(described["smoothed_over_steps"])
     print(f"\nLosses, accuracies and gradient norms are {smoothing}.")

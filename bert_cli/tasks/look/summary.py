@@ -1,0 +1,163 @@
+"""Runs in numbers and as text, for `bert plot`, `runs` and `compare`.
+
+The loss of a single step is noisy, so last and best values are means over a window of steps. Values
+that are not finite are left out of means and counted.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.errors import printable
+from bert_cli.text import format_duration
+from bert_cli.train.history import Run
+from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
+
+Array = npt.NDArray[np.float64]
+LOSS = "loss"
+ACCURACY = "accuracy"
+# Settings that name or describe a run: they always differ and are not compared.
+NAMES_ONLY = ("save_ckpt_path", "about")
+ABSENT = "not set"
+
+
+def series(run: Run, name: str) -> tuple[Array, Array]:
+    """Return the steps that have a metric, and its values; NaN where it was not finite."""
+    values = {step: metrics[name] for step, metrics in run.steps.items() if name in metrics}
+    # None becomes NaN.
+    return np.array([*values], np.float64), np.array([*values.values()], np.float64)
+
+
+def smoothed(values: Array, window: int) -> Array:
+    """Return the mean of each value and the `window - 1` values before it; values that are not finite are left out."""
+    is_finite = np.isfinite(values)
+    sums = np.cumsum(np.where(is_finite, values, 0.0))
+    counts = np.cumsum(is_finite)
+    for totals in (sums, counts):
+        totals[window:] -= totals[:-window].copy()
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def window_for(runs: Sequence[Run], window: int | None) -> int:
+    """Return `window`, or by default 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
+    if window is not None:
+        return window
+    limit = max((len(run.steps) for run in runs), default=0) / 40
+    return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
+
+
+def metric_names(runs: Sequence[Run], ending: str = "", *, held_out: bool = False) -> list[str]:
+    """Return the metrics of runs whose names have this ending, in their order: held-out metrics or the others."""
+    rows = (metrics for run in runs for metrics in run.steps.values())
+    names = dict.fromkeys(name for metrics in rows for name in metrics)
+    names_of_kind = [name for name in names if name.startswith(HELD_OUT) == held_out]
+    return [n for n in names_of_kind if ending in ("", n) or n.endswith(f"_{ending}")]
+
+
+def summary_of(run: Run, window: int) -> dict[str, float]:
+    """Return a run's last and best losses and accuracies over `window` steps, its scores and its speed, by name."""
+    losses = metric_names([run], LOSS)
+    rows = run.steps.values()
+    speeds = ("examples_per_second", "tokens_per_second")
+    names = ("gradient_norm", "seconds_per_step", "skipped", *speeds)
+    values = {name: series(run, name)[1] for name in names}
+    summary: dict[str, float] = {"steps": run.step}
+    if run.total_steps is not None:
+        summary["of steps"] = run.total_steps
+    for name in (*losses, *metric_names([run], ACCURACY)):
+        summary |= _last_and_best(run, name, name, window)
+    for name in metric_names([run], held_out=True):
+        summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
+    summary |= {f"score {name.replace('_', ' ')}": value for name, value in run.scores.items()}
+    for name in speeds:
+        if np.isfinite(values[name]).any():
+            summary[f"{name.replace('_', ' ')}, median"] = np.nanmedian(values[name])
+    gradient = smoothed(values["gradient_norm"], window)
+    if np.isfinite(gradient).any():
+        summary["gradient norm, last"] = gradient[np.isfinite(gradient)][-1]
+    if len(values["seconds_per_step"]):
+        summary["seconds in steps"] = np.nansum(values["seconds_per_step"])
+    if np.nansum(values["skipped"]):
+        summary["steps skipped"] = np.nanmax(values["skipped"])
+    if count := sum(any(row.get(name, 0.0) is None for name in losses) for row in rows):
+        summary["steps whose loss is not finite"] = count
+    return {name: float(value) for name, value in summary.items()}
+
+
+def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[str, float]:
+    steps, values = series(run, name)
+    values = values if window is None else smoothed(values, window)
+    if not np.isfinite(values).any():
+        return {}
+    is_low = name.endswith((LOSS, BITS_PER_BYTE))
+    best = int(np.nanargmin(values) if is_low else np.nanargmax(values))
+    label = label.replace("_", " ")
+    return {
+        f"{label}, last": values[np.isfinite(values)][-1],
+        f"{label}, best": values[best],
+        f"{label}, step of the best": steps[best],
+    }
+
+
+def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
+    """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
+    spreads: dict[str, tuple[float, float | None]] = {}
+    for name in summaries[0]:
+        row = [summary[name] for summary in summaries if name in summary]
+        if len(row) == len(summaries):
+            spreads[name] = statistics.mean(row), statistics.stdev(row) if len(row) > 1 else None
+    return spreads
+
+
+def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return dotted name -> value in each run, or `ABSENT`, of the settings that are not the same in all."""
+    names = dict.fromkeys(name for run in runs for name in run.flat_settings)
+    values_by_name = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
+    return {
+        name: values
+        for name, values in values_by_name.items()
+        if name.partition(".")[0] not in NAMES_ONLY and any(value != values[0] for value in values)
+    }
+
+
+def window_in_words(window: int) -> str:
+    """Return the description of a smoothed metric."""
+    return f"means over {window:,} steps" if window > 1 else "those of single steps"
+
+
+def label_of(name: str) -> str:
+    """Return a metric's name before a value of `in_words`, which has its own unit."""
+    return name.replace("seconds in", "time in")
+
+
+def in_words(name: str, value: float | None) -> str:
+    """Return a value of `summary_of` as text, "" for None."""
+    if value is None:
+        return ""
+    if name.startswith("seconds"):
+        return format_duration(value)
+    if "step" in name:
+        return f"{value:,.0f}"
+    if "accuracy" in name:
+        return f"{100 * value:.2f} %"
+    return f"{value:,.1f}" if "per second" in name else f"{value:.4f}"
+
+
+def value_in_words(value: Any) -> str:
+    """Return a setting's value as in a config, and strings without quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Return the shortest ends of the runs' paths that are all different, with the same number of parts."""
+    parts = [run.folder.resolve().parts[1:] for run in runs]
+    for number in range(1, max(map(len, parts), default=0) + 1):
+        names = [printable("/".join(path[-number:])) for path in parts]
+        # The folder of a seed says nothing without its parent.
+        if len(set(names)) == len(names) and not all(name.startswith("seed_") for name in names):
+            return names
+    return [printable(str(run.folder)) for run in runs]
