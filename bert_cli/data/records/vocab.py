@@ -222,8 +222,9 @@ def run(settings: VocabSettings) -> None:
         print(f"vocab: {note}")
     new = len(pieces) - len(base_pieces)
     if len(pieces) < target:
+        kind = "new pieces" if base else "pieces"
         print(
-            f"vocab: only {new:,}{' new' * bool(base)} pieces occur {settings.min_frequency} times or more in "
+            f"vocab: only {new:,} {kind} occur {settings.min_frequency} times or more in "
             f"this text, fewer than the {int(settings.size):,} of --size"
         )
     line = summary("vocab", stats, seconds, size)

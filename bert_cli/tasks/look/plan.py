@@ -162,8 +162,10 @@ def _flags(settings: PretrainSettings) -> str:
     if settings.engine == "jax":
         pipeline = "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null"
         pipeline += f" --parallel.tensor '{parallel.tensor}'"
-        pipeline += " --parallel.replicated-tensor-sharding" * parallel.replicated_tensor_sharding
-        pipeline += " --parallel.shard-weights" * parallel.shard_weights
+        if parallel.replicated_tensor_sharding:
+            pipeline += " --parallel.replicated-tensor-sharding"
+        if parallel.shard_weights:
+            pipeline += " --parallel.shard-weights"
     return (
         f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
         f"--global-batch.replicas {batch.replicas} "

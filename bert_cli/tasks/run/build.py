@@ -228,8 +228,9 @@ def optimizer_for(
         no_layer_adaptation=options.no_layer_adaptation,
         layer_decay=options.layer_decay,
     )
-    for name in factors.keys() & rules.keys() if not kind.has_trust_ratio else ():
-        rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
+    if not kind.has_trust_ratio:
+        for name in factors.keys() & rules.keys():
+            rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
     if steps := getattr(settings, "new_rows_only_steps", 0):
         known = getattr(settings, "known_rows", 0)
         free = {"emb/word/embeddings": known * settings.bert_config.hidden_size}

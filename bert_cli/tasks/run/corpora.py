@@ -49,7 +49,9 @@ class StoredSizes(BaseModel):
 def _stored_sizes(settings: PretrainSettings) -> list[StoredSizes]:
     """Return the sizes of the run's records on this disk."""
     stored: list[StoredSizes] = []
-    for path in () if settings.generated_dataset else settings.dataset_paths:
+    if settings.generated_dataset:
+        return stored
+    for path in settings.dataset_paths:
         with suppress(DataError):
             stored.append(read_json(Path(path) / "corpus.json", StoredSizes, DataError, ""))
     return stored

@@ -64,9 +64,10 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
     plan = corpora.plan_for(settings, stream)
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
-    for check in [] if folder is None else corpora.text_checks(stream, settings):
-        if check.warns:
-            print_line(check.warning)
+    if folder is not None:
+        for check in corpora.text_checks(stream, settings):
+            if check.warns:
+                print_line(check.warning)
 
     def score(engine: Engine, step: int) -> dict[str, float]:
         values = {} if held_out is None else evaluate(settings, held_out, engine)
