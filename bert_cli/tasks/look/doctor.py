@@ -192,10 +192,12 @@ def check_layout(
     text = f"{count(replicas, 'replica')} of {count(stages, 'device')}"
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
     remedy = layout.AUTO
-    if replicas % processes.count:
-        problem = f"{processes.count} processes cannot divide the replicas"
-        report.error("layout", ConfigError(text, problem, remedy), **values)
-    elif kind == "GPU" and needed > number:
+    try:
+        layout.check_processes(settings.global_batch, processes.count)
+    except ConfigError as error:
+        report.error("layout", error, **values)
+        return settings
+    if kind == "GPU" and needed > number:
         text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
         report.add("error", "layout", text, remedy, **values)
     elif needed > number:

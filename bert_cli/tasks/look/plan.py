@@ -122,9 +122,7 @@ def _check_devices(settings: PretrainSettings, devices: int | None, processes: i
     each = len(estimate(settings))
     needed = replicas * each
     remedy = "give --parallel.layout auto to choose a layout that fits"
-    if replicas % processes:
-        problem = f"{count(replicas, 'replica')} cannot be divided among them"
-        raise ConfigError(f"--processes ({processes})", problem, remedy)
+    layout.check_processes(settings.global_batch, processes)
     if devices is not None and needed > devices:
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
         raise ConfigError(f"--devices ({devices})", problem, remedy)

@@ -254,6 +254,9 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
         assert the_finding(doctor.check_layout, settings, ONE, devices).level == level
     one = the_finding(doctor.check_layout, settings, ONE, ("CPU", 1, 10**9))
     assert (one.level, "2 devices are simulated on" in one.found) == ("warning", True)
+    three = doctor.Processes(("a:1", "b:1", "c:1"))
+    one = the_finding(doctor.check_layout, settings, three, ("CPU", 3, 10**9))
+    assert one.level == "error" and "cannot be divided among 3 processes" in one.found
     chosen = of("layout", examined(tmp_path, parallel__layout="auto"))
     assert chosen.level == "ok" and chosen.found.startswith("chosen: ")
     for micro_batches, level in ((1, "warning"), (64, "ok")):
