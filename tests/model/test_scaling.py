@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support import layouts
-from support.command_lines import script
 from support.model_inputs import counts_of, gradients_of, make_examples
-from support.tiny_models import TINY_RUN, flags_of
+from support.scales import is_far, scales
 from tensorflow.python.framework import dtypes
 
 from bert_cli.config.optimizers import OPTIMIZERS
@@ -22,7 +21,6 @@ from bert_cli.optim.optimizer import Hyperparameters, Optimizer, weight_rules
 from bert_cli.tasks.run.build import factors_of
 
 S, P = 24, 5
-scales_script = script("scales")
 
 
 @pytest.fixture(scope="module", params=["unit", "u-mup"])
@@ -161,7 +159,7 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling)
     config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
     settings = settings_of(config.model_dump(), scaling=scaling)
     batch = make_examples(8192, examples=8, length=128, predictions=20)
-    sizes = scales_script.scales(blocks_of(settings), batch)
+    sizes = scales(blocks_of(settings), batch)
     assert len(sizes) > 40 * config.num_hidden_layers
     # A label of next-sentence prediction has the gradient of all masked tokens of its sequence, at [CLS] alone. The
     # true gradient of a key's bias is 0. u-muP's logits have a deviation of 1 / sqrt(D), and their gradient 1 / D.
@@ -172,27 +170,14 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling)
             least, most = known[name]
             assert all(least < one < most for one in size), (name, size)
         elif not name.endswith("key/bias"):
-            assert not scales_script.is_far(size), (name, size)
+            assert not is_far(size), (name, size)
 
 
 def test_a_plain_model_is_far_outside_that_range():
     settings = settings_of({**TINY, "intermediate_size": 512, "vocab_size": 8192})
     batch = make_examples(8192, examples=8, length=128, predictions=20)
-    sizes = scales_script.scales(blocks_of(settings), batch).values()
-    assert sum(map(scales_script.is_far, sizes)) > 0.9 * len(sizes)
-
-
-def test_the_script_prints_the_scales_of_a_run(capsys):
-    flags = flags_of(TINY_RUN, scaling="unit")
-    scales_script.main(flags)
-    *lines, summary = capsys.readouterr().out.splitlines()
-    outside = sum(line.endswith("  outside") for line in lines)
-    assert summary.startswith(f"{outside} of {len(lines)} tensors are outside") and len(lines) > 40
-    (line,) = (line for line in lines if line.startswith("hid_0/feed_forward/inner/kernel "))
-    _, _, value, _, gradient = line.split()
-    assert 0.5 < float(value) < 1.5 and 0.1 < float(gradient) < 10
-    with pytest.raises(SystemExit, match="needs a new model"):
-        scales_script.main([*flags, "--pretrained-ckpt-path", "old"])
+    sizes = scales(blocks_of(settings), batch).values()
+    assert sum(map(is_far, sizes)) > 0.9 * len(sizes)
 
 
 def test_scaling_refuses_weights_that_were_trained_without_it():
