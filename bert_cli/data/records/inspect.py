@@ -6,7 +6,6 @@ It reads what a run would read: the first records in the order of a seed, which 
 Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
 """
 
-import hashlib
 import math
 import sys
 import unicodedata
@@ -24,6 +23,7 @@ from bert_cli.config.settings import is_remote, is_set
 from bert_cli.config.tools import InspectSettings
 from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
+from bert_cli.data.records.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.records.tfrecord import Ints
 from bert_cli.data.records.tokenizer import VOCAB_FILE, Vocabulary, read_vocabulary
 from bert_cli.data.stream.permutation import record_at
@@ -56,10 +56,10 @@ CHECKS = {
         "{:.1%} of the tokens are [UNK]",
         "the vocabulary lacks letters of this text: train one with `bert vocab`, or choose one for its language",
     ),
-    "equals_per_example": (
-        (0.0, 0.1, "equal_pairs", 5),
-        "the text of an example occurs {:.2f} more times in the folder, on average",
-        "remove duplicate text: `bert preprocess --deduplicate`",
+    "repeats": (
+        (0.0, MAX_REPEATS, "records", 1),
+        f"a sequence of {N} tokens recurs {{:.2f}} times on average",
+        WITHOUT_COPIES,
     ),
     "largest_shard_fraction": (
         (0.0, 0.75, "files", 2),
@@ -113,7 +113,8 @@ def run(settings: InspectSettings) -> None:
     sample = SampleStatistics(vocabulary)
     for first in range(0, number, BLOCK):
         sample.add(shuffled(source, np.arange(first, min(number, first + BLOCK))))
-    report = _folder_report(settings.folder, source) | sample.report(len(source))
+    report = _folder_report(settings.folder, source) | sample.report()
+    report["repeats"] = repeats(shuffled(source, np.arange(min(TEXT_SAMPLE, number))), len(source))
     warnings = list(find_warnings(report))
     if settings.json_file is not None:
         lengths = {str(length): sample.lengths[length] for length in sorted(sample.lengths)}
@@ -173,9 +174,6 @@ class SampleStatistics:
         )
         self.counts: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
-        # Sequences by the hash of their tokens and segments, and the same with their masks.
-        self._texts: Counter[bytes] = Counter()
-        self._masked_texts: Counter[bytes] = Counter()
 
     def add(self, batch: Batch) -> None:
         """Count a block of examples."""
@@ -209,34 +207,19 @@ class SampleStatistics:
         }
         self.counts.update({name: int(counted.sum()) for name, counted in flags.items()})
         self.counts.update(examples=len(tokens_BS), positions=tokens_BS.size)
-        is_masked_BS = np.zeros(tokens_BS.shape, np.bool_)
-        rows, slots = np.nonzero(is_predicted_BP)
-        is_masked_BS[rows, batch["masked_lm_positions"][rows, slots]] = True
-        segments_BS = batch["segment_ids"].astype(np.int8)
-        for row, sequence_S in enumerate(batch["input_mask"]):
+        for sequence_S in batch["input_mask"]:
             for number in range(1, int(sequence_S.max(initial=0)) + 1):
-                at = row, np.flatnonzero(sequence_S == number)
                 self.counts["sequences"] += 1
-                self.lengths[len(at[1])] += 1
-                text = tokens_BS[at].tobytes() + segments_BS[at].tobytes()
-                masks = batch["input_ids"][at].tobytes() + is_masked_BS[at].tobytes()
-                # 8 bytes: two of a million different texts have the same hash once in 37 million samples.
-                self._texts[hashlib.blake2b(text, digest_size=8).digest()] += 1
-                self._masked_texts[hashlib.blake2b(text + masks, digest_size=8).digest()] += 1
+                self.lengths[int(np.count_nonzero(sequence_S == number))] += 1
 
-    def report(self, records: int) -> JSONObject:
-        """Return all statistics of the sample; `records` is the number of records in the folder."""
+    def report(self) -> JSONObject:
+        """Return all statistics of the sample."""
         counts = self.counts
 
         def ratio(part: str, of: str) -> float | None:
             return counts[part] / counts[of] if counts[of] else None
 
         counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
-        pairs = sum(number * (number - 1) // 2 for number in self._texts.values())
-        duplicates = None
-        if counts["examples"] > 1:
-            # The sample has a pair of equal texts as often as it has any pair of examples.
-            duplicates = 2 * pairs / counts["sequences"] * (records - 1) / (counts["examples"] - 1)
         return {
             "examples": counts["examples"],
             "sequences": counts["sequences"],
@@ -255,10 +238,6 @@ class SampleStatistics:
             "random_next_fraction": ratio("random_labels", "labels"),
             "unknown_token_fraction": ratio("unknown", "text_tokens"),
             "pieces_per_word": ratio("word_pieces", "words"),
-            "repeated_texts": self._texts.total() - len(self._texts),
-            "repeated_texts_with_their_masks": self._masked_texts.total() - len(self._masked_texts),
-            "equal_pairs": pairs,
-            "equals_per_example": duplicates,
         }
 
 
@@ -293,9 +272,9 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
             chance = 1.5 / math.sqrt(count)
             least = min(least, 0.5 - chance)
             maximum = max(maximum, 0.5 + chance)
-        if name == "equals_per_example" and not report["next_sentence_labels"]:
-            # Without pairs every copy of the text has the same sequences, with other masks.
-            maximum += (report["copies"] or 1) - 1
+        if name == "repeats":
+            # Static records repeat each pair with other masks; those of other tools do not say how often.
+            maximum *= report["copies"] or (math.inf if report["format"] == "static" else 1)
         if not least <= value <= maximum:
             yield Finding(problem.format(value), value, remedy)
     if report["predictions"] == 0:
@@ -334,9 +313,7 @@ def _table(report: Mapping[str, Any]) -> list[str]:
         "random next sentences": percent("random_next_fraction"),
         "unknown tokens": percent("unknown_token_fraction"),
         "pieces per word, without punctuation": number("pieces_per_word"),
-        "sequences with the text of an earlier sequence": f"{report['repeated_texts']:,}",
-        "  with the same masks, too": f"{report['repeated_texts_with_their_masks']:,}",
-        "duplicates of an example's text, on average": number("equals_per_example"),
+        f"repetitions of a sequence of {N} tokens, on average": number("repeats"),
     }
     width = max(map(len, rows))
     return [f"  {name:<{width}}  {value}" for name, value in rows.items()]

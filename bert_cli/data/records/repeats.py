@@ -12,6 +12,10 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.stream.permutation import GOLDEN, mix
 
 N = 8
+TEXT_SAMPLE = 4000
+MAX_REPEATS = 2.0
+"""Examples in which repeated text is counted, and repetitions without a warning: articles have 0.3, tenfold ones 4."""
+WITHOUT_COPIES = "remove the copies of documents (`bert preprocess --deduplicate`) or lines"
 LEAST_RUNS = 1000
 LEAST_RATE = 0.005
 """Fewer runs, or a lower fraction of repeated runs, may be chance: 0.0001 in 2,000 of 500,000 Wikipedia records."""

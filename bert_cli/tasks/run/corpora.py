@@ -17,7 +17,7 @@ from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
-from bert_cli.data.records.repeats import N, repeats
+from bert_cli.data.records.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.records.tokenizer import has_tokenizer, normalization_of, read_tokenizer
 from bert_cli.data.stream.reader import Batching, ExampleStream, Mixture, Reader, Stages, shuffled
 from bert_cli.data.stream.remote import local_copy
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from bert_cli.tasks.run.models import Source
 
 Run = TypeVar("Run", bound=PretrainSettings)
-TEXT_SAMPLE = 4000
-MAX_REPEATS = 2.0
-"""Examples in which repeated text is counted, and repetitions without a warning: articles have 0.3, tenfold ones 4."""
-WITHOUT_COPIES = "remove the copies of documents (`bert preprocess --deduplicate`) or lines"
 
 
 class StoredSizes(BaseModel):

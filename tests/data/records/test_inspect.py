@@ -92,38 +92,22 @@ def test_the_statistics_of_one_example_are_the_known_ones():
         "random_next_fraction": 1.0,
         "examples_with_all_predictions": 0.0,
     }
-    report = counted(batch_of(ONE)).report(records=1)
+    report = counted(batch_of(ONE)).report()
     assert {name: report[name] for name in expected} == expected
     # A continuation whose first piece was cut off begins a word.
     cut = {"input_ids": [CLS, PLURAL, PLURAL], "input_mask": [1] * 3}
-    assert counted(batch_of(cut)).report(1)["pieces_per_word"] == 2.0
+    assert counted(batch_of(cut)).report()["pieces_per_word"] == 2.0
 
 
 def test_the_sequences_of_a_pack_are_counted_one_by_one():
     sample = counted(batch_of(PACK, sequences=2))
-    report = sample.report(1)
-    assert (report["examples"], report["sequences"], report["equals_per_example"]) == (1, 2, None)
+    report = sample.report()
+    assert (report["examples"], report["sequences"]) == (1, 2)
     assert sample.lengths == {5: 1, 4: 1}
     assert (report["next_sentence_labels"], report["random_next_fraction"]) == (1, 1.0)
-    # The second sequence alone, unpacked, is the same text.
-    sample.add(batch_of({"input_ids": [CLS, CAT, PLURAL, SEP], "input_mask": [1] * 4}))
-    assert sample.report(2)["repeated_texts"] == 1
 
 
-def test_equal_texts_are_counted_with_and_without_their_masks():
-    unchanged = ONE | {"input_ids": [CLS, THE, CAT, PLURAL, DOT, SEP, SAT, UNK, SEP]}
-    other = ONE | {"input_ids": [CLS, CAT, MASK, PLURAL, THE, SEP, SAT, UNK, SEP]}
-    report = counted(batch_of(ONE, unchanged), batch_of(ONE, other)).report(4)
-    assert report["repeated_texts"] == 2
-    assert report["repeated_texts_with_their_masks"] == 1
-    # Three pairs of equal texts: of four examples three have two duplicates each.
-    assert (report["equal_pairs"], report["equals_per_example"]) == (3, 6 / 4)
-    # Of a folder of 9 records the sample has a pair as often as it has any two of them.
-    batches = batch_of(ONE, unchanged), batch_of(ONE, other)
-    assert counted(*batches).report(9)["equals_per_example"] == 6 / 4 * 8 / 3
-
-
-OF_FIVE_COPIES = {"next_sentence_labels": 0, "copies": 5, "equal_pairs": 40}
+OF_FIVE_COPIES = {"format": "static", "copies": 5}
 # Change of the report of healthy records, the warning and its remedy.
 PROBLEMS = [
     ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
@@ -133,7 +117,8 @@ PROBLEMS = [
     ({"masked_token_fraction": 0.05}, "5.0% of the tokens", "--mask-tokens"),
     ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
     ({"random_next_fraction": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
-    ({"equals_per_example": 5.0, **OF_FIVE_COPIES}, "5.00 more times", "--deduplicate"),
+    ({"repeats": 10.5, **OF_FIVE_COPIES}, "recurs 10.50 times", "--deduplicate"),
+    ({"repeats": 2.5, "format": "dynamic"}, "recurs 2.50 times", "--deduplicate"),
     ({"real_token_fraction": 0.3}, "only 30.0% of the positions", "bert pack"),
     ({"copies": 1}, "static records of one copy", "--masking dynamic"),
     ({"predictions": 0, "masked_token_fraction": None}, "no token is masked", "masks"),
@@ -142,7 +127,8 @@ PROBLEMS = [
 NO_PROBLEMS = [
     {"random_next_fraction": None, "next_sentence_labels": 0},
     {"random_next_fraction": 0.65, "next_sentence_labels": 50},
-    {"equals_per_example": 4.0, **OF_FIVE_COPIES},
+    {"repeats": 9.5, **OF_FIVE_COPIES},
+    {"repeats": 9.5, "format": "static", "copies": None},
     {"pieces_per_word": 4.0, "tokens": 30},
     {"largest_shard_fraction": 1.0, "files": 1},
 ]
