@@ -53,18 +53,8 @@ LEFTOVERS = {
     "links": r"\[https?://|^(?:File|Image|Category|Thể loại|Tập tin|Hình|Категория|Файл):",
 }
 PATTERNS = {name: re.compile(text, re.MULTILINE) for name, text in LEFTOVERS.items()}
-REFERENCE = (
-    "ref",
-    "gallery",
-    "math",
-    "timeline",
-    "score",
-    "syntaxhighlight",
-    "source",
-    "pre",
-    "imagemap",
-    "chem",
-)
+REFERENCE = ["ref", "gallery", "math", "timeline", "score", "syntaxhighlight", "source", "pre"]
+REFERENCE += ["imagemap", "chem"]
 
 Pages = dict[int, str]
 
@@ -191,7 +181,6 @@ def main() -> None:
     parser.add_argument("dumps", type=Path, help="folder of MediaWiki dumps, or one of them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--packed", action="store_true", help="read the dumps as they are")
-    parser.add_argument("--kinds", action="store_true", help="list the leftovers by kind")
     args = parser.parse_args()
     files = sorted(args.dumps.iterdir()) if args.dumps.is_dir() else [args.dumps]
     print("| dump | extractor | words | recall | leftovers | MB/s | ratio |")
@@ -217,8 +206,6 @@ def main() -> None:
                 numbers += [f"{size / median:.2f}", f"{baseline / median:.2f}"]
                 label = file.name.partition("-latest")[0].partition(".")[0]
                 print("|", " | ".join([label, name, *numbers]), "|", flush=True)
-                if args.kinds:
-                    print("  ", dict(leftovers.most_common()))
 
 
 if __name__ == "__main__":
