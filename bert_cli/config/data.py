@@ -1,4 +1,4 @@
-"""The settings of the data steps. Checks of files are the steps' own."""
+"""The settings of the data steps. The steps themselves check files."""
 
 import re
 from pathlib import Path
@@ -84,7 +84,7 @@ def packed_predictions(
 ) -> int:
     """Return the maximum number of masked positions in a pack of at most C sequences.
 
-    A sequence has at most P of them, and at most one more than probability times length. `probability` is None
+    A sequence has at most P masked positions, and at most probability times length plus one. `probability` is None
     for records without a known masking.
     """
     if sequences == 1 or probability is None:
@@ -102,7 +102,7 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
 
 
 class Masking(DataSettings):
-    """How tokens are chosen for masking; for dynamic records these are settings of the run."""
+    """Choice of the masked tokens; for dynamic records these are settings of the run."""
 
     NEEDS: ClassVar = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
 
@@ -363,7 +363,7 @@ class PackSettings(ExecutorSettings):
     out: Positional[Path]
     """Folder of the packed records, of the same kind."""
     sequence_length: int | None = Field(None, ge=8, le=65535)
-    """Sequence length S of a pack, at least that of the records, which is the default."""
+    """Sequence length S of a pack; at least, and by default, the sequence length of the records."""
     max_sequences_per_pack: int = Field(3, ge=2)
     """Maximum sequences in a pack."""
     random_seed: int = Field(12345, ge=0)

@@ -40,7 +40,7 @@ class EmbedSettings(FinetuneSettings):
     text_column: list[str] | None = None
     """Columns of anchor, positive and hard negatives; by default `anchor` and `positive`, or `text` without pairs."""
     validation_file: Path | None = None
-    """Pairs of texts with a similarity score, such as those of STS, for Spearman's rank correlation."""
+    """Pairs of texts with a similarity score, such as STS, for Spearman's rank correlation."""
     validation_column: list[str] = Field(
         ["sentence1", "sentence2", "score"], min_length=3, max_length=3
     )
@@ -77,7 +77,7 @@ class EmbedSettings(FinetuneSettings):
 
     @property
     def texts_per_example(self) -> int:
-        """Return the texts of an example: those of a row, or a text twice."""
+        """Return the number of texts in an example: the texts of a row, or a text twice."""
         return 2 if self.objective == "simcse" else len(self.columns)
 
     @model_validator(mode="after")

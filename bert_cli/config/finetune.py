@@ -1,8 +1,8 @@
 """The settings of fine-tuning.
 
 A task has the settings of any training run, with defaults that are known to work for BERT (Devlin et al.
-2019, appendix A.3; Mosbach et al. 2021 for warm-up and clipping), and its files. The shape of the model is
-that of the pretrained model.
+2019, appendix A.3; Mosbach et al. 2021 for warm-up and clipping), and its files. The shape of the model
+comes from the pretrained model.
 """
 
 from pathlib import Path
@@ -70,7 +70,7 @@ class FinetuneSettings(TrainSettings):
 
     @property
     def knows_its_model(self) -> bool:
-        """Return whether the config gives the shape; by default it is that of the pretrained model."""
+        """Return whether the config has the shape of the model; otherwise the pretrained model has it."""
         return "bert_config" in self.model_fields_set
 
     @model_validator(mode="after")
@@ -108,11 +108,11 @@ class SquadSettings(FinetuneSettings):
     NEEDS: ClassVar = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
-    """Folder with train-v1.1.json and dev-v1.1.json, or with those of 2.0."""
+    """Folder with train-v1.1.json and dev-v1.1.json, or with the files of 2.0."""
     train_file: Path | None = None
-    """Questions for training; by default those of dataset_dir."""
+    """Questions for training; by default the questions in dataset_dir."""
     validation_file: Path | None = None
-    """Questions for scoring; by default those of dataset_dir."""
+    """Questions for scoring; by default the questions in dataset_dir."""
     version_2: bool = False
     """SQuAD 2.0: questions may have no answer; the threshold for that is chosen on the development set."""
     max_seq_length: Annotated[int, Field(ge=32)] = Field(default_factory=_longest)
@@ -131,7 +131,7 @@ class SquadSettings(FinetuneSettings):
     max_answer_length: Positive = 30
     """Maximum length of an answer, in tokens."""
     null_score_diff_threshold: float | None = None
-    """With version_2, predict no answer if the score of no answer exceeds that of the best answer by more than
+    """With version_2, predict no answer if the score of no answer exceeds the best answer's score by more than
     this; by default chosen on the development set."""
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """The blocks after the encoder layers, one record each, for settings, planning, the model and the tasks.
 
-A task with its own head is a record here and its own files. Classes and functions stand as names for
-`pkgutil.resolve_name`, so a record loads neither Keras nor what it names. Shapes are those of `model.layers`.
+A task with its own head is a record in this file and its own files. Classes and functions are given as names for
+`pkgutil.resolve_name`, so a record loads neither Keras nor their modules. Shapes have the letters of `model.layers`.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,16 +30,16 @@ class Product(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the saved bytes of a block are computed from, for one micro-batch."""
+    """The sizes from which the saved bytes of a block are computed, for one micro-batch."""
 
     compute: int
     """Bytes of an operand of a matrix product."""
     wide: int
     """Bytes of a float32."""
     more: int
-    """1 where forward and backward are two functions, which save more tensors than one; otherwise 0."""
+    """1 if forward and backward are two functions, which save more tensors than a single function; otherwise 0."""
     bd: int
-    """Elements of a tensor [B, D]; the others likewise, where P counts the positions that the head reads."""
+    """Elements of a tensor [B, D]; the next fields likewise, where P counts the positions that the head reads."""
     bpd: int
     bsd: int
     bnss: int
@@ -62,9 +62,9 @@ class Block:
     saved: Callable[[Saved], int] = lambda of: 0
     """Bytes that the gradient of the block reads."""
     hf_names: Mapping[str, str] = field(default_factory=dict)
-    """Layer of ours -> of Hugging Face, where the name is not the same with dots."""
+    """Our name of a layer -> Hugging Face's, unless it is the same name with dots."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Part that a file may lack completely, as published encoders do -> Hugging Face's name of it."""
+    """Part that a file may lack completely, as published encoders do -> the part's name in Hugging Face."""
     reads_word_table: bool = False
     """Whether it scores the vocabulary with the word embeddings of `emb`."""
 
@@ -78,13 +78,13 @@ class Head(Block):
     task: str
     """Task of `bert predict`, by its name on the Hugging Face hub."""
     hf_classes: tuple[str, ...]
-    """Class of transformers, and the one for the same model without its optional parts."""
+    """Class of transformers, and the class for the same model without its optional parts."""
     needs: tuple[str, ...] = ()
     """Parts without which a model cannot be used for the task; none if the encoder is enough."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """Command that trains the head -> a setting by which its settings.json is known."""
+    """Command that trains the head -> a setting that identifies its settings.json."""
     is_per_position: bool = False
-    """Whether logits are of positions [B, S, ...], not of examples [B, ...]."""
+    """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
     has_label_names: bool = False
     """Whether config.json names the outputs."""
     shares_layers: bool = False
@@ -283,7 +283,7 @@ def heads() -> list[Head]:
 
 
 def head_of_task(task: str) -> Head | None:
-    """Return the head that a task of `bert predict` reads; None for one that reads the encoder's output."""
+    """Return the head of a task of `bert predict`; None for a task that reads the encoder's output."""
     return next((head for head in heads() if head.task == task and head.needs), None)
 
 

@@ -1,6 +1,6 @@
-"""What `bert COMMAND --help` prints: the options of the command, laid out by argparse.
+"""The text of `bert COMMAND --help`: the options of the command, laid out by argparse.
 
-A training command has some 150 options. Its `--help` lists the usual ones, `--help-all` all of them.
+A training command has some 150 options. Its `--help` lists the usual options, `--help-all` all options.
 """
 
 import argparse
@@ -29,9 +29,9 @@ HELP_COLUMN = 26
 
 
 def usual_sections(sections: Sequence[Section], command: str) -> list[Section]:
-    """Return the sections of the short help: the command's own options, and the usual ones of every run.
+    """Return the sections of the short help: the options of the command, and the usual options of every run.
 
-    A class that marks some of its options as usual shows those alone.
+    A class that marks some of its options as usual shows only the marked options.
     """
     usual = Section("usual settings of a run")
     shown: list[Section] = []
@@ -46,9 +46,9 @@ def usual_sections(sections: Sequence[Section], command: str) -> list[Section]:
 
 
 def help_text(settings: type[BaseModel], command: str, *, is_complete: bool = False) -> str:
-    """Return what `bert COMMAND --help` prints, as wide as the terminal and at most 100 columns.
+    """Return the text of `bert COMMAND --help`, as wide as the terminal and at most 100 columns.
 
-    Of a training command it is short unless `is_complete`, as `--help-all` prints.
+    The text of a training command is short unless `is_complete`, for `--help-all`.
     """
     layout = partial(
         argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN, width=_width()
@@ -121,7 +121,7 @@ def _usage(option: Option) -> str:
 
 
 def wrap_command(example: str, width: int) -> str:
-    """Return a command line that can be pasted, broken before flags where it is too long."""
+    """Return a command line that can be pasted, broken before flags if it is too long."""
     lines = ""
     line = " "
     for part in re.split(r" (?=--)", example):

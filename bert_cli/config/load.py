@@ -38,7 +38,7 @@ BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
 BENCHMARKS = "benchmarks.json"
 """A file among the shipped configs that is not a config: named command lines."""
 RECIPES = "recipes.json"
-"""Another one: what `bert init` chooses from."""
+"""Another such file: the choices of `bert init`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Loaded:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> the old name that a file or flag has for it."""
     notes: Sequence[str] = ()
-    """Lines on the defaults that differ from those of the original, for one of its configs."""
+    """Lines on defaults that differ from the original's, for a config of the original."""
 
 
 def configs_folder() -> Path:
@@ -117,7 +117,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     under = dict(below.values)
     origins = dict(below.origins)
     if "about" not in file.values:
-        # The description of the extended file does not hold for this one.
+        # The description of the extended file does not hold for the file that extends it.
         under.pop("about", None)
         origins = _without(origins, "about")
     return Loaded(
@@ -136,9 +136,9 @@ def _without(origins: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
-    """Return the values of a file or a command line under our keys, without those without effect.
+    """Return the values of a file or a command line under our keys; keys without effect are left out.
 
-    `shown` returns a key as it was given. Raises ConfigError for a setting under two names.
+    `shown` returns the form in which a key was given. Raises ConfigError for a setting under two names.
     """
     values: JSONObject = {}
     no_effect: dict[str, str] = {}
@@ -196,7 +196,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
 
 
 def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
-    """Return `merge`, in which a value of `over` also replaces those of `under` that contradict it.
+    """Return `merge`, but a value of `over` also removes the values of `under` that contradict it.
 
     A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
     """
@@ -266,7 +266,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
 
 
 def describe(settings: BaseModel, loaded: Loaded) -> str:
-    """Return every setting with its value and origin, one on each line, as `--dry-run` prints them."""
+    """Return every setting with its value and origin, a line each, for `--dry-run`."""
     rows = [
         (where, redact(json.dumps(value)), _origin_of(where, loaded.origins) or "default")
         for where, value in leaves(settings.model_dump(mode="json", by_alias=True))
@@ -286,7 +286,7 @@ def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str
 
 
 def _default_groups(settings: type[BaseModel]) -> JSONObject:
-    """Return the values that a command's default groups set, so that a part of one can be changed."""
+    """Return the values of a command's default groups, so that a part of a group can be changed."""
     groups = {
         name: about.default.model_dump(exclude_unset=True)
         for name, about in settings.model_fields.items()
@@ -324,7 +324,7 @@ def _expand_paths(
 
 
 def _is_path(name: str, settings: type[BaseModel]) -> bool:
-    """Return whether a setting holds a path, also those of the stages of a run."""
+    """Return whether a setting holds a path, or stages of a run, which hold paths."""
     fields = {about.alias or field: about for field, about in settings.model_fields.items()}
     return name == "stages" or (name in fields and is_path(fields[name]))
 
@@ -413,7 +413,7 @@ def _setting_error(
 
 
 def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
-    """Return the dotted path of every setting, of groups too and of groups in lists."""
+    """Return the dotted path of every setting, including groups and groups in lists."""
     paths: list[str] = []
     for name, about in settings.model_fields.items():
         path = above + (about.alias or name)
@@ -427,14 +427,14 @@ def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
 
 
 def _origin_of(path: str, origins: Mapping[str, str]) -> str:
-    """Return the file or flag that set a setting, or that set something in a group last."""
+    """Return the file or flag of a setting; for a group, the last file or flag that set a member."""
     related = [
         origin
         for where, origin in origins.items()
         if not path or f"{where}.".startswith(f"{path}.") or path.startswith(f"{where}.")
     ]
     flags = [origin for origin in related if path and origin.startswith("--")]
-    # A file comes after those that it extends.
+    # A file comes after the files that it extends.
     files = [origin for origin in related if not origin.startswith("--")]
     return next(iter([*flags, *reversed(files)]), "")
 

@@ -1,4 +1,4 @@
-"""What is known of a setting besides its type: markers in its `Annotated`, and how they are read.
+"""Markers of settings: facts about a setting besides its type, in its `Annotated`, and functions that read them.
 
 A marker also holds for a class that declares the setting again.
 """
@@ -25,7 +25,7 @@ Usual = Annotated[T, USUAL]
 """A setting of a training run that `--help` lists; `--help-all` lists every setting."""
 PATH = "path or name"
 PathOrName = Annotated[str, PATH]
-"""A path, or in its place a name or an address."""
+"""A path, or instead of it a name or an address."""
 FIXED = "fixed"
 Fixed = Annotated[T, FIXED]
 """A setting that decides the numbers of a run: a checkpoint continues only with the same value."""
@@ -34,12 +34,12 @@ Collective = Annotated[T, COLLECTIVE]
 """A setting that decides when the processes of a run enter a collective, so it must be equal on all of them."""
 UNTRACKED = "untracked"
 Untracked = Annotated[T, UNTRACKED]
-"""A setting that cannot influence how good a run is: no hyperparameter for a tracker."""
+"""A setting that cannot influence the quality of a run, and is no hyperparameter for a tracker."""
 
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """The marker of a setting that one engine alone has."""
+    """The marker of a setting that only one engine supports."""
 
     engine: Engine
 
@@ -69,7 +69,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def is_path(about: FieldInfo) -> bool:
-    """Return whether a setting holds a path, or several, or a PathOrName."""
+    """Return whether a setting holds a path, several paths, or a PathOrName."""
     return any(map(_holds_path, (about.annotation, *about.metadata)))
 
 
@@ -78,7 +78,7 @@ def _holds_path(part: Any) -> bool:
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the class of a group of settings, also of an optional one; None for a list of groups."""
+    """Return the class of a group of settings, also of an optional group; None for a list of groups."""
     if get_origin(annotation) is list:
         return None
     for kind in (annotation, *get_args(annotation)):

@@ -1,4 +1,4 @@
-"""Old names of settings: those of Graphcore's example, called "the original", and earlier ones of our own.
+"""Old names of settings: names in Graphcore's example, called "the original", and earlier names in this tool.
 
 A flag is a key in kebab case, so the same tables serve config files and command lines.
 """
@@ -36,7 +36,7 @@ RENAMES = {
     "wandb_project_name": "wandb.project",
     "wandb_name": "wandb.project",
     "name": "wandb.name",
-    # Earlier names of our own.
+    # Earlier names in this tool.
     "splitter": "sentence_splitter",
     "length_bins": "length_buckets",
     "held_out_share": "held_out_fraction",
@@ -81,7 +81,7 @@ DEFAULTS = {
     "parallel.embedding_serialization_factor": 2,
     "optimizer_opts.stochastic_rounding": True,
 }
-# Maximum sequence length -> the original's number of examples of a pre-training run that gives none.
+# Maximum sequence length -> the original's default number of examples of a pre-training run.
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The original counts checkpoints in executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
@@ -104,7 +104,7 @@ def our_name(path: str) -> str:
 
 
 def old_names_of(path: str) -> list[str]:
-    """Return the old keys of one of our settings."""
+    """Return the old keys of a setting."""
     names = [path]
     for name in names:  # finds also the old names that are appended meanwhile
         names += [
@@ -142,9 +142,9 @@ def instead_of(path: str) -> tuple[str, str] | None:
 def adapt(
     values: Mapping[str, Any], renamed: Mapping[str, str], settings: type[BaseModel]
 ) -> tuple[JSONObject, dict[str, str]]:
-    """Return the values without those that a command cannot use, and why each of them was left out.
+    """Return the values that a command can use, and the reason for each value that is left out.
 
-    `renamed` maps our keys to the old ones that were given. Executions between checkpoints become steps.
+    `renamed` maps our keys to the old keys that were given. Executions between checkpoints become steps.
     """
     adapted = dict(values)
     no_effect = {}

@@ -63,7 +63,7 @@ class Section:
 
 
 def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
-    """Return the options of a command: its own first, then those common to several commands, then groups."""
+    """Return the options of a command: first its own, then options of several commands, then groups."""
     positional = Section("arguments")
     by_class: dict[type[BaseModel], Section] = {}
     groups: dict[type[BaseModel], list[Section]] = {}
@@ -137,7 +137,7 @@ def _group(
 
 
 def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool) -> Option:
-    """Describe one setting; `group` holds the command's defaults of the group it belongs to."""
+    """Describe one setting; `group` has the command's defaults for the group of the setting."""
     name = path.rpartition(".")[2]
     path = path.removesuffix(name) + (about.alias or name)
     kinds = kinds_of(about.annotation)
@@ -176,7 +176,7 @@ def _with_default(text: str, default: Any, required: bool) -> str:
 
 
 def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
-    """Return the placeholder of a value: one word for each type that it may have."""
+    """Return the placeholder of a value: a word for each of its possible types."""
     words: list[str] = []
     for kind in kinds:
         if get_origin(kind) is list:
@@ -199,7 +199,7 @@ def _one_line(text: str | None) -> str:
 
 
 def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> JSONObject:
-    """Return the values of a command line as texts, nested, under the keys that were typed.
+    """Return the values of a command line as nested texts, under the keys that were typed.
 
     Raises ConfigError for unknown flags, with the nearest one, for a group that is not JSON, and for a flag
     without its value.
@@ -248,7 +248,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
 
 
 def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argparse.ArgumentParser:
-    """Return the parser of values: every flag takes a text, and required ones may be missing."""
+    """Return the parser of values: every flag takes a text, and required flags may be missing."""
     parser = argparse.ArgumentParser(
         usage="bert",
         add_help=False,
@@ -286,7 +286,7 @@ def _group_value(text: str | list[str]) -> Any:
 
 
 def _value(option: Option, words: Any) -> Any:
-    """Return a value as pydantic takes it: a list, a boolean, None, or the text."""
+    """Return a value in the form for pydantic: a list, a boolean, None, or the text."""
     if not option.takes and option.flags:
         switch = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}
         return switch.get(words.lower(), words)
@@ -340,13 +340,13 @@ def off_flag_of(key: str) -> str:
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words before `--` and those after it, which belong to another command."""
+    """Return the words before `--`, and the words after it, which belong to another command."""
     end = words.index("--") if "--" in words else len(words)
     return list(words[:end]), list(words[end + 1 :])
 
 
 def split_log_level(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the level of `--log-level`, empty if it is not given, and the other words.
+    """Return the level of `--log-level`, empty if it is not given, and the remaining words.
 
     Raises ConfigError for an unknown level.
     """

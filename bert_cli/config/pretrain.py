@@ -35,7 +35,7 @@ class Stage(Settings):
     """A later stage of a run, with sequences of another length."""
 
     dataset_dir: PathOrName | list[WeightedCorpus] | None = None
-    """Records of the stage; by default those of the run."""
+    """Records of the stage; by default the records of the run."""
     max_seq_length: Annotated[int, Field(ge=8)]
     """Sequence length S of the stage."""
     max_predictions_per_seq: Positive
@@ -72,7 +72,7 @@ class PretrainSettings(TrainSettings):
     dataset_cache: Path = Path("~/.cache/bert/records")
     """Folder on this machine that caches records from object storage."""
     generated_dataset: Fixed[bool] = False
-    """Train on synthetic examples instead of those in dataset_dir, to test a machine or a layout."""
+    """Train on synthetic examples instead of the records in dataset_dir, to test a machine or a layout."""
     max_predictions_per_seq: Fixed[Usual[Positive]]
     """Maximum number P of masked positions of an example."""
     scaling: Fixed[Scaling | None] = None
@@ -80,7 +80,7 @@ class PretrainSettings(TrainSettings):
     loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
     roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
     masking: Fixed[Masking] = Masking()
-    """How masked tokens of dynamic records are chosen; they differ in each epoch."""
+    """Choice of the masked tokens in dynamic records; they differ in each epoch."""
     max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""
@@ -124,7 +124,7 @@ class PretrainSettings(TrainSettings):
 
     @property
     def record_paths(self) -> list[str]:
-        """Return the folders or addresses of the records of all stages, and of those for the evaluation."""
+        """Return the folders or addresses of the records of all stages and of the evaluation."""
         stages = (self, *self.later_stages)
         paths = [path for stage in stages for path in stage.dataset_paths]
         if self.validation_dir:

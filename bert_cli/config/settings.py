@@ -29,22 +29,22 @@ from bert_cli.text import count
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=10**7)]
-"""A size for which memory is allocated before anything else would find it too large."""
+"""A size for which memory is allocated before any other check could reject it."""
 Depth = Annotated[int, Field(ge=1, le=1000)]
-"""A number of layers, each of which costs milliseconds before the memory of a run is checked."""
+"""A number of layers; each layer costs milliseconds before the memory of a run is checked."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead of the text."
 JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
-"""Settings of which a run has one."""
+"""Alternative settings for the length of a run."""
 Need = str | tuple[Any, ...]
 """A setting that must be given, or a setting and the values that it may have."""
 INTEGERS = 2**63
-"""Integers are smaller in absolute value, as int64 is."""
+"""Bound of the absolute value of integers, as for int64."""
 
 
 class SettingError(ValueError):
-    """A value that contradicts another one; a validator of a single field leaves `name` empty."""
+    """An invalid value, or values that contradict each other; a validator of a single field leaves `name` empty."""
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
         super().__init__(name, problem, remedy)
@@ -71,7 +71,7 @@ class Settings(BaseModel):
     def _check_value(
         cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> Any:
-        """Reject what pydantic would convert: booleans to 1, an empty path to the current folder."""
+        """Reject values that pydantic would convert: booleans to 1, an empty path to the current folder."""
         about = cls.model_fields[info.field_name or ""]
         kinds = kinds_of(about.annotation)
         values = value if isinstance(value, list) else [value]
@@ -166,7 +166,7 @@ class BertConfig(Settings):
     )
 
     vocab_size: Size = 30522
-    """Vocabulary size V; for pre-training by default that of the records. Additional rows are padding."""
+    """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
     hidden_size: Size = 768
     """Hidden size D."""
     num_hidden_layers: Depth = 12
@@ -231,7 +231,7 @@ class BertConfig(Settings):
 
     @pydantic.model_serializer(mode="wrap")
     def _leave_out_other_architectures(self, handler: Any, info: Any) -> dict[str, Any]:
-        """Leave the settings of GroupBERT out of a plain BERT's, so that older runs can be resumed."""
+        """Leave the settings of GroupBERT out of the settings of a plain BERT, so that older runs can be resumed."""
         is_plain = self.architecture == "bert" and not info.exclude_unset
         left_out = ("architecture", *self.NEEDS) if is_plain else ()
         return {name: value for name, value in handler(self).items() if name not in left_out}
@@ -256,7 +256,7 @@ class Parallel(Settings):
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Annotated[Literal["layer", "stage"], OnlyWith("tensorflow")] = "layer"
-    """Save the input of each `layer`, or only that of each `stage`, whose activations are then recomputed at once."""
+    """Save the input of each `layer`, or only of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
         list[Positive],
         BeforeValidator(_as_list),

@@ -43,7 +43,7 @@ class InspectSettings(DataSettings):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the choice of records, and of the masks of dynamic records."""
     masking: Masking = Masking()
-    """How dynamic records are masked for the statistics: give the settings of the run."""
+    """Masking of dynamic records for the statistics: give the settings of the run."""
     json_file: JsonFile = None
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class DoctorSettings(PretrainSettings):
     OPENS_FILES: ClassVar[bool] = False
 
     build: bool = True
-    """Build the model on the CPU and compare its initial losses with the expected ones."""
+    """Build the model on the CPU and compare its initial losses with the expected losses."""
     json_file: JsonFile = None
 
     @model_validator(mode="wrap")
@@ -89,7 +89,7 @@ class DoctorSettings(PretrainSettings):
 
 
 class PlanSettings(PretrainSettings):
-    """Estimate the memory, idle time and traffic of a layout, or propose one.
+    """Estimate the memory, idle time and traffic of a layout, or propose a layout.
 
     Takes every setting of `bert pretrain`; needs no data and builds nothing.
     Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
@@ -126,7 +126,7 @@ class LaunchSettings(Settings):
     port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
     """First port of the processes on a host; by default free ports on this host, and 22300 on other hosts."""
     bind_address: str | None = None
-    """Network interface of the hosts on which the processes listen, such as ib0; by default every one.
+    """Network interface of the hosts on which the processes listen, such as ib0; by default every interface.
     Connections are not authenticated, so the network must be trusted."""
     remote_shell: str = "ssh"
     """Program that runs a command on a host, called with host and command; may have options, as 'ssh -p 2222'."""
@@ -182,9 +182,9 @@ class PlotSettings(Settings):
     """
 
     runs: Positional[list[Path]]
-    """Run folders, plotted together; a folder of runs, such as those of several seeds, adds all of them."""
+    """Run folders, plotted together; a folder of runs, such as the runs of several seeds, adds all of them."""
     output: Path
-    """Folder of the pictures and the page; existing ones are replaced."""
+    """Folder of the pictures and the page; existing files are replaced."""
     smoothing: Positive | None = None
     """Steps in the moving average of a bold line; by default about a fortieth of the longest run."""
 

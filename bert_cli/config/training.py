@@ -67,7 +67,7 @@ class GlobalBatch(Settings):
         Positive | None, Field(exclude_if=lambda examples: examples is None)
     ] = None
     """Examples of a step, instead of grad_acc_steps_per_replica; with micro_batch_size `auto` as a flag, by default
-    those of the config."""
+    the number in the config."""
     start_fraction: Annotated[
         float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda fraction: fraction is None)
     ] = None
@@ -92,7 +92,7 @@ class GlobalBatch(Settings):
             raise SettingError("micro_batch_size", problem, remedy)
         size = "1" if is_auto else str(values.get("micro_batch_size"))
         replicas = str(values.get("replicas", 1))
-        # Other texts are rejected as the numbers that they are not.
+        # Other texts are rejected later, when pydantic validates them as numbers.
         if is_given or not all(map(str.isdecimal, (total, size, replicas))):
             return values
         accumulation, rest = divmod(int(total), int(size) * int(replicas) or 1)
@@ -155,7 +155,7 @@ class OptimizerOpts(Settings):
     }
 
     name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
-    """LAMB for batches of thousands, AdamW for smaller ones."""
+    """LAMB for batches of thousands, AdamW for smaller batches."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
@@ -270,12 +270,12 @@ class TrainSettings(Settings):
 
     @property
     def texts_per_example(self) -> int:
-        """Return the texts of an example that go through the model as sequences of their own."""
+        """Return the number of texts of an example that go through the model as separate sequences."""
         return 1
 
     @property
     def positions_read(self) -> int:
-        """Return how many positions of an example, [CLS] among them, the blocks after the encoder read."""
+        """Return the number of positions of an example, including [CLS], that the blocks after the encoder read."""
         return self.max_seq_length
 
     @property
@@ -290,7 +290,7 @@ class TrainSettings(Settings):
 
     @property
     def knows_its_model(self) -> bool:
-        """Return whether bert_config is the shape of the model, not one to be read from a checkpoint."""
+        """Return whether bert_config has the shape of the model; otherwise a checkpoint has it."""
         return self.pretrained_ckpt_path is None or "bert_config" in self.model_fields_set
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
-"""BERT as an ordered list of named blocks: emb, hid_0 .. hid_(L-1), and the last ones of a task.
+"""BERT as an ordered list of named blocks: emb, hid_0 .. hid_(L-1), and the last blocks of a task.
 
-Running the model is calling the blocks in order; a pipeline stage is a slice of the list. A block can be built alone,
-on the current device: its weights' first values follow from the seed and its name, its dropout ids from its number.
+Running the model means calling the blocks in order; a pipeline stage is a slice of the list. A block can be built
+alone, on the current device: the initial values of its weights follow from the seed and its name, its dropout ids from
+its number.
 """
 
 import hashlib
@@ -47,10 +48,10 @@ def build_block(
     factors: Mapping[str, Factor] | None = None,
     fuse_above: float = NEVER,
 ) -> keras.layers.Layer:
-    """Build one block, with its first weights, on the current device; `policy` is a Keras policy.
+    """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
-    A head may share weights of the blocks `before` it, by name; they do not change. `labels` are the outputs of a
-    task's head, `chunks` those of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
+    A head may share weights of the blocks `before` it, by name; they do not change. `labels` is the number of outputs
+    of a task's head, `chunks` of chunks of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
     Operations of more elements than `fuse_above` are fused.
     """
     is_layer = name.startswith("hid_")
@@ -104,7 +105,7 @@ def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str,
 def initial_value(
     seed: int, name: str, shape: tuple[int, ...], deviation: float
 ) -> npt.NDArray[np.float32]:
-    """Return the first value of a weight: a function of the run's seed and the weight's name.
+    """Return the initial value of a weight: a function of the run's seed and the weight's name.
 
     Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
     """

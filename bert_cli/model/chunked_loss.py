@@ -31,7 +31,7 @@ class RowState(NamedTuple):
 
 
 def chunk_ranges(size: int, chunks: int) -> list[tuple[int, int]]:
-    """Return the first index and the end of each chunk; the last one may be shorter."""
+    """Return the first index and the end of each chunk; the last chunk may be shorter."""
     step = -(-size // chunks)
     return [(start, min(start + step, size)) for start in range(0, size, step)]
 
@@ -46,10 +46,10 @@ def chunked_loss(
     *,
     is_compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted float32 sums over rows of the cross entropy and of the right predictions.
+    """Return the weighted float32 sums over rows of the cross entropy and of the correct predictions.
 
     Equal to `loss_sums` of the complete scores, but for rounding. Computed in chunks of the vocabulary, for 1 / chunks
-    of the memory: the row state is carried from one to the next (Milakov and Gimelshein 2018, "Online normalizer
+    of the memory: the row state is carried from chunk to chunk (Milakov and Gimelshein 2018, "Online normalizer
     calculation for softmax", section 3), and the backward pass computes each chunk's scores again. `x_MD` and
     `table_VD` are in the compute dtype, labels int32, weights float32.
     """
@@ -114,7 +114,7 @@ def _backward(
     chunks: int,
     chunk_gradient: Callable[..., Tensor],
 ) -> Gradients:
-    """Return the gradients of x, table and bias; that of a score is scale * (probability - 1 at the label)."""
+    """Return the gradients of x, table and bias; a score has the gradient scale * (probability - 1 at the label)."""
     x_gradient_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
     table_gradients: list[Tensor] = []
     bias_gradients: list[Tensor] = []

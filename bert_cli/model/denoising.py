@@ -1,8 +1,8 @@
 """Block `denoise_head`: a decoder that restores a text from its vector (TSDAE, Wang et al. 2021, section 3).
 
-Its layers are those of the encoder, whose weights they share, each with attention to the vector after its
-self-attention. The vector is the only key, so the attention probability is 1, and what is left of that attention is
-the projection of the value. Only the encoder is used after training.
+Its layers share the weights of the encoder's layers; each has attention to the vector after its self-attention. The
+vector is the only key, so the attention probability is 1 and this attention is only the projection of the value. After
+training only the encoder is used.
 
 Shapes: B texts, S sequence length of a text, M = B * (S - 1) predicted tokens, D hidden size, V vocabulary size.
 """
@@ -17,11 +17,11 @@ from bert_cli.model.fused import Tensor, shifted_key
 from bert_cli.model.heads import Columns, MaskedLM, SentenceEmbedding, Sums
 from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer, Output
 
-OTHER_DROPOUT = 1 << 16  # added to the dropout ids of the encoder, of which a model has fewer
+OTHER_DROPOUT = 1 << 16  # added to the dropout ids of the encoder; a model has fewer ids
 
 
 class VectorAttention(ConfiguredLayer):
-    """Attention of every position to the vector of the text alone, its output and its residual."""
+    """Attention of every position to the vector of the text, with output projection and residual."""
 
     def __init__(self, *, dropout_id: int, **layer: Unpack[Configured]) -> None:
         self.dropout_id = dropout_id
@@ -77,7 +77,7 @@ class DenoisingDecoder(SentenceEmbedding):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Return the cross entropy of the tokens `target_ids` [B, S] after the first, each from those before it.
+        """Return the cross entropy of the tokens `target_ids` [B, S] after the first, predicted from the tokens before.
 
         `target_weights` [B, S] is 1 for tokens that count.
         """

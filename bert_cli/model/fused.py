@@ -30,7 +30,7 @@ WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
 NEVER = math.inf
 
-# Odd: id -> id * constant is one to one in 32 bits. Large: the dropouts of neighbouring run seeds differ.
+# Odd, so that id -> id * constant is one to one in 32 bits. Large, so that dropouts of neighbouring run seeds differ.
 ID_STRIDE = 0x9E3779B1
 
 
@@ -99,7 +99,7 @@ def convolution(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Return the same tensor, not read before the others are computed."""
+    """Return the same tensor, which is not read before the others are computed."""
     if jax is not None:
         return jax.lax.optimization_barrier((x, *others))[0]
     if tf is None:
@@ -111,9 +111,9 @@ def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
 def matmul_transposed(
     x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> Tensor:
-    """Return the product of two matrices of one dtype, either of them transposed.
+    """Return the product of two matrices of the same dtype; either may be transposed.
 
-    TensorFlow reads them as they are stored; an explicit transpose copies, and `einsum` of float16 is 6 times slower.
+    TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of float16 is 6 times slower.
     """
     if tf is not None:
         return tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -142,7 +142,7 @@ def dropout_seed(key: Tensor | None, dropout_id: int) -> Tensor | None:
 
 
 def shifted_key(key: Tensor | None, ids: int) -> Tensor | None:
-    """Return the key with which each dropout id has the seed that the id plus `ids` has with this one."""
+    """Return a key that gives each dropout id the seed that `key` gives to the id plus `ids`."""
     if key is None:
         return None
     return ops.stack([key[0] + _signed(ids * ID_STRIDE), key[1]])
@@ -153,8 +153,8 @@ def keep_mask(shape: tuple[int | Tensor, ...], rate: float, seed: Tensor) -> Ten
 
     A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the backward
     pass, and the same mask in eager mode, in a graph, under XLA and on every backend of Keras. XLA fuses the hash into
-    the kernel that uses the mask: 15 times faster than drawing Philox bits before it. Signed arithmetic that wraps,
-    because not every backend multiplies unsigned integers.
+    the kernel that uses the mask: 15 times faster than drawing Philox bits before it. The arithmetic is signed and
+    wraps, because not every backend multiplies unsigned integers.
     """
     bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= round(rate * 2**32) - 2**31
@@ -171,7 +171,7 @@ def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
 def _indices_from(first: Tensor, shape: tuple[int | Tensor, ...]) -> Tensor:
     """Return the index of each element, counted row by row from `first`, int32 that wraps.
 
-    A sum of one short range for each axis, of which `first` is known only at run time: a range of all elements would
+    Computed as a sum of a short range for each axis, with `first` known only at run time: a range of all elements would
     be stored as constants, 100 MB in a kernel for the attention of 8 examples of 512 positions.
     """
     if not all(isinstance(size, int) for size in shape):
@@ -240,7 +240,7 @@ def add_and_normalize(
 ) -> Tensor:
     """Return LayerNorm of dropout(product + bias) + residual; `scale` are its gamma and beta.
 
-    Product and residual [..., D] have one dtype, which the result has too.
+    Product, residual [..., D] and result have the same dtype.
     """
     if is_fused(product, fuse_above):
         inputs = (product, residual, bias, *scale)
@@ -287,8 +287,8 @@ def _fused(
 ) -> Tensor:
     """Run an operation in two kernels; the backward pass reads the same inputs again.
 
-    `backward` returns the gradients of the first inputs, and for the others what TensorFlow sums: XLA sums columns on
-    a CPU one number at a time, 63 % of the time of GELU's backward pass.
+    `backward` returns the gradients of the activations, and per-row gradients of the vector parameters, which
+    TensorFlow sums: XLA sums columns on a CPU one number at a time, 63 % of the time of GELU's backward pass.
     """
 
     def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
@@ -297,7 +297,7 @@ def _fused(
         def pull(gradient: Tensor) -> tuple[Tensor, ...]:
             gradients, summands = kernel_of(backward, **fixed)(*arguments, gradient)
             sums = list(map(_sum_rows, summands, inputs[len(gradients) :]))
-            # The summands are float32 and as large as the activations: free them before the layer below.
+            # The per-row gradients are float32 and as large as the activations: free them before the layer below.
             return (*(run_after(gradient, sums) for gradient in gradients), *sums)
 
         return kernel_of(forward, **fixed)(*arguments), pull
@@ -346,7 +346,7 @@ def _norm_backward(seed: Tensor | None, *inputs: Tensor, rate: float, epsilon: f
 def _softmax_forward(
     seed: Tensor | None, scores: Tensor, bias: Tensor, *, rate: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the probabilities with dropout and without; the backward pass needs those without."""
+    """Return the probabilities with dropout, and without dropout for the backward pass."""
     biased = float32(scores) + bias
     exponentials = ops.exp(biased - ops.max(biased, axis=-1, keepdims=True))
     # One division a row, and a product for each element.
@@ -365,5 +365,5 @@ def _softmax_backward(
 
 
 def _sum_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum over all axes but the last, in the dtype of the weight that it is the gradient of."""
+    """Return the sum over all axes but the last, a gradient, in the dtype of its weight."""
     return ops.cast(ops.sum(x, axis=tuple(range(len(x.shape) - 1))), weight.dtype)

@@ -1,7 +1,7 @@
 """The encoder layers of GroupBERT: convolution, feed-forward, attention, feed-forward.
 
 From Chelombiev et al. 2021, arXiv 2106.05822, in the form that Graphcore published. Each of the four modules reads the
-LayerNorm of the residual stream and adds its output to it (pre-norm); the last layer ends with one more LayerNorm. The
+LayerNorm of the residual stream and adds its output to the stream (pre-norm); the last layer ends with a LayerNorm. The
 stream is float32 inside a layer and has the compute dtype between blocks. Shapes: as in `layers`, K positions of the
 convolution's kernel, W channels of a group.
 """
@@ -17,9 +17,9 @@ from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attenti
 
 
 class Grouped(Layer):
-    """A product in groups: the g-th part of the outputs reads the g-th part of the inputs alone.
+    """A product in groups: the g-th part of the outputs reads only the g-th part of the inputs.
 
-    A kernel [K, W, D] is that of a convolution along the sequence, zero beyond the ends.
+    A kernel [K, W, D] is a convolution along the sequence, with zeros beyond the ends.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Grouped(Layer):
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", *self.shape)
         self.bias = self.add_zeros("bias", self.shape[-1])
-        # One product for each group: a batched one would need its groups on the first axis, a transposed copy. GPUs
-        # have grouped convolutions; those of TensorFlow on CPUs take 300 times as long as one for each group.
+        # One product for each group: a batched product would need the groups on the first axis, a transposed copy. GPUs
+        # have grouped convolutions; on CPUs TensorFlow's take 300 times as long as a convolution for each group.
         is_cpu = keras.config.backend() == "tensorflow" and "GPU" not in self.kernel.value.device
         self.parts = self.groups if is_cpu or len(self.shape) == 2 else 1
 
@@ -77,12 +77,12 @@ class Convolution(ConfiguredLayer):
         return self.project(ops.cast(ops.silu(self.inner_norm(mixed_BSD)), self.compute_dtype))
 
     def _convolve_apart(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Convolve the sequences of packs [B, S, D] with zeros between them, which no kernel reaches across."""
+        """Convolve the sequences of packs [B, S, D], separated by more zeros than a kernel spans."""
         examples, length, size = ops.shape(x_BSD)
         sequences = batch["next_sentence_positions"].shape[1]
         gap = self.config.conv_kernel_size // 2
         wider = length + (sequences - 1) * gap
-        # Padding, which has number 0, goes behind the last sequence.
+        # Padding has number 0 and goes behind the last sequence.
         gaps_BS = (ops.cast(batch["input_mask"], "int32") - 1) % sequences
         rows_BS = ops.arange(examples)[:, None] * wider + ops.arange(length) + gaps_BS * gap
         apart = ops.scatter(rows_BS[..., None], x_BSD, (examples * wider, size))
@@ -91,7 +91,7 @@ class Convolution(ConfiguredLayer):
 
 
 class GroupedFeedForward(ConfiguredLayer):
-    """Dense, GELU, grouped dense and, where there are several groups, a dense that mixes them."""
+    """Dense, GELU, grouped dense and, if there are several groups, a dense layer that mixes them."""
 
     def _create_weights(self) -> None:
         config = self.config
@@ -112,7 +112,7 @@ class GroupedFeedForward(ConfiguredLayer):
 
 
 class GroupLayer(ConfiguredLayer):
-    """Block `hid_N`; the last one ends with a LayerNorm. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
+    """Block `hid_N`; the last block ends with a LayerNorm. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
 
     DROPOUT_IDS = 5
     READS = ("input_mask", "position_ids", "next_sentence_positions")

@@ -1,8 +1,8 @@
 """The last blocks of a model: the heads of pre-training and fine-tuning, and their losses.
 
-`head(hidden, labels, counts, key) -> loss, sums`. The sums are those of metrics over this micro-batch, in float32;
-the loss is a sum divided by a count of the complete step (masked positions, examples). Micro-batches, replicas and
-accumulation then only add, and the gradient is that of the one big batch, however the padding falls.
+`head(hidden, labels, counts, key) -> loss, sums`. The sums are sums of metrics over the micro-batch, in float32; the
+loss is a sum divided by a count of the complete step (masked positions, examples). Micro-batches, replicas and
+accumulation then only add, and the gradient is the gradient of the complete batch, for any distribution of padding.
 
 Sections are those of Devlin et al. 2019. Shapes: B examples, S sequence length, P masked positions, M = B * P, C
 sequences of a pack (1 without packing), D hidden size, V vocabulary size, L labels.
@@ -37,12 +37,12 @@ class Head(ConfiguredLayer):
 
     READS: ClassVar[tuple[str, ...]]
     COUNTS: ClassVar[Mapping[str, str]] = {}
-    """Counts that the loss is divided by, besides `examples` -> the column whose sum they are."""
+    """Counts by which the loss is divided, besides `examples` -> the column whose sum is the count."""
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "loss": ("loss", "examples"),
         "accuracy": ("correct", "examples"),
     }
-    """Metric -> the sum and the count that it is the ratio of."""
+    """Metric -> the sum and the count whose ratio it is."""
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Any:
         """Return the scores or vectors of a prediction."""
@@ -76,7 +76,7 @@ class MaskedLM(ConfiguredLayer):
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
     def loss_sums(self, x_BPD: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `loss_sums` of the scores [B, P, V]; with several chunks they are not computed at once."""
+        """Return `loss_sums` of the scores [B, P, V]; with several chunks, not all scores are computed at once."""
         if self.chunks == 1:
             return loss_sums(self(x_BPD), labels, weights)
         x_MD, table_VD = self._factors(x_BPD)
@@ -142,7 +142,7 @@ class PretrainingHeads(Head):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], of packs [B, C]."""
+        """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], or [B, C] for packs."""
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
@@ -184,7 +184,7 @@ class QuestionAnswering(Head):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
+        """Return half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
         padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
         logits_BS2 = self.logits(hidden, key) + padding_BS1
         start, start_correct = loss_sums(logits_BS2[:, :, 0], labels["start_positions"], None)
@@ -225,7 +225,7 @@ class SequenceClassification(Classifier):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Cross entropy with `labels` [B], or with one output the squared error."""
+        """Return the cross entropy with `labels` [B], or with one output the squared error."""
         logits_BL = self.logits(hidden, key)
         if self.labels == 1:
             error_B = logits_BL[:, 0] - ops.cast(labels["labels"], "float32")
@@ -248,7 +248,7 @@ class TokenClassification(Classifier):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
+        """Return the cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
         weights = ops.reshape(ops.cast(labels["label_weights"], "float32"), (-1,))
         loss, correct = loss_sums(self.logits(hidden, key), labels["labels"], weights)
         return loss / counts["words"], {"loss": loss, "correct": correct}
@@ -258,8 +258,8 @@ class SentenceEmbedding(Head):
     """Block `embed_head`: the vector of a text, in position 0. No weights.
 
     The loss of a batch needs the vectors of all its texts. It is computed between two forward passes
-    (`tasks/finetune/embed.py`). Here its gradient with respect to each vector is a column, and the loss the product of
-    both, whose gradients with respect to the weights are those of the complete batch (Gao, Zhang et al. 2021, "Scaling
+    (`tasks/finetune/embed.py`). This head reads the gradient with respect to each vector as a column; its loss is the
+    product of both, which has the weight gradients of the complete batch (Gao, Zhang et al. 2021, "Scaling
     Deep Contrastive Learning Batch Size under Memory Limited Setup", section 3.2).
     """
 
@@ -279,7 +279,7 @@ class SentenceEmbedding(Head):
 
 
 def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weighted float32 sums over rows [..., L] of the cross entropy and of the right predictions."""
+    """Return the weighted float32 sums over rows [..., L] of the cross entropy and of the correct predictions."""
     logits = ops.reshape(logits, (-1, logits.shape[-1]))
     labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)

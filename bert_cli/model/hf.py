@@ -1,8 +1,8 @@
-"""Our weights under Hugging Face's names and back: one table of names, read both ways.
+"""Convert our weights to Hugging Face's names and back, with one table of names.
 
-Besides the names, PyTorch stores kernels as [outputs, inputs]. Dtypes are not converted, so the bytes come back
-exactly. A tensor without a counterpart on either side is an error, except for buffers of position numbers, copies of
-tied weights, and heads that a published encoder does not have.
+PyTorch also stores kernels as [outputs, inputs]. Dtypes are not converted, so a round trip is exact. A tensor without a
+counterpart on either side is an error, except for buffers of position numbers, copies of tied weights, and heads that a
+published encoder does not have.
 """
 
 import re
@@ -21,8 +21,8 @@ from bert_cli.files import JSONObject
 
 Array = npt.NDArray[Any]
 
-# Layer of ours -> layer of theirs; {} is the number of an encoder layer. Those of GroupBERT have the same names. The
-# names of the blocks after the encoder layers are in their records.
+# Our layer -> Hugging Face's layer; {} is the number of an encoder layer. GroupBERT has the same names in both. The
+# records of the blocks after the encoder layers have their names.
 LAYERS = {
     "emb/word": "bert.embeddings.word_embeddings",
     "emb/position": "bert.embeddings.position_embeddings",
@@ -39,7 +39,7 @@ LAYERS = {
     "hid_{}/final_norm": "bert.encoder.final_norm",
 }
 
-# Last part of a name of ours, or of an old one of theirs -> of theirs. Only kernels are transposed.
+# Last part of our name, or of an old Hugging Face name -> of Hugging Face's name. Only kernels are transposed.
 LEAVES = {
     "kernel": "weight",
     "bias": "bias",
@@ -54,14 +54,14 @@ TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
-# Architecture, which is also transformers' model_type -> what the names of its classes have before "Bert".
+# Architecture, which is also transformers' model_type -> prefix of its class names before "Bert".
 PREFIXES = {"bert": "", "groupbert": "Group"}
 # Classes for PyTorch that transformers does not have; written beside the weights and never imported here.
 MODELING = Path(__file__).with_name("modeling_groupbert.py")
 
 
 def hf_name(name: str) -> str:
-    """Return Hugging Face's name of a weight of ours."""
+    """Return Hugging Face's name of our weight."""
     layer, _, leaf = name.rpartition("/")
     number = re.match(r"hid_(\d+)/", layer)
     row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
@@ -79,10 +79,10 @@ def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
 def from_hf(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]], *, where: str = "weights"
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return the weights `wanted` (our name -> shape), and the optional parts that the file lacks completely.
+    """Return the `wanted` weights (our name -> shape), and the optional parts that the file lacks completely.
 
-    Raises CheckpointError, naming all of them, for tensors without a weight, weights that are missing, shapes that
-    differ, and tied copies that differ.
+    Raises CheckpointError that names all tensors without a weight, missing weights, shapes that differ, and tied
+    copies that differ.
     """
     theirs = _current_names(tensors, where)
     names = {name: hf_name(name) for name in wanted}
@@ -117,7 +117,7 @@ def from_hf(
 def fitting(
     tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return the tensors without heads that this model lacks or has for other labels, and the names of those."""
+    """Return the tensors without heads that this model lacks or has for other labels, and the names of these heads."""
     theirs = {
         hf_name(name): shape[::-1] if name.endswith("/kernel") else shape
         for name, shape in wanted.items()
@@ -159,12 +159,12 @@ def hf_config(
 
 
 def class_name(config: BertConfig, head: Head) -> str:
-    """Return transformers' name of the class of a model with this head."""
+    """Return the name of transformers' class for a model with this head."""
     return PREFIXES[config.architecture] + head.hf_classes[0]
 
 
 def class_entries(config: BertConfig, name: str) -> JSONObject:
-    """Return the entries of a `config.json` that lead to the class `name`, for GroupBERT in the file MODELING."""
+    """Return the entries of a `config.json` that select the class `name`; GroupBERT's are in the file MODELING."""
     entries: JSONObject = {"architectures": [name], "model_type": config.architecture}
     if config.architecture == "groupbert":
         kinds = ["Config", "Model", "ModelForMaskedLM"]
@@ -204,7 +204,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
 def check_hf_config(
     described: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
 ) -> None:
-    """Raise CheckpointError for weights of another model, also where their shapes would not show it.
+    """Raise CheckpointError for weights of another model, also if their shapes are equal.
 
     Dropout rates and `initializer_range` may differ: they change how a model is trained, not its output.
     """
@@ -246,7 +246,7 @@ def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]
 
 
 def _parts() -> dict[str, str]:
-    """Return the parts that a file may lack, which then have first values: our name -> theirs."""
+    """Return the parts that a file may lack (they keep their initial values): our name -> Hugging Face's."""
     return {ours: part for block in LAST_BLOCKS.values() for ours, part in block.parts.items()}
 
 

@@ -1,9 +1,9 @@
 """Embeddings, encoder layer, gather of the masked positions, pooler: the blocks before the heads.
 
 Every block is `block(hidden, batch, key) -> hidden`; READS names the columns of a micro-batch that it needs. Matrix
-products run in the compute dtype of the policy, which the hidden states between blocks have too, the operations
-between them in float32. An example may be a pack of several sequences (Krell et al. 2021): `position_ids` then start
-again in each, `next_sentence_positions` are where each begins, and `input_mask` numbers them. Shapes: B examples, S
+products, and the hidden states between blocks, have the compute dtype of the policy; the operations between products
+run in float32. An example may be a pack of several sequences (Krell et al. 2021): then `position_ids` start again in
+each sequence, `next_sentence_positions` are their first positions, and `input_mask` numbers them. Shapes: B examples, S
 sequence length, P masked positions, C sequences of a pack (1 without packing), N heads, H head size, D hidden size, F
 intermediate size.
 """
@@ -31,7 +31,7 @@ from bert_cli.model.scaling import Factor
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
-# Attributes of Keras' own, and those in which layers with one trace may differ.
+# Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "factors", "dropout_id"}
 
 
@@ -54,7 +54,7 @@ class Layer(keras.layers.Layer):
     """Elements above which the operations between matrix products are fused."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
-        """Create the weights; a class sets the attributes that they depend on before it calls this."""
+        """Create the weights; a class first sets the attributes on which they depend."""
         super().__init__(name=name, dtype=policy, autocast=False)
         self.build()
 
@@ -73,8 +73,8 @@ class Layer(keras.layers.Layer):
     def trace_key(self) -> Hashable:
         """A key that is equal for layers that may share one trace.
 
-        Their classes and attributes are equal, in the layers inside too. The values of their weights and the dropout
-        ids may differ. An attribute that cannot be compared keeps a layer from sharing.
+        Such layers have equal classes and attributes, also in their inner layers. The values of their weights and the
+        dropout ids may differ. A layer with an attribute that cannot be compared shares no trace.
         """
         values: list[Any] = [type(self), self.dtype_policy.name, *self.factors.items()]
         for name, value in vars(self).items():
@@ -88,7 +88,7 @@ class Layer(keras.layers.Layer):
         return tuple(values)
 
     def set_factors(self, table: Mapping[str, Factor]) -> None:
-        """Take the factors of this layer and of those in it from a table of Unit Scaling, by path."""
+        """Take the factors of this layer and of its inner layers from a table of Unit Scaling, by path."""
         paths = {path.removeprefix(f"{self.path}/"): path for path in table}
         self.factors = {name: table[path] for name, path in paths.items() if name != path}
         for layer in vars(self).values():
@@ -223,7 +223,7 @@ class ConfiguredLayer(Layer):
 
 
 class Embeddings(ConfiguredLayer):
-    """Block `emb`, the first one: word + position + segment embeddings, LayerNorm, dropout."""
+    """Block `emb`, the first block: word + position + segment embeddings, LayerNorm, dropout."""
 
     READS = ("input_ids", "segment_ids", "position_ids")
     dropout_id = 0
@@ -237,7 +237,7 @@ class Embeddings(ConfiguredLayer):
         self.layer_norm = self.norm()
 
     def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `input_ids`, `segment_ids` and, of packs, `position_ids` [B, S]; returns [B, S, D]."""
+        """Reads `input_ids`, `segment_ids` and, for packs, `position_ids` [B, S]; returns [B, S, D]."""
         positions = batch.get("position_ids")
         if positions is None:
             positions = ops.arange(ops.shape(batch["input_ids"])[1])
@@ -278,7 +278,7 @@ class Output(ConfiguredLayer):
 
 
 class SelfAttention(ConfiguredLayer):
-    """Multi-head attention (Vaswani et al. 2017, equation 1), its output and its residual.
+    """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual.
 
     With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
     """
@@ -369,7 +369,7 @@ class EncoderLayer(ConfiguredLayer):
 
 
 def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the additive mask of padding [B, 1, 1, S], of packs also of other sequences [B, 1, S, S]."""
+    """Return the additive mask of padding [B, 1, 1, S]; for packs it also masks other sequences [B, 1, S, S]."""
     # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
     mask_B1S = batch["input_mask"][:, None]
     if "position_ids" in batch:
@@ -384,7 +384,7 @@ class GatherPositions(ConfiguredLayer):
     READS = ("masked_lm_positions", "next_sentence_positions")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `masked_lm_positions` [B, P], of packs `next_sentence_positions` [B, C]; [B, C + P, D]."""
+        """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D]."""
         positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
         examples, length, size = ops.shape(hidden)
         start_B1 = ops.arange(examples, dtype="int32")[:, None] * length

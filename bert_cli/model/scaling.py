@@ -1,9 +1,9 @@
 """Unit Scaling (Blake et al. 2023) with u-muP's rules (Blake et al. 2024): the table of factors for BERT.
 
 Weights, activations and gradients have a variance of about 1, so float16 needs no loss scale. A scaled model computes
-the function of a plain BERT whose weights are the scaled ones times powers of two: folding them in and out is exact.
-The quotient of a factor and its power of two (0.71 to 1.41) is in the deviation of a first value and AdamW's rate.
-The gradient of each weight is that of the plain BERT times a constant.
+the function of a plain BERT whose weights are the scaled weights times powers of two: folding the factors in and out is
+exact. The quotient of a factor and its power of two (0.71 to 1.41) is in the deviation of an initial value and AdamW's
+rate. The gradient of each weight is the gradient of the plain BERT times a constant.
 
 Sources: 2303.11257 and 2407.17465, and the rules of the library `unit_scaling` for the same operations.
 """
@@ -18,7 +18,7 @@ from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
 
 # Factors for unit variance after a standard normal input. GELU's is the library's: by integration 1.70 gives its output
-# a standard deviation of 1, and 1.48 the gradient. That of tanh is by integration.
+# a standard deviation of 1, and 1.48 the gradient. The factor of tanh is by integration.
 GELU = 1.767
 TANH = 1.593
 # Factor of attention's output. The library's sqrt(S) is for independent values. BERT's positions share their segment,
@@ -34,9 +34,9 @@ class Factor(NamedTuple):
     backward: float = 1.0
     """Multiplies the gradient instead of `forward`."""
     fold: float = 1.0
-    """Of a weight: plain BERT's weight divided by this one, a power of two."""
+    """Of a weight: plain BERT's weight divided by this weight, a power of two."""
     deviation: float = 1.0
-    """Of a weight: standard deviation of the first value; of a gamma, the first value."""
+    """Of a weight: standard deviation of the initial value; of a gamma, the initial value."""
     rate: float = 1.0
     """Of a weight: factor of AdamW's learning rate."""
 
@@ -58,9 +58,9 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
     sums = rows**-0.5
     masked_sums = masked**-0.5
     pair_sums = pairs**-0.5
-    # Both losses have the weights of plain BERT: the gradient of a next-sentence label is as large as those of all
-    # masked tokens of its sequence.
-    encoder = masked / readout  # its gradients relative to those of plain BERT
+    # Both losses have the weights of plain BERT: the gradient of a next-sentence label is as large as the gradients of
+    # all masked tokens of its sequence.
+    encoder = masked / readout  # its gradients relative to plain BERT's gradients
     mlm = masked * config.vocab_size / math.sqrt(config.vocab_size - 1.0)
     nsp = 2.0 * pairs
     pooler = 2**-0.5 / readout
@@ -154,7 +154,7 @@ def _power(factor: float) -> float:
 
 
 def _weight(ideal: float, backward: float, correction: float = 1.0, rate: float = 1.0) -> Factor:
-    """Return the factor of a weight that is `ideal` times a unit one in plain BERT.
+    """Return the factor of a weight that is `ideal` times a unit weight in plain BERT.
 
     `correction` is a power of two by which the model multiplies the input or the output of the weight.
     """
@@ -178,7 +178,7 @@ def check_trained_with(described: Mapping[str, Any], scaling: str | None, where:
 def folded(weights: Mapping[str, Any], table: Table, power: int = 1) -> dict[str, Any]:
     """Return the weights of the plain BERT with the same function, float32 so that nothing rounds.
 
-    With power -1 those of the scaled model, from those of a plain BERT; without a table they are the same.
+    With power -1, return the scaled weights for the weights of a plain BERT; without a table both are the same.
     """
     if not table:
         return dict(weights)

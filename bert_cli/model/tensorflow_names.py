@@ -1,7 +1,7 @@
-"""The weights of TensorFlow checkpoints under Hugging Face's names.
+"""Convert the weights of TensorFlow checkpoints to Hugging Face's names.
 
 TensorFlow 1: the models of google-research/bert and its scripts. TensorFlow 2: transformers' TFBert models and the
-original's. Such a checkpoint has a graph of objects, in which a variable is identified by the attributes that lead to
+original's. A TensorFlow 2 checkpoint has a graph of objects, in which the attributes on the path to a variable identify
 it. Layers are recognised by their attributes, so one rule reads transformers' classes (`bert.encoder.layer`) and the
 original's functional models (`layer_with_weights-3`). Source: the attributes of transformers 4's modeling_tf_bert.py.
 """
@@ -44,7 +44,7 @@ TRAINING = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|global_step|beta[12]_power|"
     r"(current_)?loss_scale|good_steps|bad_steps|signature_digest|_CHECKPOINTABLE_OBJECT_GRAPH)"
 )
-# Keys of a bert_config.json without an effect: those of the multilingual and Chinese models.
+# Keys without effect in the bert_config.json of the multilingual and Chinese models.
 IGNORED = (
     "directionality",
     "pooler_fc_size",
@@ -125,9 +125,9 @@ def is_object_based(names: Mapping[str, Any]) -> bool:
 
 
 def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict[str, Array]:
-    """Return the weights of a TensorFlow 1 checkpoint as a Hugging Face model has them.
+    """Return the weights of a TensorFlow 1 checkpoint under Hugging Face's names and in its layout.
 
-    Raises CheckpointError, naming all of them, for variables that no BERT of Google's has.
+    Raises CheckpointError that names all variables that no BERT of Google's has.
     """
     renamed: dict[str, Array] = {}
     unknown: list[str] = []
@@ -148,7 +148,7 @@ def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict
 
 
 def config_of(content: Any) -> JSONObject:
-    """Return the contents of a bert_config.json as those of a Hugging Face config.json, of which it has the names."""
+    """Return the contents of a bert_config.json as a Hugging Face config.json, which has the same names."""
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
         raise CheckpointError(where, "is no JSON object", "give Google's file")
@@ -160,7 +160,7 @@ def config_of(content: Any) -> JSONObject:
 
 
 def architecture_of(shapes: Mapping[str, Sequence[int]]) -> JSONObject:
-    """Return the entries of a config.json about the class of a model, from the shapes of its variables."""
+    """Return the entries of a config.json for the class of a model, from the shapes of its variables."""
     if "cls/squad/output_weights" in shapes:
         return {"architectures": ["BertForQuestionAnswering"]}
     if "output_weights" in shapes:
@@ -173,10 +173,10 @@ def architecture_of(shapes: Mapping[str, Sequence[int]]) -> JSONObject:
 def from_tf2(
     nodes: Sequence[Node], value_of: Callable[[str], Array], *, where: str
 ) -> dict[str, Array]:
-    """Return the weights of a TensorFlow 2 checkpoint as a Hugging Face model has them.
+    """Return the weights of a TensorFlow 2 checkpoint under Hugging Face's names and in its layout.
 
     The original can omit weights: missing biases are zeros; query, key and value in one kernel are split. A masked-LM
-    head without its transform is left out. Raises CheckpointError for variables that no attributes of BERT lead to.
+    head without its transform is left out. Raises CheckpointError for variables whose attributes BERT does not have.
     """
     names = {key: name for key, name in _named_keys(nodes) if key is not None}
     keys = {node.key for node in nodes if node.key is not None}
@@ -236,7 +236,7 @@ def _named_keys(nodes: Sequence[Node]) -> Iterator[tuple[str | None, str]]:
 
 
 def _encoder_layers(nodes: Sequence[Node]) -> list[int]:
-    """Return the encoder layers in order: by the number in the attribute that leads to them."""
+    """Return the encoder layers, ordered by the number in their attribute."""
     expected = {
         number
         for number, node in enumerate(nodes)

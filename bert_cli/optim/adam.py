@@ -36,6 +36,6 @@ def update_direction(
 
 
 def _one_minus_power(beta: float, t: Array) -> Array:
-    # In float32, 1 - 0.999 ** 1 is off by 1.3e-5 of its value; with the logarithm computed exactly the
-    # error is that of one rounding.
+    # In float32, 1 - 0.999 ** 1 has a relative error of 1.3e-5; with the exact logarithm only the rounding
+    # error remains.
     return -ops.expm1(t * math.log(beta)) if beta > 0.0 else 1.0

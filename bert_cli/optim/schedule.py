@@ -1,6 +1,6 @@
 """The numbers that change from step to step: the learning rate, and the factor of the loss.
 
-Every schedule rises over the warm-up, linearly or with another power, has its maximum on the step after it, and then
+Every schedule rises over the warm-up, linearly or with another power, reaches its maximum on the next step, and then
 falls: linearly (as in Graphcore's example), along half a cosine (Loshchilov & Hutter 2017, SGDR, eq. 5), only over
 the last steps (Hu et al. 2024, MiniCPM, section 4.3), or not at all. 1e-7 is its minimum: no update is empty.
 """
@@ -41,7 +41,7 @@ def learning_rate(
 ) -> Callable[[int], float]:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
-    `name` is a key of FALLS, `power` that of the warm-up. Steps past the end have the value of the end. Raises
+    `name` is a key of FALLS, `power` the power of the warm-up. Steps past the end have the value of the end. Raises
     ConfigError for a maximum below the minimum.
     """
     if not MINIMUM <= max_learning_rate < math.inf:
@@ -64,7 +64,7 @@ def learning_rate(
 def with_decay(
     rate: Callable[[int], float], shape: str, first_step: int, total_steps: int
 ) -> Callable[[int], float]:
-    """Return a learning rate that falls from `first_step` on, along a key of DECAYS, to the last step's minimum."""
+    """Return a learning rate that falls from `first_step` on, along a curve of DECAYS, to the last step's minimum."""
     decay = DECAYS[shape]
     steps = total_steps - first_step
 
@@ -90,7 +90,7 @@ class LossScale:
     skipped_in_a_row: NonNegativeInt = 0  # updates skipped since the last good one
 
     def after(self, finite: bool) -> "LossScale":
-        """Return the scale of the next step; `finite` says whether this step's gradients were."""
+        """Return the scale of the next step; `finite` is whether the gradients of this step were finite."""
         value = self.value
         good_steps = self.good_steps + 1
         if self.dynamic and not finite:

@@ -1,8 +1,8 @@
 """The process group of a run: its addresses and this rank, and the wait until all processes have started.
 
 Flags come first, then TF_CONFIG (which `bert launch` and schedulers for TensorFlow set), then SLURM inside an `srun`
-step of several tasks. TensorFlow's server runs any graph that it is sent and listens on all interfaces, without an
-option that says otherwise, so its sockets are bound to an interface from outside with SO_BINDTODEVICE.
+step of several tasks. TensorFlow's server runs any graph that it receives and always listens on all interfaces, so its
+sockets are bound to an interface from outside with SO_BINDTODEVICE.
 """
 
 import itertools
@@ -22,16 +22,16 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from bert_cli.errors import ConfigError, DeviceError
 
-# Below those that Linux gives to a socket without a port (from 32,768 on).
+# Below the ports that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
-# A step has ports of its own, for so many tasks of a step on a host, and so many steps of a job.
+# Each step of a job has separate ports, for so many tasks of a step on a host and so many steps.
 PORTS_OF_STEP = 64
 STEPS_OF_JOB = 8
 CONNECT_SECONDS = 2.0
 
 
 class StoppedWhileJoiningError(Exception):
-    """A stop was requested while processes waited for one another; nothing has begun."""
+    """A stop was requested while the processes waited for each other, before the run began."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Processes:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How processes join one another, and when one of them is lost."""
+    """Settings for joining the processes, and for the detection of lost processes."""
 
     bind_address: str | None = None
-    """Address or name of the interface to listen on; all of them by default."""
+    """Address or name of the interface to listen on; by default all interfaces."""
     report_after_seconds: float = 60.0
     lost_after_seconds: int = 20
     register_seconds: float = 300.0
@@ -71,7 +71,7 @@ class Rendezvous:
 def find_processes(
     environment: Mapping[str, str], workers: Sequence[str] = (), rank: int | None = None
 ) -> Processes:
-    """Return the processes as flags, TF_CONFIG or SLURM describe them, without connecting to any.
+    """Return the processes that flags, TF_CONFIG or SLURM describe, without connecting to them.
 
     Raises ConfigError for a description that is incomplete or contradicts itself.
     """
@@ -134,8 +134,8 @@ def _from_tf_config(text: str) -> Processes:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Processes:
-    # TensorFlow's SlurmClusterResolver sorts hosts by name (n10 before n2), takes the block distribution without a
-    # check and one port for all steps.
+    # TensorFlow's SlurmClusterResolver sorts hosts by name (n10 before n2), assumes the block distribution and uses the
+    # same port for all steps.
     try:
         tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"])
         if tasks == 1:
@@ -200,12 +200,12 @@ def _expand_hosts(nodes: str) -> list[str]:
 def wait_for_processes(
     processes: Processes, rendezvous: Rendezvous, interface: str | None = None
 ) -> socket.socket:
-    """Wait until a connection to every other process can be made, and return the socket that listens for theirs.
+    """Wait until every other process accepts connections; return the socket that listens for their connections.
 
     Reports the processes that are missing.
 
-    Nothing is sent. TensorFlow would wait by itself, but without a message, and it holds the interpreter's lock and
-    SIGTERM meanwhile (measured: ten minutes, then kill -9). Raises StoppedWhileJoiningError when a stop is requested,
+    Nothing is sent. TensorFlow would wait by itself, but without a message, and it blocks the interpreter and SIGTERM
+    meanwhile (measured: ten minutes, then kill -9). Raises StoppedWhileJoiningError when a stop is requested,
     DeviceError when this process' port is in use or another process does not start within `register_seconds`.
     """
     missing = dict(enumerate(processes.workers))
@@ -239,7 +239,7 @@ def wait_for_processes(
 
 
 def _listen(worker: str) -> socket.socket:
-    """Listen on this process' own port."""
+    """Listen on the port of this process."""
     port = int(worker.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
@@ -262,7 +262,7 @@ def _is_listening(worker: str) -> bool:
 def find_interface(processes: Processes, bind_address: str | None) -> tuple[Processes, str | None]:
     """Return the processes with the addresses to use, and the interface, None for every interface.
 
-    Processes on one host use its loopback. Raises ConfigError when no interface here has this name or address.
+    Processes on one host use its loopback. Raises ConfigError if no interface of this host has the name or address.
     """
     if bind_address is not None:
         interfaces = psutil.net_if_addrs()
@@ -279,9 +279,9 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
 
 
 def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:
-    """Bind this process' sockets of a port to an interface: connections over another one are refused.
+    """Bind this process' sockets of a port to an interface: connections over other interfaces are refused.
 
-    Linux before 5.7 does not allow it: a message is printed, or DeviceError raised if it `is_required`.
+    Linux before 5.7 does not allow it: a message is printed, or DeviceError raised if binding `is_required`.
     """
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own descriptor, closed by now
@@ -289,7 +289,7 @@ def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:
                 with socket.socket(fileno=os.dup(number)) as candidate:
                     if candidate.getsockname()[1:2] == (port,):
                         _bind(candidate, interface, is_required)
-    # NCCL's own sockets, on GPUs.
+    # For the sockets of NCCL, on GPUs.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 

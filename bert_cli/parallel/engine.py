@@ -26,7 +26,7 @@ StopRequested = Callable[[], bool]
 
 
 class StoppedBetweenMicroBatchesError(Exception):
-    """A stop was requested during a step. The weights are those of the step before."""
+    """A stop was requested during a step. The weights are still unchanged."""
 
 
 class Value(Protocol):
@@ -38,7 +38,7 @@ class Value(Protocol):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process stores a part: then all of them must read it, in the same order."""
+        """Whether each process stores a part: then all processes must read the value, in the same order."""
 
     def numpy(self) -> Array:
         """Return the value."""
@@ -48,7 +48,7 @@ class Value(Protocol):
 
 
 class Block(Protocol):
-    """A piece of the model, called with hidden values, columns and a dropout key; the first one gets no hidden."""
+    """A piece of the model, called with hidden values (None for the first block), columns and a dropout key."""
 
     name: str
     weights: Sequence[Any]
@@ -57,7 +57,7 @@ class Block(Protocol):
     trace_key: Hashable
     """Equal for blocks that may share one trace."""
     READS: Sequence[str]
-    """The columns that it reads."""
+    """The columns that the block reads."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return the hidden values for the next block."""
@@ -69,9 +69,9 @@ class Block(Protocol):
 
 
 class Head(Block, Protocol):
-    """The last block of a model: its call with divisors of the loss returns the loss, and sums for metrics.
+    """The last block of a model: called with divisors of the loss, it returns the loss and sums for metrics.
 
-    COUNTS has the column whose sum a loss is divided by, MEANS the sum and the count whose ratio a metric is.
+    COUNTS has the column whose sum divides a loss, MEANS the sum and the count whose ratio is a metric.
     """
 
     COUNTS: Mapping[str, str]
@@ -85,9 +85,9 @@ class Head(Block, Protocol):
 class UpdateRequest:
     """The arguments of an update besides its batch.
 
-    `step` counts the completed steps, and with the sample index of a micro-batch decides dropout and rounding;
-    `updates` lacks those that were skipped. `micro_batches` are those of the step over all processes, and
-    `first_micro_batch` is the number of those before them.
+    `step` counts the completed steps; with the sample index of a micro-batch it decides dropout and rounding.
+    `updates` counts the updates that were not skipped. `micro_batches` is the number of micro-batches of the step over
+    all processes, `first_micro_batch` the number of micro-batches before the step.
     """
 
     step: int = 0
@@ -100,9 +100,9 @@ class UpdateRequest:
 
 
 class UpdateResult(NamedTuple):
-    """The head's sums, what they are divided by (see `count`), and norms, of the complete step over all processes.
+    """The head's sums, their divisors (see `count`), and norms, of the complete step over all processes.
 
-    The norm of the gradient is that before clipping and without loss scale. If not finite, the update was skipped.
+    The gradient norm is taken before clipping and without loss scale. If it is not finite, the update was skipped.
     """
 
     sums: dict[str, float]
@@ -124,13 +124,13 @@ class Engine(ABC):
 
     group: ProcessGroup
     seed: int
-    """That of the run, for dropout and whatever else is drawn in a step."""
+    """Seed of the run, for dropout and other random numbers of a step."""
     head: Head
     weights: Mapping[str, Value]
     asks_before_each_micro_batch = False
-    """Whether `update` calls `stop_requested` when the micro-batch before has been computed."""
+    """Whether `update` calls `stop_requested` between micro-batches."""
     traced_steps = 0
-    """Steps that are still to be recorded by the trace, if there is one."""
+    """Number of steps that a trace still has to record; 0 without a trace."""
 
     def __init__(self) -> None:
         self.record: Callable[[str], AbstractContextManager[None]] = lambda part: nullcontext()
@@ -152,14 +152,14 @@ class Engine(ABC):
     def update(
         self, batch: Batch, request: UpdateRequest, stop_requested: StopRequested = lambda: False
     ) -> UpdateResult:
-        """Update the weights with the gradient of a step, of which `batch` is this process' part.
+        """Update the weights with the gradient of a step; `batch` is this process' part of the step's batch.
 
-        All processes skip the update when the gradient is not finite. Raises StoppedBetweenMicroBatchesError when a
-        stop is requested on any, DeviceError when a micro-batch does not fit the memory or a process is lost.
+        All processes skip the update when the gradient is not finite. Raises StoppedBetweenMicroBatchesError if a stop
+        is requested on any process, DeviceError if a micro-batch does not fit the memory or a process is lost.
         """
         self.group.activity = f"step {request.step + 1}"
         counts = self._all_reduced(count(batch, self.head.COUNTS))
-        # Without a masked token, or a labelled one, the loss is 0 and not 0 / 0.
+        # Without a masked or labelled token, the loss is 0 and not 0 / 0.
         divisors = {name: max(number, 1.0) for name, number in counts.items()}
         result = self._run_step(batch, request, divisors, stop_requested)
         sums = self._all_reduced(result.sums)
@@ -174,7 +174,7 @@ class Engine(ABC):
         divisors: Mapping[str, float],
         stop_requested: StopRequested,
     ) -> StepResult:
-        """Compute the gradient of a step whose losses are divided by `divisors`, and update the weights with it."""
+        """Compute the gradient of a step, with losses divided by `divisors`, and update the weights."""
 
     @abstractmethod
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
@@ -224,14 +224,14 @@ class Engine(ABC):
         return dict(zip(numbers, map(float, totals), strict=True))
 
     def write_trace(self, path: Path) -> None:
-        """Write when each stage worked on which micro-batch. Only for an engine that has `traced_steps`."""
+        """Write the times of each stage's work on each micro-batch. Only for an engine that has `traced_steps`."""
         raise NotImplementedError
 
 
 def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
     """Return the counts of a batch [..., B, S]: `examples`, non-padding `tokens`, and sums of columns by name.
 
-    Each sequence of a pack is an example. A column of weights that is absent counts 1 for each example.
+    Each sequence of a pack is an example. An absent column of weights counts 1 for each example.
     """
     # The attention mask numbers the sequences of a pack from 1.
     examples = float(np.sum(np.max(batch["input_mask"], axis=-1)))
@@ -247,7 +247,7 @@ def scaled_for_accumulation(loss_scale: float, micro_batches: int) -> float:
     """Return the factor of a micro-batch's loss in a step of `micro_batches` micro-batches.
 
     The loss is divided by the counts of the complete step. Multiplied by the number of micro-batches (the power of two
-    below it, so that nothing rounds), float16 gradients are as large as in a step of one. Measured at 2,040
-    micro-batches and a loss scale of 4096: a gradient is off by 13 % without the factor and by 0.1 % with it.
+    below it, so that nothing rounds), float16 gradients are as large as in a step of one micro-batch. Measured at 2,040
+    micro-batches and a loss scale of 4096: the error of a gradient is 13 % without the factor and 0.1 % with it.
     """
     return loss_scale * 2 ** (micro_batches.bit_length() - 1)

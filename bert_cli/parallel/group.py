@@ -19,7 +19,7 @@ POLL_SECONDS = 1.0  # of the watchdog
 
 
 def lost_process(rank: int | None) -> DeviceError:
-    """Return the error of a process that has lost another one, None for an unknown one."""
+    """Return the error of a process that has lost another process, of unknown rank if `rank` is None."""
     which = "another process" if rank is None else f"rank {rank}"
     remedy = "read its last message, then start the same command again to continue from the last checkpoint"
     return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
@@ -34,7 +34,7 @@ class ProcessGroup(ABC):
         self.activity = "starting"
         """What this process is doing. The watchdog publishes it."""
         self.collectives = 0  # entered by this process
-        self.is_waiting = threading.Event()  # set while it is in one
+        self.is_waiting = threading.Event()  # set while this process is in a collective
 
     def all_reduce(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the sum over all processes. Raises DeviceError when a process is lost."""
@@ -56,7 +56,7 @@ class ProcessGroup(ABC):
         return self.all_reduce(array if self.rank == 0 else np.zeros_like(array)).tolist()
 
     def barrier(self) -> None:
-        """Wait until every process has called this."""
+        """Wait until every process has called this method."""
         self.all_reduce([0.0])
 
     @contextmanager
@@ -76,7 +76,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def published_by(self, rank: int) -> str:
-        """Return the last text that a rank has published, or an empty one."""
+        """Return the last text that a rank has published, or an empty text."""
 
     @abstractmethod
     def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -89,10 +89,10 @@ class ProcessGroup(ABC):
 
 @contextmanager
 def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
-    """Print from a thread which ranks this process waits for; with one process nothing is done.
+    """Start a thread that prints the ranks for which this process waits; does nothing for a single process.
 
-    Each process publishes once a second how many collectives it has entered and what it is doing. Whether a process is
-    lost is decided by the cluster's heartbeats.
+    Each process publishes its number of collectives and its activity once a second. The heartbeats of the cluster
+    decide whether a process is lost.
     """
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)
@@ -110,7 +110,7 @@ def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Ev
     published = ""
     since = time.monotonic()
     reported = 0.0
-    # The store ends with the rank that holds it; the error of the run says so.
+    # The store ends with the rank that holds it; the run raises its own error for that.
     with suppress(Exception):
         while not ended.wait(POLL_SECONDS):
             progress = f"{group.collectives} {group.activity}"
@@ -128,7 +128,7 @@ def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Ev
 
 
 def _late_ranks(group: ProcessGroup) -> Iterator[str]:
-    """Yield the ranks that are not in this collective; if all are, the sum itself takes long."""
+    """Yield the ranks that have not entered this collective; if all have, the sum itself takes long."""
     for rank in range(group.world_size):
         collectives, _, activity = group.published_by(rank).partition(" ")
         if rank != group.rank and int(collectives or 0) < group.collectives:

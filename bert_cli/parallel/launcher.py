@@ -1,8 +1,8 @@
 """Run several processes as one run, and end all of them together.
 
-`supervise` starts each process, here or behind a remote shell, by `main` of this file. `main` passes on the signals
-that `supervise` writes to its standard input, whose end means that the launcher or the connection is gone. Ends of
-processes and signals arrive in one queue in their order, so the first process that fails is blamed.
+`supervise` starts each process, on this host or by a remote shell, through `main` of this file. `main` passes on the
+signals that `supervise` writes to its standard input; the end of the input means that the launcher or the connection is
+gone. Ends of processes and signals arrive in one queue in their order, so the first process that fails is blamed.
 """
 
 import os
@@ -44,7 +44,7 @@ class Process(NamedTuple):
 def command_on_host(
     program: Sequence[str], local_rank: int, count: int, grace_seconds: float
 ) -> list[str]:
-    """Return the command that runs a program as one of `count` processes of its host, by `main`."""
+    """Return the command that runs a program through `main`, as one of `count` processes of its host."""
     words = ["-m", "bert_cli.parallel.launcher", str(local_rank), str(count), f"{grace_seconds:g}"]
     return [sys.executable, *words, *program]
 
@@ -97,7 +97,7 @@ class _Child:
             where = f"{process.words[0]} (for {process})"
             problem = "cannot be started"
             raise ConfigError(where, f"{problem} ({error.strerror})", "check its name") from error
-        self.send(signal.SIGCONT)  # no request, but the process knows that a launcher is there
+        self.send(signal.SIGCONT)  # no request, but shows the process that it has a launcher
         self.printers = [
             threading.Thread(target=self._print, args=streams, daemon=True)
             for streams in ((self.popen.stdout, sys.stdout), (self.popen.stderr, sys.stderr))
@@ -113,7 +113,7 @@ class _Child:
             self.popen.stdin.flush()
 
     def drain(self) -> None:
-        """Wait until its output is printed, but not for a process it left behind that holds its output open."""
+        """Wait until the output is printed, but not for a leftover child process that holds the output open."""
         until = time.monotonic() + DRAIN_SECONDS
         for thread in self.printers:
             thread.join(max(0.0, until - time.monotonic()))
@@ -137,7 +137,7 @@ class _Child:
                         target.write(f"[{self.process.rank}] {text}\n")
                         target.flush()
                 except BrokenPipeError:
-                    # Keep reading: a process whose output nobody reads blocks.
+                    # Keep reading: a process blocks if its output is not read.
                     self.events.put(signal.SIGPIPE)
 
 
@@ -147,7 +147,7 @@ Events = queue.SimpleQueue[_Child | signal.Signals]
 def _wait_for_all(
     children: Sequence[_Child], events: Events, grace_seconds: float
 ) -> _Child | None:
-    """Return the first process that failed when all have ended, None when none did."""
+    """Wait until all have ended; return the first process that failed, None if none failed."""
     running = list(children)
     failed: _Child | None = None
     request: signal.Signals | None = None
@@ -199,7 +199,7 @@ def _kill(children: Sequence[_Child]) -> None:
 
 
 def _report(failed: _Child, others: Sequence[_Child]) -> None:
-    """Print how a process ended, and again what it wrote last."""
+    """Print how a process ended, and repeat its last lines."""
     failed.drain()
     stopped = f"; {_ranks(others)} asked to stop" if others else ""
     last = "its last lines:" if failed.last_lines else "it wrote nothing to standard error"
@@ -247,7 +247,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
 
 
 def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
-    """Pass on the signals that are named on standard input; at its end stop the program, and kill it after a while."""
+    """Pass on the signals named on standard input; when it ends, stop the program, and kill it after a while."""
     # Do not read standard input when it is a terminal: the command was started by hand.
     if os.isatty(0) or not sys.stdin.buffer.readline():
         return
@@ -264,13 +264,13 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 
 def cores_of(local_rank: int, count: int) -> list[int]:
-    """Return the cores of one of `count` processes on this host; empty for all of them.
+    """Return the cores of one of `count` processes on this host; empty for all cores.
 
-    All get the same number, even if a core stays idle: a sum over two threads rounds otherwise than over three.
+    All get the same number, even if a core stays idle: a sum over two threads rounds differently than over three.
     """
     if count == 1 or not hasattr(os, "sched_getaffinity"):
         return []
-    # Those of a socket and the threads of a core are adjacent.
+    # The cores of a socket and the threads of a core are adjacent.
     cores = sorted(os.sched_getaffinity(0), key=_socket_and_core)
     if len(cores) < count and local_rank == 0:
         _print_line(f"{count} processes use the same {len(cores)} cores")
@@ -288,6 +288,6 @@ def _socket_and_core(core: int) -> tuple[int, ...]:
 if __name__ == "__main__":
     rank_here, processes_here, grace, *command = sys.argv[1:]
     exit_code = main(int(rank_here), int(processes_here), float(grace), command)
-    # Without Python's shutdown: the launcher blames the process whose end it sees first.
+    # Without Python's shutdown, which takes time: the launcher blames the process that ends first.
     sys.stderr.flush()
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""What a run needs of an engine besides its steps: devices, processes, memory.
+"""The functions of an engine besides its steps: devices, processes, memory.
 
 An engine is a folder of this package: its `mesh.py` has the functions of `Runtime`, its `engine.py` has `build_engine`,
 of the type `BuildEngine`. This file imports no framework.
@@ -30,7 +30,7 @@ class Devices(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """The replicas of a run, the devices of each of this process' replicas, and the device of the host's memory.
+    """The replicas of a run, the devices of this process' replicas, and the device of the host's memory.
 
     `number` is unique in the process, so that two meshes never share a collective key.
     """
@@ -54,7 +54,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a step is spread over devices. An engine ignores what it does not support: settings refuse it before."""
+    """Layout of a step over devices. An engine ignores values that it does not support: settings refuse them before."""
 
     replicas: int = 1
     accumulation: int = 1
@@ -96,17 +96,17 @@ class Runtime(Protocol):
         """Return a mesh of the CPU alone."""
 
     def configure_runtime(self, precision: str, deterministic: bool) -> None:
-        """Set the options of the framework, before anything is computed."""
+        """Set the options of the framework, before the first computation."""
 
     def open_mesh(self, processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
-        """Take the devices of a layout and join the other processes; each has as many replicas.
+        """Take the devices of a layout and join the other processes; all have the same number of replicas.
 
-        Raises StoppedWhileJoiningError when a stop is requested before all have joined, ConfigError or DeviceError for
-        a layout that does not fit the processes or devices.
+        Raises StoppedWhileJoiningError if a stop is requested before all have joined, ConfigError or DeviceError for a
+        layout that does not fit the processes or devices.
         """
 
     def used_memory(self, mesh: Mesh) -> tuple[int, int]:
-        """Return the most bytes that an accelerator of this process uses now, and has used."""
+        """Return the current and the peak memory in bytes, each of the fullest accelerator of this process."""
 
     def synchronize(self) -> None:
         """Wait until the accelerators have finished."""
@@ -130,7 +130,7 @@ BuildEngine = Callable[[Model, Mesh, Layout], Engine]
 def divide_devices(
     names: Sequence[str], kind: str, processes: Processes, layout: Layout
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the devices of each of this process' replicas; raise DeviceError if there are too few."""
+    """Return the devices of each replica of this process. Raises DeviceError if there are too few."""
     local = layout.replicas // processes.count
     each = layout.devices_of_replica
     if len(names) < local * each:

@@ -1,4 +1,4 @@
-"""Checks that a run makes of itself when it starts, and `bert doctor` before: epochs, vocabulary, repeats, duration."""
+"""Checks of a run at its start, and of `bert doctor` before: epochs, vocabulary, repeats, duration."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from bert_cli.planning.plan import Plan
 
 MAX_EPOCHS = 100
 MIN_TOKENS = 10
-"""Tokens of text for each of the vocabulary, on average: with fewer, half of them occur once or never."""
+"""Minimum mean number of text tokens per vocabulary entry: with fewer, half of the entries occur once or never."""
 MAX_DAYS = 30
 
 
 class Check(NamedTuple):
-    """The result of a check: `remedy` is for one that warns."""
+    """The result of a check; `remedy` is for a warning."""
 
     what: str
     warns: bool
@@ -22,12 +22,12 @@ class Check(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """Return the line of a run that warns."""
+        """Return the warning as a line of a run."""
         return f"warning: {self.text}; {self.remedy}"
 
 
 def of_epochs(plan: Plan) -> list[Check]:
-    """Return whether a run reads its examples too often; nothing of synthetic examples, and of several stages."""
+    """Return a check of the number of epochs; none for synthetic examples or several stages."""
     if plan.epochs is None or plan.segments[-1].stage:
         return []
     warns = plan.epochs > MAX_EPOCHS
@@ -38,7 +38,7 @@ def of_epochs(plan: Plan) -> list[Check]:
 
 
 def of_vocabulary(vocab_size: int, tokens: float) -> Check:
-    """Return whether a text of so many tokens is enough to learn a vocabulary from scratch."""
+    """Return a check whether a text of `tokens` tokens suffices to learn a vocabulary from scratch."""
     each = tokens / vocab_size
     warns = each < MIN_TOKENS
     text = f"the text has {each:,.1f} tokens for each of the {vocab_size:,} in the vocabulary"
@@ -50,7 +50,7 @@ def of_vocabulary(vocab_size: int, tokens: float) -> Check:
 
 
 def of_duration(seconds: float) -> Check:
-    """Return whether a run takes too long."""
+    """Return a check of a run's duration."""
     days = seconds / 86400
     text = f"the run takes {days:,.0f} days at this pace"
     remedy = "take fewer --num-epochs or --total-num-train-samples, a smaller model or a faster machine; "

@@ -27,7 +27,7 @@ def shape_of(batch: Mapping[str, Any]) -> BatchShape:
 
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> list[Product]:
-    """Return every forward product with a weight, as often as it is computed; `last_blocks` follow the layers."""
+    """Return all forward products with a weight, repeated ones too; `last_blocks` follow the layers."""
     width = config.hidden_size
     inner = config.intermediate_size
     positions = shape.examples * shape.positions
@@ -51,6 +51,6 @@ def attention(config: BertConfig, shape: BatchShape) -> int:
 
 
 def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> int:
-    """Return the operations of the forward pass and of the backward pass, which has two products for each."""
+    """Return the operations of the forward and the backward pass, which has two products for each forward product."""
     forward = sum(one.flops for one in products(config, last_blocks, shape))
     return 3 * (forward + attention(config, shape))

@@ -1,7 +1,7 @@
-"""The idle time and traffic of a layout, and the choice of one: replicas first, then more devices for each.
+"""The idle time and traffic of a layout, and the choice of a layout: replicas first, then more devices per replica.
 
-Replicas communicate only in the all-reduce, so the search tries one device for each, then two, and so on. With JAX only
-the number of replicas is chosen.
+Replicas communicate only in the all-reduce, so the search tries one device per replica, then two, and so on. With JAX
+only the number of replicas is chosen.
 """
 
 import math
@@ -30,10 +30,10 @@ Shape = tuple[int, int]  # replicas, devices of each
 
 # Fraction of a device's memory that a run may fill, besides the runtime and the error of the estimate.
 USABLE = 0.9
-# Fraction of a step that a pipeline may be idle in addition, for the sake of a larger micro-batch.
+# Additional fraction of a step that a pipeline may be idle with a larger micro-batch.
 MORE_IDLE = 0.05
-# Positions of a micro-batch from which a CPU is no faster: BERT-base, one core, 4 x 128 at 4.3 examples/s, 8 x 128 at
-# 5.3 and no more with larger ones. Narrower models need more.
+# Positions of a micro-batch above which a CPU gets no faster: BERT-base on one core trains 4.3 examples/s with 4 x 128,
+# 5.3 with 8 x 128 and with larger micro-batches. Narrower models need more positions.
 CPU_POSITIONS = 4096
 
 
@@ -61,7 +61,7 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
 def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -> float:
     """Return the fraction of a step in which the devices of a pipeline are idle, on average.
 
-    `times` are those of each stage for a micro-batch, `mapping` their devices. For p equal stages on p devices
+    `times` are the times of the stages for a micro-batch, `mapping` their devices. For p equal stages on p devices
     and m micro-batches the result is (p - 1) / (m + p - 1) (Narayanan et al. 2021, section 2.2.1).
     """
     busy = [0.0] * (max(mapping) + 1)
@@ -103,10 +103,10 @@ def fits(settings: TrainSettings, memory: int) -> bool:
 
 
 def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -> Settings:
-    """Return the settings with the layout that fits with the fewest devices of a replica, then the most replicas.
+    """Return the settings with the fitting layout of the fewest devices per replica, then the most replicas.
 
-    `memory` is that of one device in bytes. The micro-batches of a step stay the same; all devices of a
-    replica are in one process. Raises ConfigError, with the least memory that is enough, when nothing fits.
+    `memory` is the memory of one device in bytes. The micro-batches of a step stay the same; all devices of a
+    replica are in one process. Raises ConfigError, with the smallest sufficient memory, when nothing fits.
     """
     shapes = _shapes(settings, devices, processes)
     for shape in shapes:
@@ -125,9 +125,9 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
 
 
 def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False) -> None:
-    """Raise ConfigError, with flags that keep the examples of a step, where processes cannot divide its replicas.
+    """Raise ConfigError if processes cannot divide the replicas, with flags that keep the examples of a step.
 
-    A layout that `is_auto` chooses the replicas, up to the micro-batches of a step.
+    If the layout `is_auto`, it chooses the replicas, up to the micro-batches of a step.
     """
     replicas = batch.replicas * (batch.grad_acc_steps_per_replica if is_auto else 1)
     if replicas % processes == 0:
@@ -149,9 +149,9 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
 def choose(
     settings: Settings, kind: str, devices: int, memory: int, processes: int = 1
 ) -> Settings:
-    """Return the settings with the layout and the micro-batch that they leave open; `kind` is GPU or CPU.
+    """Return the settings with a layout and a micro-batch, if they leave them open; `kind` is GPU or CPU.
 
-    The layout is that of the smallest micro-batch. Raises ConfigError when nothing fits.
+    The layout is chosen for the smallest micro-batch. Raises ConfigError when nothing fits.
     """
     is_auto = settings.parallel.layout == "auto"
     laid = propose(settings, devices, memory, processes) if is_auto else settings
@@ -161,7 +161,7 @@ def choose(
 
 
 def with_micro_batch(settings: Settings, size: int) -> Settings:
-    """Return the settings with this micro-batch and the same examples of a step."""
+    """Return the settings with this micro-batch and the same examples per step."""
     batch = settings.global_batch
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
     changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": each // size}
@@ -169,9 +169,9 @@ def with_micro_batch(settings: Settings, size: int) -> Settings:
 
 
 def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
-    """Return the settings with the largest micro-batch that fits, at least twice as large, and as fast at least.
+    """Return the settings with the largest micro-batch that fits, at least twice as large and at least as fast.
 
-    The devices of a pipeline are then little more idle.
+    The devices of a pipeline may be idle for a fraction MORE_IDLE longer.
     """
     batch = settings.global_batch
     allowed = idle(settings) + MORE_IDLE
@@ -186,7 +186,7 @@ def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
 
 
 def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
-    """Return a line about memory that a larger micro-batch of the same step would use, if there is one."""
+    """Return a line about memory that a larger micro-batch of the same step would use, if one fits."""
     larger = _larger(settings, kind, memory)
     if larger is None:
         return []
@@ -233,7 +233,7 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
     """Return the blocks of each stage: each layer goes to the least busy device with enough memory.
 
     The first and the last stage are on device 0, because they share the token embedding. If no device has
-    enough, the layer goes to the one that is then the least full.
+    enough memory, the layer goes to the device that is the least full with it.
     """
     work = work_of(settings)
     # Device 0 needs no layer besides the ends of the model; the stages between have at least one.
@@ -246,7 +246,7 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
             full = on_device(settings, stages, mapping, device).total
             here = [n for n, on in enumerate(mapping) if on == device]
             busy = sum(work[block] for n in here for block in stages[n])
-            # Of equal devices the later one, which has fewer micro-batches in flight.
+            # Among equal devices the later device, which has fewer micro-batches in flight.
             key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
         *_, later = min(choices)
@@ -292,7 +292,7 @@ def simulated(devices: int) -> str:
 
 
 def slow_steps(settings: TrainSettings, cpu_devices: int) -> list[str]:
-    """Return a line about devices that the CPU simulates, and one about the steps of a dry run."""
+    """Return a line about devices that the CPU simulates, and a line about the steps of a dry run."""
     lines = [f"{simulated(cpu_devices)}; {AUTO}"] if cpu_devices > 1 else []
     if settings.dry_run:
         each = count(settings.global_batch.grad_acc_steps_per_replica, "micro-batch")
@@ -304,7 +304,7 @@ def slow_steps(settings: TrainSettings, cpu_devices: int) -> list[str]:
 
 
 def shape(settings: TrainSettings) -> str:
-    """Return the replicas and the devices of each as text, and whether the weights are sharded."""
+    """Return the replicas, the devices per replica and the sharding of weights as text."""
     each = count(len(estimate(settings)), "device")
     each += " in tensor parallelism" * (math.prod(settings.parallel.tensor_shape) > 1)
     each += ", sharded weights" * settings.parallel.shard_weights

@@ -1,4 +1,4 @@
-"""The memory of a layout: what is always there, and activations or the temporaries of the update."""
+"""The memory of a layout: permanent values, and activations or the temporaries of the update."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ Stages = Sequence[Sequence[str]]
 WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
 COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
 FLOAT32 = 4
-# The thresholds of the engine, which a test compares with it.
+# Thresholds of the engine; a test compares them with the engine's.
 COMPILED_CHAIN_ELEMENTS = 2**19
 COMPILED_UPDATE_WEIGHTS = 2**23
 # Measured, in float32: temporaries of the backward pass of a layer at its peak, around GELU; copies of the
-# logits, with deterministic operations and without; temporaries of the update for each element of the
-# largest weight and of all others, in place or allocated; copies of an all-reduce bucket.
+# logits, with and without deterministic operations; temporaries of the update for each element of the
+# largest weight and of all other weights, in place or allocated; copies of an all-reduce bucket.
 BACKWARD_TEMPORARIES = {"BSF": 3, "BSD": 2}
 LOGITS = {True: 5, False: 4}
 UPDATE_IN_PLACE = (1, 0.4)
 UPDATE_ALLOCATED = (8, 0.3)
 BUCKETS = 3
-# Memory that the allocator takes for temporaries, relative to the live ones: measured 1.05 to 1.46 on CPUs.
+# Memory that the allocator takes for temporaries, relative to the live temporaries: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
-# For JAX: what a layer saves relative to `saved_bytes`, and the tensors of it that `tensor` divides; copies of the
+# For JAX: saved bytes of a layer relative to `saved_bytes`, and the saved tensors that `tensor` divides; copies of the
 # logits, of the word embeddings and their gradient (as many again in chunks), and of weights gathered at once.
 JAX_SAVED = 0.85
 JAX_DIVIDED = {"BSD": 4, "BNSS": 3, "BSF": 4}
@@ -44,7 +44,7 @@ class Estimate:
     weights: int
     """The word embeddings, which emb and heads share, count once."""
     accumulators: int
-    """Float32 sums of gradients; a stage with heads and without emb has its own for the word embeddings."""
+    """Float32 sums of gradients; a stage with heads and without emb also has sums for the word embeddings."""
     moments: int
     """The slots of the optimizer; none if offloaded, a part if sharded."""
     stashes: int
@@ -69,7 +69,7 @@ def slot_bytes(settings: TrainSettings, weights: int) -> int:
 
 
 def weights_of(config: BertConfig) -> dict[str, int]:
-    """Return the number of weights of each block, those that blocks share at the first one."""
+    """Return the number of weights of each block; shared weights count in the first block."""
     width = config.hidden_size
     inner = config.intermediate_size
     norm = 2 * width
@@ -102,7 +102,7 @@ def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
 
 
 def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[str]]:
-    """Return the blocks of stages with so many layers each."""
+    """Return the blocks of stages with these numbers of layers."""
     stages = [["hid"] * number for number in layers]
     stages[0].insert(0, "emb")
     stages[-1] += last_blocks
@@ -110,7 +110,7 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
 
 
 def estimate(settings: TrainSettings) -> list[Estimate]:
-    """Return the estimate of each device of a replica, in the stage of the run that needs most."""
+    """Return the estimate of each device of a replica, for the stage of the run that needs the most memory."""
     of_stages = [_estimate(one) for one in (settings, *settings.later_stages)]
     return max(of_stages, key=lambda devices: max(one.total for one in devices))
 
@@ -123,7 +123,7 @@ def _estimate(settings: TrainSettings) -> list[Estimate]:
 
 
 def _with_jax(settings: TrainSettings) -> Estimate:
-    """Return the estimate with JAX: `tensor` divides matrices, and what is computed with them."""
+    """Return the estimate with JAX: `tensor` divides matrices and their products."""
     config = settings.bert_config
     parallel = settings.parallel
     ((blocks,), _) = stages_of(settings)
@@ -264,8 +264,8 @@ def _logits(settings: TrainSettings) -> int:
 def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     """Return the bytes that the gradient of a block reads for one micro-batch.
 
-    `stashed`: forward and backward are two functions, which save more tensors than one. Between two products
-    everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
+    `stashed`: forward and backward are two functions, which save more tensors than a single function. Between two
+    products everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
     """
     config = settings.bert_config
     more = int(stashed)
@@ -303,7 +303,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
 
 
 def _input(settings: TrainSettings, block: str) -> int:
-    """Return the bytes of a block's input: all that recomputation saves of it."""
+    """Return the bytes of a block's input, the only tensor that recomputation saves."""
     shape = "BSD" if block in ("hid", GATHER.name) else "BPD"
     return (
         0 if block == "emb" else COMPUTE_BYTES[settings.precision] * count_elements(settings, shape)

@@ -1,6 +1,6 @@
 """The plan of a run: its integers, computed from the settings and the number of examples.
 
-The rest of the tool reads the numbers of steps, examples and micro-batches here.
+All other code reads the numbers of steps, examples and micro-batches from the plan.
 """
 
 import itertools
@@ -20,7 +20,7 @@ MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive steps of one size. A batch that grows has several, and so has a run of several stages."""
+    """Consecutive steps of the same size. A growing batch and a run of several stages have several segments."""
 
     first_step: int
     micro_batches: int
@@ -56,17 +56,17 @@ class Plan:
     segments: tuple[Segment, ...]
     """The sizes of the steps, in their order."""
     decay_step: int | None = None
-    """Step from which the learning rate decays, where the schedule is `wsd`."""
+    """Step from which the learning rate decays, for the schedule `wsd`."""
     mask_probabilities: tuple[float, float] | None = None
-    """Those of the first and the last step, where they differ."""
+    """Masking probabilities of the first and the last step, if they differ."""
 
     def segment(self, step: int) -> Segment:
-        """Return the segment of a step; steps past the end belong to the last one."""
+        """Return the segment of a step; steps past the end belong to the last segment."""
         at = bisect_right(self.segments, step, key=lambda one: one.first_step)
         return self.segments[max(0, at - 1)]
 
     def micro_batches(self, step: int) -> range:
-        """Return the numbers in the run of the micro-batches of a step."""
+        """Return the numbers of a step's micro-batches, counted from the start of the run."""
         one = self.segment(step)
         first = one.first_micro_batch + (step - one.first_step) * one.micro_batches
         return range(first, first + one.micro_batches)
@@ -80,12 +80,12 @@ class Plan:
 
     @property
     def step_sizes(self) -> str | None:
-        """Return a fingerprint of sizes that change, which two starts of a run must share; None for equal steps."""
+        """Return a fingerprint of changing sizes, which must be equal to resume a run; None for equal steps."""
         checksum = zlib.crc32(repr([astuple(one) for one in self.segments]).encode())
         return f"{len(self.segments)} sizes, {checksum:08x}" if len(self.segments) > 1 else None
 
     def mask_probability(self, step: int) -> float | None:
-        """Return the fraction of tokens that a step masks, None for that of the settings: it changes linearly."""
+        """Return the fraction of tokens that a step masks; it changes linearly. None means the settings' fraction."""
         if self.mask_probabilities is None:
             return None
         first, last = self.mask_probabilities
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def sequences_per_step(self) -> int:
-        """Return the global batch in sequences, which the learning rate depends on."""
+        """Return the global batch in sequences, on which the learning rate depends."""
         return round(self.examples_per_step * self.sequences_per_example)
 
     @property
@@ -115,7 +115,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
 
-    Raises ConfigError for a run whose length is not given or unknown, and for a decay from the end on.
+    Raises ConfigError if the length of the run is unknown, or if the decay starts at its end.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
     samples = [
@@ -134,9 +134,9 @@ def make_plan(
 
 
 def samples_of(settings: TrainSettings, epoch: float | None) -> int:
-    """Return how many examples a run reads, in its first stage if it has several.
+    """Return the number of examples that a run reads, in its first stage if it has several.
 
-    `epoch` is their number in an epoch, in sequences; None for synthetic examples.
+    `epoch` is the number of sequences in an epoch; None for synthetic examples.
     """
     epochs = settings.num_epochs
     samples = settings.total_num_train_samples
@@ -160,7 +160,7 @@ def plan_of(
     """Return the plan of a run that reads this many examples in each stage, rounded up to full steps.
 
     With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
-    section 3.3), so a run of packs sees as many samples in fewer steps.
+    section 3.3), so a run of packs reads the same number of samples in fewer steps.
     """
     batch = settings.global_batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
@@ -192,7 +192,7 @@ def plan_of(
 
 
 def decay_step(rate: LearningRate, total_steps: int) -> int:
-    """Return the step from which a learning rate is no longer constant, but for its warm-up."""
+    """Return the step at which the constant part of a learning rate ends."""
     decays = max(1, int(rate.decay_frac * total_steps))
     return {"constant": total_steps, "wsd": total_steps - decays}.get(rate.schedule_name, 0)
 
@@ -202,7 +202,7 @@ def _segments(
 ) -> tuple[tuple[Segment, ...], int]:
     """Return the segments of a run that reads so many sequences in each stage, and its number of steps.
 
-    A batch that grows has up to MOST_SIZES sizes before the last, each for as many sequences.
+    A growing batch has up to MOST_SIZES sizes before the last; each size is used for the same number of sequences.
     """
     found: list[Segment] = []
     growth = stages[0].global_batch.growth_frac * sum(samples)

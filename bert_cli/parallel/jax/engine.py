@@ -1,7 +1,7 @@
 """Runs steps on JAX: a step is one compiled function, a scan over micro-batches and the update of all weights.
 
-The blocks are Keras layers whose weights are arguments. Replicas are an axis of the batch, which XLA divides over the
-grid of devices, as it divides weights, moments and products by their annotations; the numbers do not depend on it.
+The blocks are Keras layers whose weights are arguments. Replicas are an axis of the batch. XLA divides the batch over
+the grid of devices, and weights, moments and products by their annotations; the numbers do not depend on the layout.
 """
 
 import math
@@ -116,7 +116,7 @@ class JaxEngine(Engine):
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
         self.specs: dict[str, PartitionSpec] = {}
-        """How a weight is divided where it is read."""
+        """The division of a weight where it is read."""
         self.shardings: dict[str, list[NamedSharding]] = {}
         """How it and its slots are stored."""
         self.update_shardings: dict[str, NamedSharding] = {}
@@ -159,7 +159,7 @@ class JaxEngine(Engine):
         }
 
     def _gathered(self, arrays: Tensor, specs: Tensor = COMPLETE) -> Tensor:
-        """Return arrays divided in another way, or complete; all processes must call this."""
+        """Return arrays with another division, or complete; all processes must call this method."""
         to = jax.tree.map(partial(NamedSharding, self.grid), specs)
         with self.group.collective():
             return jax.block_until_ready(jax.jit(_identity, out_shardings=to)(arrays))
@@ -181,7 +181,7 @@ class JaxEngine(Engine):
         divisors: Mapping[str, float],
         stop_requested: StopRequested,
     ) -> StepResult:
-        """Run the compiled step; a request to stop waits for its end."""
+        """Run the compiled step; a request to stop takes effect after its end."""
         arguments = self._arguments(batch, request, divisors)
         program = self._program(arguments)
         self._local = None
@@ -316,7 +316,7 @@ class JaxEngine(Engine):
         naming = self.group.naming_lost_process()
         with jax.set_mesh(self.grid), naming, self.reporting_out_of_memory():
             logits = jax.block_until_ready(self._forward(weights, columns))
-        # [accumulation, replicas, ...], of which this process has some replicas.
+        # [accumulation, replicas, ...]; this process has some of the replicas.
         shards = sorted(_shards(logits), key=lambda shard: shard.index[1].start or 0)
         local = np.concatenate([shard.data for shard in shards], axis=1).swapaxes(0, 1)
         return local.reshape(-1, *local.shape[2:])
@@ -333,7 +333,7 @@ class JaxEngine(Engine):
     def _run_head(
         self, weights: Arrays, columns: Arrays, key: Tensor = None, counts: Arrays | None = None
     ) -> Tensor:
-        """Return loss and sums, or without counts the logits."""
+        """Return loss and sums, or the logits without `counts`."""
         hidden = self._hidden(weights, columns, key)
         with self._reading(self.head, _weights_of(self.head, weights)):
             if counts is None:
@@ -364,7 +364,7 @@ class JaxEngine(Engine):
         columns: Arrays,
         key: Tensor,
     ) -> Tensor:
-        """Run blocks of one trace key in a loop that saves only their inputs; of unrolled blocks XLA would save all."""
+        """Run blocks with the same trace key in a loop that saves only their inputs; unrolled, XLA would save all."""
         first = blocks[0]
         # The first block's dropout ids with a shifted key draw the masks of another block.
         keys = [shifted_key(key, block.dropout_id - first.dropout_id) for block in blocks]
@@ -387,7 +387,7 @@ class JaxEngine(Engine):
 
     @contextmanager
     def _reading(self, block: Block, part: Sequence[jax.Array]) -> Iterator[None]:
-        """Have a block read these arrays, complete over the replicas, instead of Keras' variables."""
+        """Make a block read these arrays, complete over the replicas, instead of Keras' variables."""
         pairs = [
             (weight, lax.with_sharding_constraint(array, self.specs[weight.path]))
             for weight, array in zip(block.weights, part, strict=True)
@@ -450,17 +450,17 @@ def build_engine(model: Model, mesh: Mesh, layout: Layout) -> JaxEngine:
 
 
 def _identity(arrays: Tensor) -> Tensor:
-    """Return the argument. One function for all arrays, so that it is compiled once for each shape."""
+    """Return the argument. A single function for all arrays, so that it is compiled once for each shape."""
     return arrays
 
 
 def _shards(array: jax.Array) -> list[jax.Shard]:
-    """Return each part of an array that is here once."""
+    """Return the distinct parts of an array on this process' devices."""
     return list({str(shard.index): shard for shard in array.addressable_shards}.values())
 
 
 def _placed(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Return a value divided over the devices; of several processes each places its part."""
+    """Return a value divided over the devices; each process places its part."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
@@ -473,6 +473,6 @@ def _squared_norm(arrays: Iterable[jax.Array]) -> jax.Array:
 
 
 def random_bits(key: jax.Array, shape: Sequence[int], start: int) -> jax.Array:
-    """Return uniform uint32 of a shape, those of the key."""
+    """Return the uniform uint32 of a key, in a shape."""
     assert start == 0, "a weight is updated as one array"
     return jax.random.bits(jax.random.fold_in(jax.random.key(key[0]), key[1]), shape, jnp.uint32)

@@ -1,7 +1,7 @@
-"""How weights are divided over a grid of devices with the axes `replica`, `tensor` and `tensor_2`: a table of names.
+"""The division of weights over a grid of devices with the axes `replica`, `tensor` and `tensor_2`: a table of names.
 
 With one tensor axis the first product of a pair is divided by columns, complete heads together, and the second by rows
-(Shoeybi et al. 2019, section 3). With two, weights are divided over both, and hidden states over the second.
+(Shoeybi et al. 2019, section 3). With two axes, weights are divided over both, and hidden states over the second axis.
 """
 
 import re
@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec
 from bert_cli.parallel.runtime import Mesh
 
 AXES = ("replica", "tensor", "tensor_2")
-# Pattern of a weight's name -> the axis of the grid over which each of its axes is divided. The first match counts.
+# Pattern of a weight's name -> for each axis of the weight, the axis of the grid that divides it. The first match
+# counts.
 SPECS: dict[str, tuple[str | None, ...]] = {
     r"emb/word/embeddings": ("tensor", "tensor_2"),
     r"emb/(position|segment)/embeddings": (None, "tensor_2"),
@@ -39,7 +40,7 @@ def device_grid(mesh: Mesh, tensor_shape: tuple[int, int]) -> Grid:
 
 
 def spec_of(name: str, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
-    """Return how a weight is divided: not along an axis whose size the devices do not divide."""
+    """Return the division of a weight: not along an axis whose size the devices do not divide."""
     axes = next(axes for pattern, axes in SPECS.items() if re.fullmatch(pattern, name))
     return PartitionSpec(
         *(
@@ -50,7 +51,7 @@ def spec_of(name: str, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
 
 
 def over_replicas(spec: PartitionSpec, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
-    """Return the specification that also divides the longest undivided axis over the replicas, if they divide one."""
+    """Return the specification with the longest undivided axis divided over the replicas, if its size allows it."""
     axes = [*spec, *[None] * (len(shape) - len(spec))]
     free = [
         n for n, axis in enumerate(axes) if axis is None and shape[n] % grid.shape["replica"] == 0

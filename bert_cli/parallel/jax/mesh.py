@@ -1,8 +1,8 @@
 """JAX's runtime: the devices of a mesh, replicas x tensor parallelism, and the processes of a run.
 
-JAX's coordination service has a process of its own that outlives rank 0, because JAX aborts every process that loses
+JAX's coordination service runs in a separate process that outlives rank 0, because JAX aborts every process that loses
 the service. A lost process is detected by its socket to rank 0: the kernel closes it however the process ends.
-What is imported from `jax._src` is not public in JAX 0.10.2.
+Imports from `jax._src` are not public in JAX 0.10.2.
 """
 
 import itertools
@@ -44,8 +44,8 @@ from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
 FOREVER = 10**6  # seconds
-NOTICE_SECONDS = 3.0  # from the error of a collective until the connections have shown why
-# The first saves memory on a CPU: else XLA computes all chunks of the vocabulary at once, in 1.7 times the memory.
+NOTICE_SECONDS = 3.0  # from the error of a collective until the connections show its cause
+# The first flag saves memory on a CPU: else XLA computes all chunks of the vocabulary at once, in 1.7 times the memory.
 FLAGS = (
     "--xla_cpu_enable_concurrency_optimized_scheduler=false",
     "--xla_gpu_deterministic_ops=true",
@@ -92,13 +92,13 @@ class Links:
 
     def _watch(self, rank: int, link: socket.socket) -> None:
         with suppress(OSError):
-            # Rank 0 sends the number of another rank that is lost.
+            # Rank 0 sends the number of a lost rank.
             rank = int((link.recv(16) or b"%d" % rank).split()[0])
         self.lost.append(rank)
         for connection in self.sockets.values():
             with suppress(OSError):
                 connection.sendall(b"%d\n" % rank)
-        # A collective of JAX may wait forever for a lost process, and nothing ends it but the process.
+        # A collective of JAX may wait forever for a lost process; only the end of this process ends it.
         while time.monotonic() - self.waiting_since < self.lost_after_seconds:
             time.sleep(0.1)
         for thread in threading.enumerate():
@@ -127,7 +127,7 @@ class JaxProcessGroup(ProcessGroup):
         _client().key_value_set(f"bert_rank_{self.rank}", text, allow_overwrite=True)
 
     def published_by(self, rank: int) -> str:
-        """Return the last text of a rank, or an empty one."""
+        """Return the last text of a rank, or an empty text."""
         with suppress(jax.errors.JaxRuntimeError):
             return str(_client().key_value_try_get(f"bert_rank_{rank}"))
         return ""
@@ -192,7 +192,7 @@ def cpu_mesh() -> Mesh:
 
 
 def configure_runtime(precision: str, deterministic: bool) -> None:
-    """Set the options of XLA; those that a user has set stay before them. They do not depend on the precision."""
+    """Set the options of XLA, after the options of the user. They do not depend on the precision."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags[:1] in ("", "-") and FLAGS[0] not in flags:  # not the name of a file
         os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 1 + deterministic]])
@@ -210,7 +210,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if kind == "CPU":
-        # Too few devices of a JAX that is started already are an error below.
+        # If JAX has started already, too few devices are an error below.
         with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
     elif kind == "GPU":
@@ -240,7 +240,7 @@ def _kind() -> str:
 
 
 def _gpus(processes: Processes) -> list[int]:
-    """Return the numbers of this process' GPUs among the visible ones."""
+    """Return the numbers of this process' GPUs among the visible GPUs."""
     return part_of_gpus(list(range(len(visible_gpus(os.environ)))), processes)
 
 
@@ -275,7 +275,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
     state.client = client
     state.process_id = rank
     state.num_processes = processes.count
-    # By itself gloo listens on the address that this host's name has here, which may be loopback.
+    # By default gloo listens on the address of this host's name, which may be loopback.
     address = link.getsockname()[0].removeprefix("::ffff:")
     gloo = _jax.make_gloo_tcp_collectives(client, address, interface)
     make_client = partial(xla_bridge.make_cpu_client, collectives=gloo)
@@ -284,7 +284,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
 
 
 def _start_service(count: int, interface: str | None, links: Links) -> int:
-    """Start JAX's coordination service on an interface, or on all of them, and return its port."""
+    """Start JAX's coordination service on an interface, or on all interfaces, and return its port."""
     addresses = psutil.net_if_addrs().get(interface or "", ())
     hosts = [address.address for address in addresses if address.family == socket.AF_INET]
     host = hosts[0] if hosts else "0.0.0.0"
@@ -303,20 +303,20 @@ def _start_service(count: int, interface: str | None, links: Links) -> int:
 
 
 def _accept_links(listener: socket.socket, count: int, service: int, links: Links) -> socket.socket:
-    """Accept a connection from each other rank and send it the port of the service; return the last one."""
+    """Accept a connection from each other rank and send the port of the service; return the last connection."""
     while len(links.sockets) < count - 1:
         link = listener.accept()[0]
         link.settimeout(listener.gettimeout())
         if rank := link.recv(16):  # a connection of `wait_for_processes` sends nothing
             links.add(int(rank), link)
-    # When all are here: a rank that has its port no longer listens for the others.
+    # After all have connected: a rank that has the port no longer listens for the others.
     for link in links.sockets.values():
         link.sendall(b"%d" % service)
     return link
 
 
 def _connect_devices(grid: Grid) -> None:
-    """Connect the devices along all axes: later JAX would wait only 30 s for a process that still compiles."""
+    """Connect the devices along all axes now: later JAX waits only 30 s for a process that still compiles."""
     axes = [name for name, size in grid.shape.items() if size > 1]
     subsets = [some for n in range(len(axes)) for some in itertools.combinations(axes, n + 1)]
 

@@ -1,8 +1,8 @@
 """Runs steps on a mesh: every micro-batch through the stages of each replica, then the update.
 
 The stages of a pipeline work at the same time, each in a host thread; a single stage is a plain loop over the same
-functions. Dropout depends on the index of the micro-batch in the stream, and gradients are sums, so the numbers do not
-depend on the layout.
+functions. Dropout depends on the sample index of the micro-batch, and gradients are sums, so the numbers do not depend
+on the layout.
 """
 
 import math
@@ -54,11 +54,11 @@ from bert_cli.parallel.tensorflow.pipeline import (
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
 
-AGREE_SECONDS = 1.0  # between the questions of the processes during a step whether to stop
+AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was asked to stop
 
 
 class ReplicatedVariable:
-    """Equal variables, one on each replica of this process."""
+    """Equal variables, a copy on each replica of this process."""
 
     is_sharded = False
 
@@ -154,12 +154,12 @@ class TensorFlowEngine(Engine):
                     group = device_group(mesh, replica, device)
                     row.append(DeviceUpdate(stages, group, optimizer, layout, mesh.host))
         self._is_one_stage = len(replicas) == len(replicas[0]) == self.group.world_size == 1
-        # A GPU computes later than it is asked to.
+        # A GPU computes asynchronously.
         self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[tuple[int, ...], ...]] = set()
-        # By stage, the most micro-batches of the last step whose activations were saved at once.
+        # By stage, the maximum number of micro-batches of the last step whose activations were saved at once.
         self.max_in_flight: list[int] = []
 
     @property
@@ -188,7 +188,7 @@ class TensorFlowEngine(Engine):
         return max(0, self.trace.steps)
 
     def write_trace(self, path: Path) -> None:
-        """Write when each stage worked on which micro-batch."""
+        """Write the times of each stage's work on each micro-batch."""
         self.trace.write(path, self.group.rank)
 
     def compile(self, batch: Batch) -> None:
@@ -224,7 +224,7 @@ class TensorFlowEngine(Engine):
             first_index = self.first_index(batch, request)
             sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)
         with self.record("reduction"):
-            # In 16 bits gradients are all-reduced as large as they would be without accumulation.
+            # In 16 bits, gradients are all-reduced at their size without accumulation.
             squared = self.all_reduce_gradients(request.loss_scale / scale) / scale**2
         with self.record("optimizer"):
             if math.isfinite(squared):
@@ -247,7 +247,7 @@ class TensorFlowEngine(Engine):
     ) -> dict[str, float]:
         """Accumulate the gradients of this process' micro-batches [M, B, ...]; return the head's sums over them.
 
-        `first_index` is that of the first one in the stream, for its dropout; `counts` are those of the whole step.
+        `first_index` is the sample index of the first micro-batch, for its dropout; `counts` are the complete step's.
         """
         if not self._is_one_stage and _shapes(batch) not in self._traced_shapes:
             # Examples of a new length: traced before threads need it.
@@ -299,7 +299,7 @@ class TensorFlowEngine(Engine):
             return np.stack([array.numpy() for array in logits])
 
     def clear_gradients(self) -> None:
-        """Have the next gradients overwrite the accumulated ones."""
+        """Make the next gradients overwrite the accumulated gradients."""
         for row in self.replicas:
             for stage in row:
                 stage.has_gradients = False
@@ -352,7 +352,7 @@ class TensorFlowEngine(Engine):
         abandoned: threading.Event,
         stop_requested: StopRequested,
     ) -> None:
-        """Run all stages, a thread each, while the processes ask one another whether to stop."""
+        """Run all stages, each in a thread, while the processes agree on requests to stop."""
         futures: list[Future[None]] = []
         for row in workers:
             for number, worker in enumerate(row):
@@ -365,7 +365,7 @@ class TensorFlowEngine(Engine):
                 if any(future.exception() is not None for future in done):
                     wait(futures)
                     errors = [error for future in futures if (error := future.exception())]
-                    # The others end because of the first one's.
+                    # The other errors follow from the first error.
                     raise min(errors, key=lambda e: isinstance(e, StoppedBetweenMicroBatchesError))
                 stops, ready = self.group.all_reduce([stop_requested(), not running])
                 if stops:
@@ -379,7 +379,7 @@ class TensorFlowEngine(Engine):
             raise
 
     def _on_every_device(self, function: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
-        """Call a function for all devices at once, because its collectives wait for one another."""
+        """Call a function for all devices at once, because their collectives wait for each other."""
         flat = [update for row in self.updates for update in row]
         with self.group.collective(), self.reporting_out_of_memory():
             if len(flat) == 1:

@@ -2,7 +2,7 @@
 
 The devices are GPUs if there are any, else as many logical CPU devices as the layout needs. Every collective is
 TensorFlow's own operation (ring on CPUs, NCCL on GPUs), one to a tf.function, so that all devices issue them in one
-order. What is imported from `tensorflow.python` or `tensorflow.compiler` is not public in TensorFlow 2.21.
+order. Imports from `tensorflow.python` or `tensorflow.compiler` are not public in TensorFlow 2.21.
 """
 
 import ctypes
@@ -33,17 +33,17 @@ from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
-LEAVE_SECONDS = 20  # how long a process that has finished waits for the others
+LEAVE_SECONDS = 20  # that a finished process waits for the others
 # Options of glibc's mallopt(3).
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 M_ARENA_MAX = -8
 FUSES_RESULTS = "xla_cpu_use_multi_output_fusion"  # an option of XLA that has no flag
 # TensorFlow identifies a collective, and the shape of its tensors, by a key; the keys of its own collectives
-# count up from 1. Each mesh has a million keys, each device 10,000 of those.
+# count up from 1. Each mesh has a million keys, each device 10,000 of its mesh's keys.
 KEYS_OF_MESH = 1_000_000
 KEYS_OF_DEVICE = 10_000
-# Lengths of the vectors that processes add up: a few numbers, or a part of an array (8 MB).
+# Lengths of vectors in an all-reduce of processes: a few numbers, or a part of an array (8 MB).
 FRAMES = (64, 1_000_000)
 # Errors of a collective that lacks a process.
 SIGNS_OF_LOSS = (
@@ -66,7 +66,7 @@ def traced(
 
     With `any_length` one trace serves arguments of all lengths, else each has its own.
     """
-    # A new object each time: TensorFlow would take the methods of two objects for one function, and warn.
+    # A new object each time: TensorFlow would treat the methods of two objects as the same function, and warn.
     return tf.function(
         partial(method), autograph=False, jit_compile=compiled, reduce_retracing=any_length
     )
@@ -79,7 +79,7 @@ def abort_collectives() -> None:
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """The same device of all replicas, and the rank of one; a `number` identifies a collective of the device."""
+    """The same device of all replicas, and the rank of a replica; a `number` identifies a collective of the device."""
 
     key: int
     size: int
@@ -120,7 +120,7 @@ def device_group(mesh: Mesh, replica: int, device: int) -> DeviceGroup:
 
 
 class TensorFlowProcessGroup(ProcessGroup):
-    """The processes of a mesh, which exchange the few numbers that all must agree on."""
+    """The processes of a mesh, which exchange the few numbers on which all must agree."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.processes.rank, mesh.processes.count)
@@ -139,7 +139,7 @@ class TensorFlowProcessGroup(ProcessGroup):
         service.set_config_key_value(key, text)
 
     def published_by(self, rank: int) -> str:
-        """Return the last text of a rank, or an empty one."""
+        """Return the last text of a rank, or an empty text."""
         try:
             # The timeout in milliseconds bridges the moment between deleting and setting.
             return str(context.context().get_config_key_value(f"bert_rank_{rank}", 1000))
@@ -167,7 +167,7 @@ class TensorFlowProcessGroup(ProcessGroup):
 
 def rank_in(message: str, rank: int) -> int | None:
     """Return the rank of the lost process in TensorFlow's message to process `rank`, None without one."""
-    # The first one named is where it began; the others passed the error on.
+    # The error began at the first rank in the message; the others passed it on.
     return next((int(n) for n in re.findall(r"task:(\d+)", message) if int(n) != rank), None)
 
 
@@ -202,7 +202,7 @@ def device_names() -> list[str]:
 def cpu_mesh() -> Mesh:
     """Return a mesh of the CPU alone."""
     if tf.config.list_physical_devices("GPU"):
-        # Otherwise TensorFlow takes all their memory with its first operation.
+        # Otherwise TensorFlow takes all memory of the GPUs with its first operation.
         tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name
     return Mesh(1, ((cpu,),), cpu, Processes(()))
@@ -232,7 +232,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
         _take_devices(gpus[:needed], 1 if gpus else needed)
         keep_freed_memory()
         fuse_results()
-        # Stages without a thread each run one after another. The default is one thread per core.
+        # With fewer threads than stages, stages would run one after another. The default is a thread per core.
         threads = max(2 + local * len(layout.stage_devices), os.cpu_count() or 1)
         if tf.config.threading.get_inter_op_parallelism_threads() < threads:
             tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -249,7 +249,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
 
 
 def _names(kind: str, processes: Processes) -> list[str]:
-    """Return the names of this process' logical devices; a cluster lists those of all processes."""
+    """Return the names of this process' logical devices; a cluster lists the devices of all processes."""
     task = "" if processes.count == 1 else f"/task:{processes.rank}/"
     names = [device.name for device in tf.config.list_logical_devices(kind)]
     return [name for name in names if task in name]
@@ -273,9 +273,9 @@ def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> Non
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed memory instead of returning it to the kernel each time.
+    """Make the C library reuse freed memory instead of returning it to the kernel each time.
 
-    The kernel zeroes each new page: 5 % of a step of BERT-base on a CPU. The process stays as large as it ever was.
+    The kernel zeroes each new page: 5 % of a step of BERT-base on a CPU. The process keeps its maximum size.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):
@@ -285,7 +285,7 @@ def keep_freed_memory() -> None:
 
 
 def fuse_results() -> None:
-    """Have XLA compute several results in one loop on a CPU, as it does by default on GPUs alone.
+    """Make XLA compute several results in one loop on a CPU; by default it does so only on GPUs.
 
     The update of a weight and its two moments is then one pass over memory instead of three. XLA reads its options
     when it first compiles something. XLA_FLAGS with the name of a file is left unchanged.
@@ -303,8 +303,8 @@ def are_results_fused() -> bool:
 def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
     """Join the other processes; return them with the addresses of their rendezvous.
 
-    MultiWorkerMirroredStrategy starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on GPUs) and
-    its service that knows which processes are alive; it serves no other purpose here.
+    MultiWorkerMirroredStrategy only starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on GPUs)
+    and its service that tracks which processes are alive.
     """
     processes, interface = find_interface(processes, rendezvous.bind_address)
     # TensorFlow's server takes the port over.

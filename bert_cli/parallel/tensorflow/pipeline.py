@@ -1,8 +1,8 @@
-"""Pipelines: the order of work in each stage, and the workers that do it.
+"""Pipelines: the order of work in each stage, and the workers that run it.
 
-A stage goes through its list of forward and backward passes in order. A forward pass waits for the hidden values from
-the stage before, a backward pass for the gradient from the stage after. The last stage runs forward and backward of a
-micro-batch in one. No worker reads a value on the host: on a GPU a tensor may be sent before it is computed.
+A stage goes through its list of forward and backward passes in order. A forward pass waits for the hidden values of the
+previous stage, a backward pass for the gradient of the next stage. The last stage runs forward and backward pass of a
+micro-batch together. No worker reads a value on the host: on a GPU a tensor may be sent before it is computed.
 """
 
 import json
@@ -21,7 +21,7 @@ from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, Tensor
 from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
-POLL_SECONDS = 0.2  # how often a waiting stage worker checks whether the step was abandoned
+POLL_SECONDS = 0.2  # between checks of a waiting stage worker whether the step was abandoned
 
 
 class Work(NamedTuple):
@@ -53,9 +53,9 @@ def work_of(schedule: str, stage: int, stages: int, micro_batches: int) -> list[
 
 
 class Trace:
-    """Records when each stage worked on which micro-batch in the first steps, for chrome://tracing or Perfetto.
+    """Records the times of each stage's work on each micro-batch in the first steps, for chrome://tracing or Perfetto.
 
-    A row is a stage of a replica, a bar one pass of a micro-batch; on a GPU it is as long as its submission.
+    A row is a stage of a replica, a bar a pass of a micro-batch; on a GPU a bar shows the time of the submission.
     """
 
     def __init__(self, steps: int) -> None:
@@ -65,7 +65,7 @@ class Trace:
 
     @contextmanager
     def span(self, replica: int, stage: int, kind: str, micro_batch: int) -> Iterator[None]:
-        """Record what is done inside the `with`, unless all steps are recorded."""
+        """Record the duration of the block, unless all steps are recorded."""
         start = time.perf_counter()
         yield
         if self.steps > 0:
@@ -91,7 +91,7 @@ class Trace:
 
 
 class MicroBatches(NamedTuple):
-    """A replica's micro-batches of one step, and what the loss of each is divided and multiplied by."""
+    """A replica's micro-batches of one step, and the divisors and the factor of their losses."""
 
     batch: Batch
     rows: range  # of the batch [M, B, ...]
@@ -105,7 +105,7 @@ class MicroBatches(NamedTuple):
         return {name: column[self.rows[number]] for name, column in self.batch.items()}
 
     def key(self, number: int) -> tf.Tensor:
-        """Return the dropout key of a micro-batch: the seed and its index in the stream."""
+        """Return the dropout key of a micro-batch: the seed and its sample index."""
         index = (self.first_index + self.rows[number]) % 2**31
         return tf.constant(np.array([self.seed, index], np.int32))
 
@@ -148,8 +148,8 @@ class StageWorker:
         self.before = before
         self.after = after
         self.saved: dict[int, tuple[Tensors, Saved]] = {}
-        self.max_in_flight = 0  # the most micro-batches whose activations were saved at once
-        self.sums: list[tf.Tensor] = []  # the head's for each micro-batch, in the last stage
+        self.max_in_flight = 0  # maximum number of micro-batches with saved activations
+        self.sums: list[tf.Tensor] = []  # the head's sums of each micro-batch, in the last stage
 
     def run(self, work: Iterable[Work], stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Do the work; raise StoppedBetweenMicroBatchesError when a stop is requested."""

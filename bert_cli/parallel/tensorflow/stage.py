@@ -1,9 +1,9 @@
 """A stage: consecutive blocks on one device, as tf.functions for the forward and the backward pass.
 
 The backward pass adds the gradients of the weights to float32 accumulators on the stage's device. The last stage runs
-forward, loss and backward in one function. Each function is traced once for any number of micro-batches. The
-activations saved for the backward pass are all of them (a gradient tape), or only the inputs of each layer or of the
-stage, from which the others are computed again.
+forward, loss and backward in one function. Each function is traced once for any number of micro-batches. Saved
+for the backward pass are all activations (a gradient tape), or only the inputs of each layer or of the stage, from
+which the other activations are computed again.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ class SharedTraces:
     """Runs the blocks of a stage; blocks with equal trace keys share a trace.
 
     TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. The runtime inlines the calls
-    before it optimizes, so the result is that of separate traces, bit for bit. A block alone with its key is called
-    directly.
+    before it optimizes, so the result equals the result of separate traces, bit for bit. A block with a unique key is
+    called directly.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -34,7 +34,7 @@ class SharedTraces:
         self._first = {
             block.trace_key: block for block in reversed(blocks) if many[block.trace_key] > 1
         }
-        # By key and shape: one function for several would be traced for unknown ones, and dropout needs to know.
+        # By key and shape: a function for several shapes would be traced for unknown shapes, but dropout needs them.
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
 
     def run(self, block: Block, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Stage:
         self.head = head
         self.device = device
         self.weights = {
-            # Keras' variable is around TensorFlow's.
+            # Keras' variable wraps TensorFlow's.
             name: weight.value if hasattr(weight, "path") else weight
             for name, weight in weights.items()
         }
@@ -103,7 +103,7 @@ class Stage:
         self._accumulate = traced(self._accumulate_all, self.compiled)
         self._forward_backward = traced(self._run_last_stage, self.compiled)
         self._sums = traced(self._evaluate_head)
-        # Batches of many lengths follow one another: one trace for all of them.
+        # Consecutive batches have many lengths: one trace for all lengths.
         self._logits = traced(self._compute_logits, any_length=True)
         self._training_logits = traced(self._compute_logits, self.compiled)
 
@@ -126,7 +126,7 @@ class Stage:
             return output, (tape, hidden, output)
 
     def backward(self, saved: Saved, columns: Tensors, key: tf.Tensor, gradient: Tensor) -> Tensor:
-        """Accumulate the gradients of a micro-batch; return that of the stage's input, None for the first stage."""
+        """Accumulate the gradients of a micro-batch; return the gradient of the stage's input (None: first stage)."""
         with tf.device(self.device):
             gradient = _on_this_device(gradient)
             if self.saved != "all":
@@ -165,8 +165,8 @@ class Stage:
             return function(_on_this_device(hidden), columns, key)
 
     def _is_first(self) -> tf.Tensor:
-        """Return whether the next gradients are the first of the step, and note that there are some."""
-        # On the CPU, where tf.cond reads it: for a value on a GPU the host would wait.
+        """Return whether the next gradients are the first of the step, and note that gradients exist."""
+        # On the CPU, where tf.cond reads it: the host would wait for a value on a GPU.
         with tf.device("CPU:0"):
             is_first = tf.constant(not self.has_gradients)
             self.has_gradients = True
@@ -184,7 +184,7 @@ class Stage:
         inputs = []
         for segment in self.segments:
             inputs.append(hidden)
-            # Else TensorFlow draws the dropout masks of all segments first and holds them all.
+            # Otherwise TensorFlow first draws the dropout masks of all segments and stores them all.
             with tf.control_dependencies([] if hidden is None else [tf.identity(hidden)]):
                 segment_key = tf.identity(key)
             for block in segment:
@@ -200,11 +200,11 @@ class Stage:
         is_first: tf.Tensor,
         accumulated: Set[str] = frozenset(),
     ) -> Tensor:
-        """Compute the segments again from their inputs, the last one first, and accumulate their gradients."""
+        """Compute the segments again from their inputs, the last segment first, and accumulate their gradients."""
         for segment, saved in zip(reversed(self.segments), reversed(inputs), strict=True):
             # Without this dependency TensorFlow would compute all segments again at once, and the graph optimizer
-            # would merge this with the first forward pass: all activations would be alive together. It is on an
-            # identity because a call of a tf.function is only waited for when it has side effects.
+            # would merge this with the first forward pass: all activations would be alive together. The dependency is
+            # on an identity, because TensorFlow waits for a call of a tf.function only if it has side effects.
             with tf.control_dependencies([tf.identity(gradient)]):
                 segment_input = _on_this_device(saved)
                 segment_columns = {name: tf.identity(column) for name, column in columns.items()}
@@ -263,7 +263,7 @@ class Stage:
     def _gradients(
         self, tape: Tensor, output: Tensor, hidden: Tensor, gradient: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradients of the input and of every weight, None where it has no part in the output."""
+        """Return the gradients of the input and of every weight, None for a weight that does not affect the output."""
         weights = list(self.weights.values())
         sources = weights if hidden is None else [hidden, *weights]
         gradients = tape.gradient(output, sources, output_gradients=gradient)
@@ -275,11 +275,11 @@ class Stage:
     def _add(
         self, gradients: Sequence[Tensor], is_first: tf.Tensor, accumulated: Set[str] = frozenset()
     ) -> Set[str]:
-        """Add gradients to the accumulators; return the names of all weights that have one of this micro-batch.
+        """Add gradients to the accumulators; return the names of all weights with a gradient in this micro-batch.
 
         The first gradients of a step are assigned instead, which takes over their memory: TensorFlow would store zeros
-        as a constant. The second of a weight `accumulated` in this micro-batch (the word table, in the embeddings and
-        in the head) is always added.
+        as a constant. The second gradient of a weight `accumulated` in this micro-batch (the word table, in the
+        embeddings and in the head) is always added.
         """
         pairs = {
             name: (accumulator, tf.cast(tf.convert_to_tensor(gradient), tf.float32))
@@ -298,7 +298,7 @@ class Stage:
                 accumulator.assign_add(gradient)
 
         if self.compiled:
-            # Compiled functions select instead of branching: for a branch a GPU makes the host wait.
+            # Compiled functions select instead of branching: a branch on a GPU makes the host wait.
             for name, (accumulator, gradient) in pairs.items():
                 total = accumulator + gradient
                 accumulator.assign(
@@ -309,7 +309,7 @@ class Stage:
         return accumulated | pairs.keys()
 
     def _zero_others(self, accumulated: Set[str]) -> None:
-        # LAMB may have left its direction there.
+        # LAMB may have left its update direction in the accumulators.
         for name in self.accumulators.keys() - accumulated:
             self.accumulators[name].assign(tf.zeros_like(self.accumulators[name]))
 

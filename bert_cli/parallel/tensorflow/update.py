@@ -18,7 +18,7 @@ from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 
-# Elements of a device's weights, and of a weight, from which on compiling saves more time than it takes.
+# Elements of a device's weights, and of a weight, above which compiling saves more time than it takes.
 UPDATES_WORTH_COMPILING = 2**23
 LARGE = 2**18
 
@@ -71,7 +71,7 @@ class DeviceUpdate:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
         sizes = {name: 4 * size for name, size in self.sizes.items()}
         self.buckets = buckets(sizes, layout.reduce_bucket_bytes)
-        # Each function has one collective, with a number of its own.
+        # Each function has one collective with a unique number.
         self._reduce_buckets = [
             traced(partial(self._all_reduce_bucket, names, number))
             for number, names in enumerate(self.buckets)
@@ -90,7 +90,7 @@ class DeviceUpdate:
         self._block_squared = traced(lambda block: squared_norm([v.read_value() for v in block]))
 
     def compile(self) -> None:
-        """Trace all functions; nothing is computed or exchanged."""
+        """Trace all functions, without computation or communication."""
         number = tf.TensorSpec([], tf.float32)
         integer = tf.TensorSpec([], tf.int32)
         with tf.device(self.device):
@@ -188,7 +188,7 @@ class DeviceUpdate:
     ) -> tf.Tensor:
         squares: list[tf.Tensor] = []
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
-            # One weight after another: all at once would hold several copies of the model.
+            # One weight after another: all at once would need several copies of the model.
             with tf.control_dependencies(squares[-1:]):
                 squares.append(self._update_weight(rule, state, weight_ids[index], numbers))
         return tf.add_n(squares)
@@ -205,7 +205,7 @@ class DeviceUpdate:
         factor, rate, updates, step = numbers
         with tf.device(self.slot_device):
             key = self.optimizer.key(weight_id, step)
-            # Copied to the device that computes, if the weight is on another one.
+            # Copied to the device that computes, if the weight is on another device.
             is_copied = self.layout.offload_moments
             inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
             if rule.adapts:
@@ -292,7 +292,7 @@ class DeviceUpdate:
         directions: dict[str, tf.Tensor] = {}
         squares: list[tf.Tensor] = []
         for name, weight in self.weights.items():
-            # One weight after another: all at once would hold several copies of the model.
+            # One weight after another: all at once would need several copies of the model.
             with tf.control_dependencies(list(directions.values())[-1:]):
                 gradient = self._block_shard(self.accumulators[name][0].read_value())
             rule = self.optimizer.rules[name]
@@ -313,7 +313,7 @@ class DeviceUpdate:
         rate: tf.Tensor,
         step: tf.Tensor,
     ) -> None:
-        """Update this replica's shards of some weights, and gather those of all replicas."""
+        """Update this replica's shards of some weights, and gather the shards of all replicas."""
         order = list(self.weights)
         shards = []
         for name in names:
@@ -346,7 +346,7 @@ class DeviceUpdate:
 
 
 def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
-    """Assign results to those targets that are variables; return the first one if its target is a tensor."""
+    """Assign results to the targets that are variables; return the first result if its target is a tensor."""
     for target, result in zip(targets, results, strict=True):
         if isinstance(target, tf.Variable):
             target.assign(result)
@@ -354,7 +354,7 @@ def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
 
 
 def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Return names in buckets of at most so many bytes; a larger weight has a bucket alone."""
+    """Return names in buckets of at most `max_bytes` bytes; a larger weight has its own bucket."""
     filled: list[list[str]] = []
     free = 0
     for name, size in sizes.items():
@@ -369,14 +369,14 @@ def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
 def squared_norm(tensors: Iterable[Tensor]) -> tf.Tensor:
     """Return the float32 sum of squares of all elements.
 
-    TensorFlow's kernel sums parts: 23 million elements are off by 3e-8, where a dot product is off by 2e-3.
+    TensorFlow's kernel sums parts: for 23 million elements its error is 3e-8, and 2e-3 for a dot product.
     """
     halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
 
 
 def random_bits(key: tf.Tensor, shape: Sequence[int], start: int) -> tf.Tensor:
-    """Return uniform uint32 of a shape: those of the key that a complete weight has from element `start` on."""
+    """Return uniform uint32 of a shape: the bits of the key for a complete weight from element `start` on."""
     count = tf.TensorShape(shape).num_elements()
     bits = tf.random.stateless_uniform(
         [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"

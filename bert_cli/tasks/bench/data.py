@@ -1,7 +1,7 @@
 """`bert bench data`: measure how fast text becomes sentences, records and batches.
 
-Each step is the function of its command, run on a temporary folder and timed as a whole. Records are then read in
-batches by one thread. The words of synthetic text follow Zipf's law and consist of random letters.
+Each step is the function of its command, run on a temporary folder and timed completely. Then one thread reads the
+records in batches. The words of synthetic text follow Zipf's law and consist of random letters.
 """
 
 import contextlib

@@ -35,8 +35,8 @@ from bert_cli.train.metrics import print_line
 
 Settings = BenchPretrainSettings | BenchSquadSettings
 Step = dict[str, float]
-"""The seconds of a step from the end of the previous one, those of `PARTS`, and the numbers of examples, tokens,
-positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
+"""The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,
+tokens, positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
 PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
 """The measured parts of a step; the rest is `other`."""
 CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
@@ -45,7 +45,7 @@ FAILED = [-1.0, -1.0]
 
 ROUNDS = 7
 ROUND_SECONDS = 0.05
-"""A round repeats a product for at least so long: a shorter one measures the clock."""
+"""Minimum seconds for which a round repeats a product: a shorter round measures the clock."""
 PRODUCT_SIDE = {"CPU": 1024, "GPU": 8192}
 """Rows and columns of the matrices: a product has 2 or 1,100 GFLOP, much more time than a call takes."""
 
@@ -110,7 +110,7 @@ class Timer:
 def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObject | None:
     """Measure a run and return its metrics; None on ranks above 0.
 
-    `start_seconds` are those since the process began. Raises SystemExit when it is asked to stop.
+    `start_seconds` are the parts of the time since the process began. Raises SystemExit on a request to stop.
     """
     json_only = is_stdout(settings.json_file)
     with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
@@ -196,7 +196,7 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
 
 
 def _memory(run: Run, bytes_before: int) -> JSONObject:
-    """Return the peak memory and its growth since the model was built, of the process with the most."""
+    """Return the peak memory and its growth since the model was built, both of the largest process."""
     peak = _device_memory(run.resolved)[1]
     group = run.engine.group
     return {
@@ -208,14 +208,14 @@ def _memory(run: Run, bytes_before: int) -> JSONObject:
 
 
 def _device_memory(resolved: ResolvedRun) -> tuple[int, int]:
-    """Return the memory of this process now and at its peak, or the most that one of its accelerators uses."""
+    """Return the current and the peak memory of this process, or of its fullest accelerator."""
     if resolved.mesh.kind == "CPU":
         return machine.resident_bytes()
     return build.runtime(resolved.settings.engine).used_memory(resolved.mesh)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:
-    """Return the seconds of a checkpoint; None, with a message, if the disk refuses it."""
+    """Return the seconds of a checkpoint, or None, with a message, if it cannot be written."""
     group = run.engine.group
     group.barrier()
     if group.rank > 0:
@@ -293,7 +293,7 @@ def product_rate(side: int, dtype: str) -> float:
         began = time.perf_counter()
         for _ in range(times):
             result = ops.matmul(left, right)
-        # A device computes in order, so that the others are done too. NumPy does not read TensorFlow's bfloat16.
+        # A device computes in order, so all products are done. NumPy does not read TensorFlow's bfloat16.
         ops.convert_to_numpy(ops.cast(result[0, 0], "float32"))
         return time.perf_counter() - began
 

@@ -68,15 +68,15 @@ class ResolvedRun:
     labels: int = 2
     prepare: Prepare = Step.prepare
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
-    """Returns metrics on held-out examples after a step."""
+    """Return metrics on held-out examples after a step."""
     held_out: str = ""
-    """A fingerprint of those examples, which the processes divide among them."""
+    """Fingerprint of the held-out examples, which the processes divide among them."""
     evaluate_every: int | None = None
-    """Steps between evaluations; there is one after the last step too."""
+    """Steps between evaluations; the last step is evaluated, too."""
     best: str | None = None
     """The metric of an evaluation whose highest value selects the best checkpoint."""
     unigram_entropy: float | None = None
-    """That of the masked tokens, None where the loss of a run has nothing to do with it."""
+    """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
     unsaved_steps: int = 2
     """Steps of a run that saves nothing."""
 
@@ -95,7 +95,7 @@ class ResolvedRun:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run that is built."""
+    """A training run with all its parts."""
 
     resolved: ResolvedRun
     engine: Engine
@@ -106,7 +106,7 @@ class Run:
     """Values that must be equal for a checkpoint to be resumed."""
 
     def compile(self) -> None:
-        """Trace and compile everything that a step needs."""
+        """Trace and compile all functions of a step."""
         sample = self.resolved.sample
         self.engine.compile(self.step.prepare(self.engine, sample, UpdateRequest()))
 
@@ -182,7 +182,7 @@ def open_mesh(
 def build_engine(
     settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
 ) -> Engine:
-    """Return the engine with new weights. Raises ConfigError for an optimizer without a rule for one of them."""
+    """Return the engine with new weights. Raises ConfigError if the optimizer has no rule for a weight."""
     config = settings.bert_config
     factors = factors_of(settings)
 
@@ -295,8 +295,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return means over the first examples of a held-out corpus, which the processes divide among them.
 
-    With the bytes of each piece [V], `bits_per_byte` is the masked-LM loss in bits over the bytes of the masked pieces:
-    unlike the loss of a piece it can be compared between vocabularies.
+    With the bytes of each piece [V], `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces:
+    unlike the loss per piece it can be compared between vocabularies.
     """
     engine.gather_weights()
     total = min(examples, stream.epoch_size or examples)

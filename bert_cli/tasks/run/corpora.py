@@ -1,6 +1,6 @@
 """The examples of pre-training: one corpus or several, on this disk or on object storage, or synthetic.
 
-Records that do not fit the run, or the model it starts from, are refused before anything is built.
+Records that do not fit the run, or the model from which it starts, are refused before anything is built.
 """
 
 import json
@@ -36,7 +36,7 @@ Run = TypeVar("Run", bound=PretrainSettings)
 
 
 class StoredSizes(BaseModel):
-    """The entries of a corpus.json that settings may leave open."""
+    """The entries of a corpus.json for sizes that settings may leave open."""
 
     max_sequences_per_pack: Annotated[int, Field(ge=1)] = 1
     vocab_size: Annotated[int, Field(ge=1)] | None = None
@@ -56,9 +56,9 @@ def _stored_sizes(settings: PretrainSettings) -> list[StoredSizes]:
 def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
     """Return the settings with the pack size of their records, unless it is set, and rows for their vocabulary.
 
-    Memory, layout and layers depend on them. A larger vocabulary than that of `source`, the model that the run starts
-    from, extends it. More rows than the records have pieces are padding: those of `source`, or of new weights those
-    that are set. A folder that is absent or incomplete is refused when it is opened.
+    Memory, layout and layers depend on these sizes. `source` is the model from which the run starts; a vocabulary with
+    more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows, and
+    the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
     stored = _stored_sizes(settings)
     sizes: dict[str, object] = {}
@@ -77,7 +77,7 @@ def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
 def describe_vocabulary(
     configured: PretrainSettings, settings: PretrainSettings, stream: ExampleStream
 ) -> Iterator[str]:
-    """Yield how the rows of the word embeddings differ from the settings, and from the vocabulary of the records."""
+    """Yield lines on rows of the word embeddings that differ from the settings or the vocabulary of the records."""
     before = configured.bert_config.vocab_size
     rows = settings.bert_config.vocab_size
     pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
@@ -92,14 +92,14 @@ def describe_vocabulary(
 
 
 def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
-    """Return the plan of a run on these examples, whose steps they then have."""
+    """Return the plan of a run on these examples, and make the stream follow it."""
     plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
     stream.follow(plan)
     return plan
 
 
 def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
-    """Return the run's examples, of each step the part of one process. Raises ConfigError or DataError."""
+    """Return the run's examples: the part of one process in each step. Raises ConfigError or DataError."""
     stages = (settings, *settings.later_stages)
     streams = [_open_stage(stage, rank, world_size) for stage in stages]
     stream = Stages(streams) if settings.stages else streams[0]
@@ -148,13 +148,13 @@ def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> Examp
 
 
 def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[Check]:
-    """Yield, estimated from a sample, whether each corpus repeats itself and whether the vocabulary is too large.
+    """Yield checks, estimated from a sample: repeated text in each corpus, and the size of the vocabulary.
 
-    The vocabulary of a pretrained model has been learnt already.
+    The vocabulary of a pretrained model is not checked, because the model has learnt it already.
     """
     tokens = 0.0
     for source in stream.sources:
-        # Static records repeat each pair with other masks; those of other tools do not say how often.
+        # Static records repeat each pair with other masks; records of other tools do not say how often.
         copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
         if copies is None:
             continue
@@ -170,7 +170,7 @@ def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[C
 
 
 def open_held_out(settings: PretrainSettings, name: str = "validation_dir") -> ExampleStream | None:
-    """Return the examples to evaluate on, if any; packed and in buckets as the run where they can be.
+    """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
     They have the sequence length of the last stage. `name` is the setting that messages name.
     """
@@ -194,7 +194,7 @@ def _open_source(
     is_held_out: bool = False,
     may_pack: bool = True,
 ) -> Records:
-    """Open records, packed if that is set; the model must have a row for each piece. `name` is the setting."""
+    """Open records, packed if the settings say so; the model needs a row for each piece. `name` is the setting."""
     packs = may_pack and is_set(settings, "max_sequences_per_pack")
     source = Records(
         folder,
@@ -223,7 +223,7 @@ def _open_source(
 
 
 def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
-    """Return a folder, or the local copy of one at an address; `name` is the setting."""
+    """Return a folder, or the local copy of a folder at an address; `name` is the setting."""
     if is_remote(path):
         return local_copy(path, settings.dataset_cache.expanduser())
     if not Path(path).is_dir():
@@ -233,10 +233,10 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
 
 
 def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
-    """Raise ConfigError where the records were made with another vocabulary or case than the model.
+    """Raise ConfigError if the records were made with another vocabulary or case than the model.
 
-    Such a run would slowly forget what the model had learnt. More pieces after those of the model extend it. A model
-    without a tokenizer cannot be compared. A model in the folder of the `run` is one that the run would continue.
+    Such a run would slowly unlearn the model. Additional pieces after the model's pieces extend the model. A model
+    without a tokenizer cannot be compared. The run would continue a model in the folder of the `run`.
     """
     if not has_tokenizer(model):
         return

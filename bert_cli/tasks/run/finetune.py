@@ -61,10 +61,10 @@ def run(
     needs: Sequence[str] = (),
     label_names: Sequence[str] | None = None,
 ) -> None:
-    """Fine-tune and score, with as many seeds as the settings say.
+    """Fine-tune and score, with the number of seeds in the settings.
 
-    `build` returns the task for the settings, the tokenizer and the model that the run starts from; `needs` names
-    required settings; `label_names` are those of synthetic examples. A request to stop saves and returns.
+    `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` names
+    required settings; `label_names` are for synthetic examples. A request to stop saves and returns.
     """
     stopped = False
     with ExitStack() as locks:
@@ -181,7 +181,7 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
 
 
 def _source(settings: FinetuneSettings) -> Source | None:
-    """Return the model to start from or, without training, to score: the run's own if there is one."""
+    """Return the model to start from or, without training, to score; a model in the run's folder has priority."""
     run = settings.save_ckpt_path
     name = settings.pretrained_ckpt_path
     if not settings.do_training and run and (name is None or newest_checkpoint(run)):
@@ -257,7 +257,7 @@ def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
 
 
 def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
-    """Run one seed; return its scores, none where nothing is scored, or None if it did not reach its end."""
+    """Run one seed; return its scores (empty if nothing is scored), or None if it did not reach its end."""
     settings = run.settings
     task = run.task
     scorer = Scorer(settings, task, run.stop)
@@ -271,7 +271,7 @@ def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
         step = -1
         if settings.dry_run or not settings.do_validation or folder is None:
             return {}
-        # As rank 0 sees it: a file may appear later on another host.
+        # Decided by rank 0: a file may appear later on another host.
         if engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
             step = checkpoint.step_of(best)
         step = int(engine.group.broadcast([step])[0])
@@ -325,7 +325,7 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
 
 
 def _only_score(run: TaskRun[Settings]) -> None:
-    """Score a model without training; KeyboardInterrupt on a request to stop, as there is nothing to save."""
+    """Score a model without training. Raises KeyboardInterrupt on a request to stop: there is nothing to save."""
     settings = run.settings
     source = run.source
     task = run.task
@@ -345,7 +345,7 @@ def _only_score(run: TaskRun[Settings]) -> None:
 
 
 def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | None:
-    """Return the model's output of each of the task's labels; None where they are in order already.
+    """Return the model's output for each label of the task; None if the order is the same.
 
     Labels without names are assumed to be in the task's order, which is printed.
     """
@@ -371,7 +371,7 @@ def _write(
 ) -> None:
     """Predict the sets without labels; write predictions into output_dir and scores into the run's folder.
 
-    If only one of the folders is given, it receives everything; if none is, nothing is written.
+    If only one of the folders is given, it receives everything; without folders nothing is written.
     """
     if result.table:
         print_line(result.table)

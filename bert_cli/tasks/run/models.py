@@ -50,21 +50,21 @@ class Source:
     """A model on disk."""
 
     folder: Path
-    """The folder of its config and its tokenizer."""
+    """The folder with config.json and the tokenizer."""
     described: Mapping[str, Any]
-    """The content of its config.json."""
+    """The content of config.json."""
     where: str
-    """The file that describes it, for messages."""
+    """The file that describes the model, for messages."""
     weights: Path
     """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
     replaced: Sequence[Sequence[int]] = ()
-    """For each new row of an extended vocabulary, the rows of which it is the mean."""
+    """For each new row of an extended vocabulary, the rows whose mean it is."""
     first_new: int = 0
-    """The first of these rows; rows after them are padding."""
+    """Number of the first new row; rows after the new rows are padding."""
 
     @property
     def config(self) -> BertConfig:
-        """Return its shape. Raises CheckpointError for a model that is not supported."""
+        """Return the shape of the model. Raises CheckpointError for a model that is not supported."""
         return hf.config_of(self.described, where=self.where)
 
     @property
@@ -77,7 +77,7 @@ class Source:
 
     @property
     def architecture(self) -> str:
-        """Return the name of its class in transformers."""
+        """Return the name of the model's class in transformers."""
         return str((self.described.get("architectures") or ["?"])[0])
 
     def tensors(self) -> Tensors:
@@ -96,10 +96,10 @@ class Source:
 
 
 def extended(source: Source, tokenizer: Path | None) -> Source:
-    """Return the model with rows for the pieces that a folder's tokenizer has after the model's own.
+    """Return the model with rows for the pieces that a folder's tokenizer has after the model's pieces.
 
     A new row of the word embeddings, and of the bias of the masked-LM head, is the mean of the rows of the pieces into
-    which the model's tokenizer splits the new piece. The model is returned as it is where nothing extends it.
+    which the model's tokenizer splits the new piece. Without new pieces the model is returned unchanged.
     """
     if tokenizer is None or not has_tokenizer(source.folder):
         return source
@@ -121,7 +121,7 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
 def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     """Return the model at a path or with a name on the Hugging Face hub. Raises CheckpointError if there is none.
 
-    A run's folder means its best checkpoint, or the newest if none was scored.
+    A run's folder means its best checkpoint, or the newest checkpoint if none was scored.
     """
     prefix = tensorflow_prefix(Path(name))
     if prefix is None:

@@ -1,6 +1,6 @@
 """`bert pretrain`: one phase of masked-LM and next-sentence pre-training.
 
-Phase 2 is this command with other lengths that starts from the weights of phase 1.
+Phase 2 is the same command with other lengths; it starts from the weights of phase 1.
 """
 
 from contextlib import ExitStack
@@ -94,7 +94,7 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
 def evaluate(
     settings: PretrainSettings, held_out: ExampleStream, engine: Engine
 ) -> dict[str, float]:
-    """Return metrics on the first held-out examples, with their bits per byte."""
+    """Return metrics, with bits per byte, on the first held-out examples."""
     assert held_out.folder is not None
     examples = settings.evaluation_examples
     size = held_out.batching.micro_batch_size

@@ -1,8 +1,8 @@
-"""`bert pretrain --probe`: minimal pairs of sentences, scored by the model while it trains.
+"""`bert pretrain --probe`: score minimal pairs of sentences with the model while it trains.
 
 The pseudo-log-likelihood of a sentence is the sum over its tokens of log p(token | sentence with that token masked)
-(Salazar et al. 2020, "Masked Language Model Scoring", equation 1). The good sentence of a pair should have the higher
-one. All copies of all sentences, each with one token masked, are one list of rows that the processes divide.
+(Salazar et al. 2020, "Masked Language Model Scoring", equation 1). It should be higher for the good sentence of a pair.
+All copies of all sentences, each with one token masked, are one list of rows that the processes divide.
 
 Shapes: n pairs, R rows, B rows of a batch, S positions, V vocabulary size.
 """
@@ -32,7 +32,7 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Probe:
-    """Minimal pairs as tokens, the good sentence of a pair before the bad one, and the shape of a batch of rows."""
+    """Minimal pairs as tokens, the good sentence before the bad sentence, and the shape of a batch of rows."""
 
     sentences: Features
     mask: int
@@ -49,14 +49,14 @@ class Probe:
         return sentences, np.arange(len(sentences)) - starts[sentences] + 1
 
     def describe(self) -> str:
-        """Return how many pairs there are, and how many masked sentences an evaluation reads."""
+        """Return the number of pairs, and of masked sentences that an evaluation reads, as text."""
         rows = len(self.rows[0])
         pairs = len(self.sentences) // 2
         return f"{pairs:,} pairs, {rows:,} masked sentences of up to {self.sequence_length} tokens"
 
 
 def read_probe(settings: PretrainSettings, records: Path) -> Probe:
-    """Read the pairs with the tokenizer of the records. DataError, with the line, for a pair that cannot be scored."""
+    """Read the pairs with the tokenizer of the records. Raises DataError, with the line, for an invalid pair."""
     name = str(settings.probe)
     room = settings.max_seq_length - 2
     path = SHIPPED if name == ENGLISH else Path(name)
@@ -78,7 +78,7 @@ def read_probe(settings: PretrainSettings, records: Path) -> Probe:
             pieces = " ".join(tokenizer.pieces[token] for token in good[1:-1])
             problem = f"'good' and 'bad' are the same tokens in {records} ({pieces})"
             raise DataError(where, problem, "change one, or leave out the pair")
-    # One short length and one batch size, so that there is one trace; a batch has the tokens of a micro-batch.
+    # One short length and one batch size, so that there is one trace. A batch has the tokens of a micro-batch.
     longest = -(-int(sentences.lengths.max()) // MULTIPLE) * MULTIPLE
     length = min(longest, settings.max_seq_length)
     size = settings.global_batch.micro_batch_size * settings.max_seq_length // length
@@ -106,7 +106,7 @@ def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
     size = probe.batch_size
     group = engine.group
     for first in range(0, len(sentences_R), size)[group.rank :: group.world_size]:
-        # Filled up with its own rows: another number of rows would be traced again.
+        # Filled up by repeating its rows: another number of rows would be traced again.
         rows = np.arange(first, min(first + size, len(sentences_R)))
         filled = np.resize(rows, size)
         columns = probe.sentences.batch(sentences_R[filled], probe.sequence_length)
@@ -121,5 +121,5 @@ def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
 
 
 def accuracy(likelihoods: npt.NDArray[np.float64]) -> float:
-    """Return the fraction of pairs [n, 2] whose good sentence is likelier than the bad one; a tie counts half."""
+    """Return the fraction of pairs [n, 2] with a likelier good sentence; a tie counts half."""
     return float(np.mean(np.sign(likelihoods[:, 0] - likelihoods[:, 1]) / 2 + 0.5))

@@ -1,6 +1,6 @@
-"""The initial state of a run, and how its checkpoints are written.
+"""The initial state of a run, and the format of its checkpoints.
 
-A run starts from its own newest complete checkpoint, else from the weights that the settings name, else from the seed.
+A run starts from its newest complete checkpoint, else from the weights that the settings name, else from the seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from bert_cli.train.loop import State
 
 
 def known_rows(source: Source | None, continued: Path | None) -> int:
-    """Return the rows of the word embeddings that a run's model had before its vocabulary was extended.
+    """Return the number of word-embedding rows that a run's model had before its vocabulary was extended.
 
-    Raises ConfigError where it was not.
+    Raises ConfigError if it was not extended.
     """
     if continued is not None:
         return int(checkpoint.read_state(continued).fixed.get("known_rows", 0))
@@ -43,7 +43,7 @@ def disk_format(
     tokenizer: Path | None,
     label_names: Sequence[str] | None = None,
 ) -> checkpoint.Format:
-    """Return how a model is written and read: Hugging Face's names, config and tokenizer files."""
+    """Return the format of a model on disk: Hugging Face's names, config and tokenizer files."""
     shapes = _shapes(weights)
     head = settings.head
     positions = settings.bert_config.max_position_embeddings
@@ -94,7 +94,7 @@ def load_state(
 
 
 def branch_point(settings: PretrainSettings) -> Path:
-    """Return the checkpoint from which `decay_from` continues. Raises CheckpointError if there is none to decay."""
+    """Return the checkpoint from which `decay_from` continues. Raises CheckpointError if it cannot decay."""
     step = int(settings.decay_from or 0)
     run = Path(str(settings.pretrained_ckpt_path))
     where = f"decay_from ({step})"
@@ -151,7 +151,7 @@ def load_weights(
     same_labels: bool = True,
     table: scaling.Table | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Load a model's weights; return the parts that it lacks and those that were left out."""
+    """Load a model's weights; return the parts that it lacks and the parts that were left out."""
     shapes = _shapes(weights)
     needed = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
     tensors, left_out = hf.fitting(source.tensors(), needed)

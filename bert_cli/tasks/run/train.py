@@ -36,7 +36,7 @@ def run_training(
 ) -> tuple[Run, Status]:
     """Train from the state of the run's folder to the last step, or until a stop is requested.
 
-    `stack` keeps the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
+    `stack` holds the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     began = time.monotonic()
     settings = resolved.settings
@@ -63,7 +63,7 @@ def run_training(
         group.barrier()
         return run, "finished"
     finished = _train(run, stack, ready - began, timer)
-    # A process that ends earlier would be taken for lost by those that still save.
+    # Processes that still save would treat a process that ends earlier as lost.
     group.barrier()
     duration = format_duration(time.monotonic() - began)
     at = f"step {state.step:,}"
@@ -125,7 +125,7 @@ def check_output_paths(settings: TrainSettings) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Return whether a file can be written there: checked before the first step, not after the last."""
+    """Return whether a file can be written, for a check before the first step instead of after the last."""
     folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
     return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
 

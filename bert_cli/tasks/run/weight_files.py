@@ -1,4 +1,4 @@
-"""Read the weights of a model's files: safetensors, PyTorch's, and checkpoints of TensorFlow 1 and 2.
+"""Read the weights of a model's files: safetensors, PyTorch files, and checkpoints of TensorFlow 1 and 2.
 
 Nothing is unpickled, and PyTorch and TensorFlow are imported only for their own files.
 """
@@ -22,7 +22,7 @@ from bert_cli.train import checkpoint
 Tensors = Mapping[str, npt.NDArray[Any]]
 TORCH = "pytorch_model.bin"
 FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
-"""Weights in a Hugging Face folder; the first one that exists is read, as in transformers."""
+"""Weight files in a Hugging Face folder; the first existing file is read, as in transformers."""
 ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
 
 
@@ -43,7 +43,7 @@ def read_weights(path: Path) -> Tensors:
     readers = {".bin": _read_torch, ".safetensors": checkpoint.read_tensors}
     tensors = readers.get(path.suffix, _read_tensorflow)(path)
     for name, value in tensors.items():
-        # Integers are the buffers of transformers, as position_ids.
+        # Integers are buffers of transformers, such as position_ids.
         is_weight = value.size and value.dtype.kind not in "biuc"
         if is_weight and (fault := checkpoint.find_fault(value)):
             raise CheckpointError(f"{path}: {name}", fault, "use another checkpoint")
@@ -95,7 +95,7 @@ def _read_torch(path: Path) -> Tensors:
 def tensorflow_prefix(path: Path) -> Path | None:
     """Return the prefix of the TensorFlow checkpoint that the path is or contains.
 
-    Of several the one that has the name in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
+    Of several checkpoints, the one named in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
     """
     if not path.is_dir():
         bare = path.with_suffix("") if path.suffix == ".index" else path
@@ -149,7 +149,7 @@ def _read_tensorflow(prefix: Path) -> Tensors:
 
 @contextmanager
 def reading_tensorflow(prefix: Path) -> Iterator[Any]:
-    """Import TensorFlow and turn what it raises for damaged files into a CheckpointError."""
+    """Import TensorFlow, and raise its errors for damaged files as CheckpointError."""
     try:
         with quiet_imports():
             import tensorflow as tf
@@ -160,7 +160,7 @@ def reading_tensorflow(prefix: Path) -> Iterator[Any]:
         raise CheckpointError(str(prefix), problem, remedy) from None
     try:
         yield tf
-    # LookupError: TensorFlow's for a truncated data file, and ours for a missing object.
+    # LookupError: raised by TensorFlow for a truncated data file, and by us for a missing object.
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError) as error:
         problem = f"cannot be read ({_first_line(error)})"
         raise CheckpointError(str(prefix), problem, ALL_FILES) from error
