@@ -136,12 +136,16 @@ def test_a_file_is_short_has_short_functions_and_opens_with_its_idea():
                 assert length <= LONGEST_FUNCTION, f"{path}:{node.lineno} {node.name} ({length})"
 
 
-def test_no_variable_of_the_commands_and_settings_stands_for_any_noun():
+def test_no_variable_stands_for_any_noun():
     vague = {"one", "own", "most", "other", "here", "found", "given", "named", "wanted"}
     for path, tree in TREES.items():
-        if package_of(path) in ("config", "cli", "commands", "errors", "files", "processes"):
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            assert not vague & names, path
+        stored = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        stored -= {"found"} if path.name == "machine.py" else set()  # a key of bert doctor --json
+        assert not vague & stored, path
 
 
 def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict():

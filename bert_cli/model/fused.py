@@ -66,9 +66,9 @@ def custom_gradient(function: Operation, *constants: Tensor | None) -> Operation
     def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
         results, pull = function(*arguments)
 
-        def gradients(given: Tensor) -> tuple[Tensor, ...]:
-            own = pull(*given) if isinstance(results, tuple) else pull(given)
-            return (*[None] * len(constants), *(own if isinstance(own, tuple) else (own,)))
+        def gradients(cotangent: Tensor) -> tuple[Tensor, ...]:
+            pulled = pull(*cotangent) if isinstance(results, tuple) else pull(cotangent)
+            return (*[None] * len(constants), *(pulled if isinstance(pulled, tuple) else (pulled,)))
 
         return results, gradients
 
@@ -98,13 +98,13 @@ def convolution(x: Tensor, kernel: Tensor) -> Tensor:
     return tf.nn.conv1d(x, kernel, 1, "SAME")
 
 
-def run_after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
+def run_after(x: Tensor, earlier: Iterable[Tensor]) -> Tensor:
     """Return the same tensor, which is not read before the others are computed."""
     if jax is not None:
-        return jax.lax.optimization_barrier((x, *others))[0]
+        return jax.lax.optimization_barrier((x, *earlier))[0]
     if tf is None:
         return x
-    with tf.control_dependencies(list(others)):
+    with tf.control_dependencies(list(earlier)):
         return tf.identity(x)
 
 

@@ -39,7 +39,7 @@ class Grouped(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
-        parts, kernels = (ops.split(one, self.parts, axis=-1) for one in (x, self.kernel))
+        parts, kernels = (ops.split(tensor, self.parts, axis=-1) for tensor in (x, self.kernel))
         products = [self._multiply(*pair) for pair in zip(parts, kernels, strict=True)]
         return float32(ops.concatenate(products, axis=-1)) + float32(self.bias)
 

@@ -77,15 +77,15 @@ def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def from_hf(
-    tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]], *, where: str = "weights"
+    tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], *, where: str = "weights"
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return the `wanted` weights (our name -> shape), and the optional parts that the file lacks completely.
+    """Return the `shapes` weights (our name -> shape), and the optional parts that the file lacks completely.
 
     Raises CheckpointError that names all tensors without a weight, missing weights, shapes that differ, and tied
     copies that differ.
     """
     theirs = _current_names(tensors, where)
-    names = {name: hf_name(name) for name in wanted}
+    names = {name: hf_name(name) for name in shapes}
     missing_parts = []
     for part in _parts():
         within = [name for name in names if name.startswith(part)]
@@ -100,9 +100,9 @@ def from_hf(
     }
     problems = {
         "have another shape": [
-            f"{names[name]} ({value.shape} there, {tuple(wanted[name])} here as {name})"
+            f"{names[name]} ({value.shape} there, {tuple(shapes[name])} here as {name})"
             for name, value in values.items()
-            if value.shape != tuple(wanted[name])
+            if value.shape != tuple(shapes[name])
         ],
         "are missing": missing,
         "fit no weight of the model": list(theirs),
@@ -115,12 +115,12 @@ def from_hf(
 
 
 def fitting(
-    tensors: Mapping[str, Array], wanted: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Array], list[str]]:
     """Return the tensors without heads that this model lacks or has for other labels, and the names of these heads."""
     theirs = {
         hf_name(name): shape[::-1] if name.endswith("/kernel") else shape
-        for name, shape in wanted.items()
+        for name, shape in shapes.items()
     }
     left_out: list[str] = []
     for part in dict.fromkeys(_parts().values()):
@@ -190,9 +190,9 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
     kind = described.get("model_type", "bert")
     if kind not in PREFIXES:
         raise CheckpointError(f"{where} (model_type {kind})", "is no BERT", "give a BERT model")
-    own = {name: described[name] for name in BertConfig.model_fields if name in described}
+    fields = {name: described[name] for name in BertConfig.model_fields if name in described}
     try:
-        return BertConfig.model_validate(own | {"architecture": kind})
+        return BertConfig.model_validate(fields | {"architecture": kind})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))

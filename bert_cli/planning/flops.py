@@ -52,5 +52,5 @@ def attention(config: BertConfig, shape: BatchShape) -> int:
 
 def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> int:
     """Return the operations of the forward and the backward pass, which has two products for each forward product."""
-    forward = sum(one.flops for one in products(config, last_blocks, shape))
+    forward = sum(product.flops for product in products(config, last_blocks, shape))
     return 3 * (forward + attention(config, shape))

@@ -176,8 +176,8 @@ def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
     batch = settings.global_batch
     allowed = idle(settings) + MORE_IDLE
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
-    most = min(each, CPU_POSITIONS // settings.max_seq_length) if kind == "CPU" else each
-    for size in range(most, 2 * batch.micro_batch_size - 1, -1):
+    limit = min(each, CPU_POSITIONS // settings.max_seq_length) if kind == "CPU" else each
+    for size in range(limit, 2 * batch.micro_batch_size - 1, -1):
         if each % size == 0:
             larger = with_micro_batch(settings, size)
             if fits(larger, memory) and idle(larger) <= allowed:
@@ -202,18 +202,22 @@ def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
 def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape]:
     batch = settings.global_batch
     parallel = settings.parallel
-    here = devices // processes
+    process_devices = devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
-    asked = math.prod(parallel.tensor_shape)
-    if here < asked:
+    tensor_devices = math.prod(parallel.tensor_shape)
+    if process_devices < tensor_devices:
         problem = f"are fewer than the {count(processes, 'process')}"
-        problem += f" times the {asked} of parallel.tensor" if asked > 1 else ""
-        raise ConfigError(f"devices ({devices})", problem, f"start at most {devices // asked}")
+        problem += f" times the {tensor_devices} of parallel.tensor" if tensor_devices > 1 else ""
+        raise ConfigError(
+            f"devices ({devices})", problem, f"start at most {devices // tensor_devices}"
+        )
     check_processes(batch, processes, is_auto=True)
-    most = 1 if settings.head.shares_layers else settings.bert_config.num_hidden_layers + 1
+    limit = 1 if settings.head.shares_layers else settings.bert_config.num_hidden_layers + 1
     shapes: list[Shape] = []
-    for each in [asked] if settings.engine == "jax" else range(1, min(here, most) + 1):
-        of_each = (processes * n for n in range(1, here // each + 1))
+    for each in (
+        [tensor_devices] if settings.engine == "jax" else range(1, min(process_devices, limit) + 1)
+    ):
+        of_each = (processes * n for n in range(1, process_devices // each + 1))
         shapes.append((max(n for n in of_each if micro_batches % n == 0), each))
     return shapes
 
@@ -244,8 +248,8 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
             more = [n + (stage == number) for stage, n in enumerate(layers)]
             stages = laid_stages(more, settings.last_blocks)
             full = on_device(settings, stages, mapping, device).total
-            here = [n for n, on in enumerate(mapping) if on == device]
-            busy = sum(work[block] for n in here for block in stages[n])
+            numbers = [n for n, on in enumerate(mapping) if on == device]
+            busy = sum(work[block] for n in numbers for block in stages[n])
             # Among equal devices the later device, which has fewer micro-batches in flight.
             key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
@@ -271,8 +275,8 @@ def describe_layout(settings: TrainSettings) -> list[str]:
         devices = range(max(mapping) + 1)
         words = []
         for blocks, group in groupby(devices, lambda device: blocks_on(stages, mapping, device)):
-            first, *others = group
-            name = f"devices {first} to {others[-1]}" if others else f"device {first}"
+            first, *rest = group
+            name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
             words.append(f"{name}: {blocks}")
         percent = f"{idle(settings):.1%}"
         lines.append("; ".join(words))
@@ -313,8 +317,8 @@ def shape(settings: TrainSettings) -> str:
 
 def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
     """Return the blocks on one device, its stages separated by a bar."""
-    here = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
-    return " | ".join(" ".join(short(stage)) for stage in here)
+    on_device = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
+    return " | ".join(" ".join(short(stage)) for stage in on_device)
 
 
 def without_effect(settings: TrainSettings) -> list[str]:

@@ -59,8 +59,8 @@ class Estimate:
     @property
     def total(self) -> int:
         """Return the peak memory."""
-        most = max(self.stashes + self.working + self.logits, self.update)
-        return self.weights + self.accumulators + self.moments + most
+        peak = max(self.stashes + self.working + self.logits, self.update)
+        return self.weights + self.accumulators + self.moments + peak
 
 
 def slot_bytes(settings: TrainSettings, weights: int) -> int:
@@ -111,8 +111,8 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
 
 def estimate(settings: TrainSettings) -> list[Estimate]:
     """Return the estimate of each device of a replica, for the stage of the run that needs the most memory."""
-    of_stages = [_estimate(one) for one in (settings, *settings.later_stages)]
-    return max(of_stages, key=lambda devices: max(one.total for one in devices))
+    of_stages = [_estimate(stage) for stage in (settings, *settings.later_stages)]
+    return max(of_stages, key=lambda devices: max(estimate.total for estimate in devices))
 
 
 def _estimate(settings: TrainSettings) -> list[Estimate]:
@@ -173,30 +173,30 @@ def on_device(
     """Return the estimate of one device for these stages, instead of those of the settings."""
     config = settings.bert_config
     parallel = settings.parallel
-    here = [number for number, on in enumerate(mapping) if on == device]
-    blocks = [block for number in here for block in stages[number]]
+    numbers = [number for number, on in enumerate(mapping) if on == device]
+    blocks = [block for number in numbers for block in stages[number]]
     table = config.vocab_size * config.hidden_size
     weights = sum(weights_of(config)[block] for block in blocks)
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
-    tables = sum("emb" in stages[n] or _reads_word_table(stages[n]) for n in here)
+    tables = sum("emb" in stages[n] or _reads_word_table(stages[n]) for n in numbers)
     replicas = settings.global_batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated = math.ceil(weights / shards)
-    most = math.ceil(min(largest, weights) / shards)
-    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * most)
+    largest_part = math.ceil(min(largest, weights) / shards)
+    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * largest_part)
     reduced = BUCKETS * min(bucket, FLOAT32 * weights) if replicas > 1 else 0
     in_place = settings.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
     of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ALLOCATED
-    update = FLOAT32 * (of_largest * most + of_others * (updated - most))
+    update = FLOAT32 * (of_largest * largest_part + of_others * (updated - largest_part))
     if parallel.optimizer_state_offload:  # only the gradients are on the device
         update = FLOAT32 * updated
     return Estimate(
         weights=WEIGHT_BYTES[settings.precision] * weights,
         accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
         moments=0 if parallel.optimizer_state_offload else slot_bytes(settings, updated),
-        stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in here)),
+        stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in numbers)),
         # Stages that share a device may run at once.
-        working=int(GAPS * sum(_working(settings, stages, number) for number in here)),
+        working=int(GAPS * sum(_working(settings, stages, number) for number in numbers)),
         logits=int(GAPS * _logits(settings)) if _reads_word_table(blocks) else 0,
         update=int(GAPS * max(reduced, update)),
     )
@@ -209,14 +209,14 @@ def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
     if number == len(stages) - 1:  # forward and backward are one function
         return 0
     micro_batches = settings.global_batch.grad_acc_steps_per_replica
-    most = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
+    in_flight = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
     if not parallel.recompute:
         each = sum(saved_bytes(settings, block, stashed=True) for block in blocks)
         each += _input(settings, stages[number + 1][0]) + _kernel_copies(settings, blocks)
     else:
         inputs = blocks if parallel.recompute_by == "layer" else blocks[:1]
         each = sum(_input(settings, block) for block in inputs)
-    return min(micro_batches, most) * each
+    return min(micro_batches, in_flight) * each
 
 
 def _working(settings: TrainSettings, stages: Stages, number: int) -> int:

@@ -62,26 +62,26 @@ class Plan:
 
     def segment(self, step: int) -> Segment:
         """Return the segment of a step; steps past the end belong to the last segment."""
-        at = bisect_right(self.segments, step, key=lambda one: one.first_step)
+        at = bisect_right(self.segments, step, key=lambda segment: segment.first_step)
         return self.segments[max(0, at - 1)]
 
     def micro_batches(self, step: int) -> range:
         """Return the numbers of a step's micro-batches, counted from the start of the run."""
-        one = self.segment(step)
-        first = one.first_micro_batch + (step - one.first_step) * one.micro_batches
-        return range(first, first + one.micro_batches)
+        segment = self.segment(step)
+        first = segment.first_micro_batch + (step - segment.first_step) * segment.micro_batches
+        return range(first, first + segment.micro_batches)
 
     def sample_indices(self, step: int) -> range:
         """Return the sample indices of a step in the examples of its stage."""
-        one = self.segment(step)
-        size = one.micro_batches * one.micro_batch_size
-        first = one.first_example + (step - one.first_step) * size
+        segment = self.segment(step)
+        size = segment.micro_batches * segment.micro_batch_size
+        first = segment.first_example + (step - segment.first_step) * size
         return range(first, first + size)
 
     @property
     def step_sizes(self) -> str | None:
         """Return a fingerprint of changing sizes, which must be equal to resume a run; None for equal steps."""
-        checksum = zlib.crc32(repr([astuple(one) for one in self.segments]).encode())
+        checksum = zlib.crc32(repr([astuple(segment) for segment in self.segments]).encode())
         return f"{len(self.segments)} sizes, {checksum:08x}" if len(self.segments) > 1 else None
 
     def mask_probability(self, step: int) -> float | None:
@@ -170,7 +170,7 @@ def plan_of(
     segments, total_steps = _segments(stages, samples, sequences_per_example)
     rate = settings.optimizer_opts.learning_rate
     scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
-    ends = [*(one.first_step for one in segments[1:]), total_steps]
+    ends = [*(segment.first_step for segment in segments[1:]), total_steps]
     return Plan(
         total_steps=total_steps,
         warmup_steps=int(rate.warmup_frac * total_steps),
@@ -178,8 +178,8 @@ def plan_of(
         micro_batch_size=batch.micro_batch_size,
         micro_batches_per_step=micro_batches,
         examples=sum(
-            (end - one.first_step) * one.micro_batches * one.micro_batch_size
-            for one, end in zip(segments, ends, strict=True)
+            (end - segment.first_step) * segment.micro_batches * segment.micro_batch_size
+            for segment, end in zip(segments, ends, strict=True)
         ),
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
@@ -204,10 +204,10 @@ def _segments(
 
     A growing batch has up to MOST_SIZES sizes before the last; each size is used for the same number of sequences.
     """
-    found: list[Segment] = []
+    segments: list[Segment] = []
     growth = stages[0].global_batch.growth_frac * sum(samples)
     step = before = read = 0
-    for stage, (settings, wanted) in enumerate(zip(stages, samples, strict=True)):
+    for stage, (settings, stage_examples) in enumerate(zip(stages, samples, strict=True)):
         batch = settings.global_batch
         done = 0.0
         examples = 0
@@ -220,14 +220,18 @@ def _segments(
             raise ConfigError(
                 f"global_batch.start_fraction ({batch.start_fraction})", problem, remedy
             )
-        while done < wanted:
+        while done < stage_examples:
             size = min(sizes, int(sizes * (read + done) / growth)) if growth else sizes
             accumulation = last if size == sizes else first + round((last - first) * size / sizes)
             micro_batches = batch.replicas * accumulation
-            end = wanted if size == sizes else min(wanted, growth * (size + 1) / sizes - read)
+            end = (
+                stage_examples
+                if size == sizes
+                else min(stage_examples, growth * (size + 1) / sizes - read)
+            )
             sequences = micro_batches * batch.micro_batch_size * sequences_per_example
             steps = max(1, math.ceil((end - done) / sequences))
-            found.append(
+            segments.append(
                 Segment(
                     first_step=step,
                     micro_batches=micro_batches,
@@ -241,8 +245,8 @@ def _segments(
             before = before + steps * micro_batches
             done += steps * sequences
             examples += steps * micro_batches * batch.micro_batch_size
-        read += wanted
-    return tuple(found), step
+        read += stage_examples
+    return tuple(segments), step
 
 
 def describe(plan: Plan) -> str:
@@ -260,14 +264,14 @@ def describe(plan: Plan) -> str:
             "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
             "learning_rate.reference_batch_size"
         )
-    sizes = [one.micro_batches for one in plan.segments if one.stage == 0]
+    sizes = [segment.micro_batches for segment in plan.segments if segment.stage == 0]
     if len(sizes) > 1:
         grown = plan.segments[len(sizes) - 1].first_step
         lines.append(
             f"the batch grows from {sizes[0]} to {count(sizes[-1], 'micro-batch')} by step {grown:,}"
         )
-    for one, after in itertools.pairwise(plan.segments):
-        if after.stage != one.stage:
+    for segment, after in itertools.pairwise(plan.segments):
+        if after.stage != segment.stage:
             size = f"{count(after.micro_batches, 'micro-batch')} of {after.micro_batch_size}"
             lines.append(f"stage {after.stage + 1} from step {after.first_step:,}, with {size}")
     if plan.decay_step is not None:
