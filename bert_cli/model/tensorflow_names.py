@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.heads import LAST_BLOCKS
 from bert_cli.config.settings import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
@@ -34,7 +35,8 @@ NAMES = {
     "output_weights": "classifier.weight",
     "output_bias": "classifier.bias",
 }
-for ours, theirs in LAYERS.items():
+LAST_LAYERS = [names for block in LAST_BLOCKS.values() for names in block.hf_names.items()]
+for ours, theirs in (*LAYERS.items(), *LAST_LAYERS):
     if not any(name.startswith(f"{theirs}.") for name in NAMES.values()):
         layer = theirs.replace(".layer.{}", ".layer_{}").replace(".", "/")
         for leaf in ("gamma", "beta") if ours.endswith("layer_norm") else ("kernel", "bias"):

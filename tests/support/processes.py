@@ -1,9 +1,14 @@
 """Wait for processes, and kill them."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import bert_cli
 
 
 def wait_for(
@@ -37,6 +42,14 @@ def assert_gone(*paths: Path) -> None:
     """Assert that the processes whose numbers are in these files end."""
     gone = numbers(*paths)
     wait_for(lambda: not any(map(alive, gone)))
+
+
+def kill_after_a_shard(program: str, out: Path) -> None:
+    """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
+    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        wait_for(lambda: any((out / ".done").rglob("*.shard")), 30)
+        process.kill()
 
 
 def alive(pid: int) -> bool:

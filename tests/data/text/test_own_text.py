@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.processes import kill_after_a_shard
 
 from bert_cli.config import data
 from bert_cli.data.records import tokenize, vocab
@@ -89,6 +90,30 @@ def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
     # One file of many documents is the common form of a corpus.
     split(tmp_path / "in" / "0.txt", tmp_path / "one")
     assert "--documents" not in capsys.readouterr().out
+
+
+def test_a_run_on_one_large_file_killed_by_signal_9_continues(tmp_path, monkeypatch):
+    source = write(tmp_path / "in" / "large", documents(4000))
+    out = tmp_path / "out"
+    program = (
+        "from bert_cli.config.data import PreprocessSettings as S\n"
+        "from bert_cli.data.text import preprocess\n"
+        "preprocess.SHARD_BYTES = 100_000\n"
+        f"preprocess.run(S(input={str(source)!r}, out={str(out)!r}, processes=1,"
+        " sentence_splitter='lines', deduplicate=True))"
+    )
+    kill_after_a_shard(program, out)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*.txt")}
+    assert not (out / "manifest.json").exists()
+    # Two processes make the other ranges of the file.
+    monkeypatch.setattr(preprocess, "SHARD_BYTES", 100_000)
+    found = split(source, out, 2, deduplicate=True)
+    assert found == "\n\n".join("\n".join(lines) for lines in documents(4000)) + "\n"
+    assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
+    shards = sorted(path.name for path in out.glob("*.txt"))
+    assert len(shards) > 4 and shards[1] == "text_00001.txt"
+    counts = read_manifest(out)["counts"]
+    assert (counts["documents"], counts["bytes_in"]) == (4000, source.stat().st_size)
 
 
 def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so(tmp_path, pieces):
