@@ -12,7 +12,7 @@ class TerminalBar:
     """A line with description, bar, elapsed time and time left; lines of text may follow. Use it as a context.
 
     `shown` is False if the stream is no terminal, and after an error of the bar. `done` of `total` is complete at the
-    start; a bar without a total moves to and fro.
+    start; a bar without a total pulses.
     """
 
     def __init__(self, stream: TextIO, description: str, total: int | None, done: int) -> None:

@@ -26,7 +26,7 @@ class BenchSettings(Settings):
     """Measure how fast this machine trains, and how the time is spent.
 
     `bert bench NAME` runs a standard benchmark, whose results can be compared between machines; flags after
-    the name override those of the benchmark. `bert bench pretrain`, `squad` and `data` measure any settings;
+    the name override the benchmark's flags. `bert bench pretrain`, `squad` and `data` measure any settings;
     their --help lists the flags, which a NAME takes too.
     Example: bert bench --list
     Example: bert bench tiny_128
@@ -60,7 +60,7 @@ class Measuring(Settings):
     log_every_steps: Positive = 1000
     """Print a line every N steps, besides the first and the last one."""
     generated_dataset: bool = True
-    """Use synthetic examples instead of those of the config; by default off if a flag gives real examples."""
+    """Use synthetic examples instead of the config's; by default off if a flag gives real examples."""
     checkpoint: bool = True
     """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes. It is written
     into the folder of temporary files (TMPDIR) and deleted."""
@@ -175,7 +175,7 @@ def benchmarks() -> dict[str, Benchmark]:
 def expand_benchmark(words: Sequence[str]) -> list[str]:
     """Replace `bench NAME ...` by the command line of the benchmark; return other words unchanged.
 
-    Flags after the name override those of the benchmark. Raises ConfigError for an unknown name.
+    Flags after the name override the benchmark's flags. Raises ConfigError for an unknown name.
     """
     if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
         return list(words)

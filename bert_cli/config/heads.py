@@ -88,7 +88,7 @@ class Head(Block):
     has_label_names: bool = False
     """Whether config.json names the outputs."""
     shares_layers: bool = False
-    """Whether it shares the weights of all encoder layers, so that the model has one stage."""
+    """Whether it uses the weights of all encoder layers, so that the model has one stage."""
     outputs: int = 1
     """Outputs for synthetic examples of a task without names of labels."""
     predictor: str = "bert_cli.tasks.use.predictions:Embedding"

@@ -129,7 +129,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
 
 
 def _without(origins: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the origins without those of a setting and of what is in it."""
+    """Return the origins without a setting and the settings inside it."""
     return {
         where: origin for where, origin in origins.items() if not f"{where}.".startswith(f"{name}.")
     }

@@ -45,7 +45,7 @@ class OnlyWith:
 
 
 def markers_of(settings: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each setting with each of its markers, also those of the base classes."""
+    """Yield (setting name, marker) for all markers of a class and of its base classes."""
     kinds = [kind for kind in settings.__mro__ if issubclass(kind, BaseModel)]
     for name in settings.model_fields:
         for kind in kinds:

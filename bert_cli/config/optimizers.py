@@ -6,17 +6,16 @@ The arithmetic of an optimizer is the function `update_direction` in a file of i
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
-BYTES = {"float32": 4, "float16": 2}
+FLOAT32 = 4
 
 
 class Slot(NamedTuple):
-    """An array that an optimizer keeps for one weight. It starts as zeros."""
+    """A float32 array that an optimizer stores for a weight. It starts as zeros."""
 
     shape: Shape
-    dtype: Literal["float32", "float16"] = "float32"
     is_square: bool = False
     """Whether it is a mean of squares, which is never negative."""
 
@@ -37,7 +36,7 @@ class OptimizerKind:
     def slot_bytes(self, weights: int) -> int:
         """Return the bytes of the slots of a vector of weights."""
         slots = self.slots((weights,)).values()
-        return sum(math.prod(slot.shape) * BYTES[slot.dtype] for slot in slots)
+        return sum(FLOAT32 * math.prod(slot.shape) for slot in slots)
 
 
 def two_moments(shape: Shape) -> dict[str, Slot]:

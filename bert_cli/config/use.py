@@ -135,7 +135,7 @@ class AverageSettings(Settings):
 class EvaluateSettings(Settings):
     """Score a checkpoint of a pre-training run on records: losses, accuracies and bits per byte.
 
-    The masks, the length of the examples and the precision are those of the run.
+    The masks, the length of the examples and the precision are taken from the run.
     Example: bert evaluate runs/base_128_phase1 --dataset-dir data/held_out
     Example: bert evaluate runs/base_128_phase1/step_00001000 --dataset-dir data/field --json scores.json
     """

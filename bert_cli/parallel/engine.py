@@ -139,7 +139,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def slots(self) -> Mapping[str, Value]:
-        """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
+        """The slots of the optimizer for each weight, by their names in a checkpoint."""
 
     @abstractmethod
     def compile(self, batch: Batch) -> None:

@@ -32,7 +32,7 @@ class ProcessGroup(ABC):
         self.rank = rank
         self.world_size = world_size
         self.activity = "starting"
-        """What this process is doing. The watchdog publishes it."""
+        """The current operation of this process, which the watchdog publishes."""
         self.collectives = 0  # entered by this process
         self.is_waiting = threading.Event()  # set while this process is in a collective
 

@@ -64,7 +64,7 @@ class Estimate:
 
 
 def slot_bytes(settings: TrainSettings, weights: int) -> int:
-    """Return the bytes that the optimizer keeps for so many weights."""
+    """Return the bytes of the optimizer's slots for a number of weights."""
     return OPTIMIZERS[settings.optimizer_opts.name].slot_bytes(weights)
 
 

@@ -378,7 +378,7 @@ def resume(
 
     def check_slot(name: str, value: Array) -> str:
         slot = form.slot(name, state.weights)
-        return find_fault(value, slot.dtype, is_square=slot.is_square)
+        return find_fault(value, "float32", is_square=slot.is_square)
 
     _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
     state.loss_scale = saved.loss_scale

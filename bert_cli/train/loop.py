@@ -38,7 +38,7 @@ class State:
 
     weights: Mapping[str, Value]
     slots: Mapping[str, Value]
-    """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
+    """The slots of the optimizer for each weight, by their names in a checkpoint."""
     loss_scale: LossScale
     step: int = 0
     """Steps completed."""

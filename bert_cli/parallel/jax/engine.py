@@ -137,7 +137,7 @@ class JaxEngine(Engine):
                 stored,
                 *(updated if slot.shape == weight.shape else undivided for slot in slots.values()),
             ]
-            zeros = [np.zeros(slot.shape, slot.dtype) for slot in slots.values()]
+            zeros = [np.zeros(slot.shape, np.float32) for slot in slots.values()]
             values = [np.asarray(weight.value), *zeros]
             self.state[name] = list(map(_placed, values, self.shardings[name]))
         self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
@@ -151,7 +151,7 @@ class JaxEngine(Engine):
 
     @property
     def slots(self) -> dict[str, DividedArray]:
-        """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
+        """The slots of the optimizer for each weight, by their names in a checkpoint."""
         return {
             f"{name}/{slot}": self._array(name, part)
             for name, slots in self.slot_names.items()

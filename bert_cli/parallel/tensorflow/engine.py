@@ -164,7 +164,7 @@ class TensorFlowEngine(Engine):
 
     @property
     def slots(self) -> dict[str, Value]:
-        """The arrays that the optimizer keeps for each weight, by their names in a checkpoint."""
+        """The slots of the optimizer for each weight, by their names in a checkpoint."""
         slots: dict[str, Value] = {}
         for name, weight in self.weights.items():
             owners = [next(on for on in row if name in on.slots) for row in self.updates]

@@ -59,7 +59,7 @@ class DeviceUpdate:
             for name, weight in self.weights.items():
                 shape = (self._shard_length(name),) if self.sharded else tuple(weight.shape)
                 self.slots[name] = {
-                    name: tf.Variable(tf.zeros(slot.shape, slot.dtype), trainable=False)
+                    name: tf.Variable(tf.zeros(slot.shape), trainable=False)
                     for name, slot in optimizer.kind.slots(shape).items()
                 }
         # On GPUs XLA makes one loop of an update anyway.
@@ -288,7 +288,7 @@ class DeviceUpdate:
     def _shard_directions(
         self, number: int, factor: tf.Tensor, updates: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Update the shards of the slots; return those of the directions, and the directions' squared norms."""
+        """Update the shards of the slots; return the shards of the directions and their squared norms."""
         directions: dict[str, tf.Tensor] = {}
         squares: list[tf.Tensor] = []
         for name, weight in self.weights.items():

@@ -245,7 +245,7 @@ def check_memory(
 
 
 def checkpoint_bytes(settings: DoctorSettings) -> int:
-    """Return the size of a checkpoint: the weights in their dtype and what the optimizer keeps for them."""
+    """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
     weights = layout.parameters(settings)
     return weights * WEIGHT_BYTES[settings.precision] + slot_bytes(settings, weights)
 

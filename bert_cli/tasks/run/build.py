@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run of which everything is known, and nothing is built: what a command of training makes of its settings."""
+    """A run with complete settings, examples, plan and evaluation, before its engine is built."""
 
     settings: TrainSettings
     """With the sizes of the model and of the records, and with the layout."""

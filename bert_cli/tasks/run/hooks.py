@@ -1,4 +1,4 @@
-"""What a run does between its steps: measure, report, score, trace, and forecast how long it takes."""
+"""The hooks of a run: measure, report, score and trace its steps, and forecast its duration."""
 
 import math
 from collections import deque
@@ -188,7 +188,7 @@ def _write_trace(run: Run, path: Path, info: Info) -> None:
 
 
 def forecast(run: Run) -> Forecast:
-    """Return what prints once how long the rest of the run takes, from its first micro-batches or steps."""
+    """Return the forecast that prints the duration of the rest of the run after its first micro-batches or steps."""
     resolved = run.resolved
     plan = resolved.plan
     step = run.state.step

@@ -47,7 +47,7 @@ def with_layout(
 ) -> Settings:
     """Return the settings with the layout and the micro-batch that they leave open.
 
-    `devices` are those of a process. A run that is continued keeps its micro-batch, of which dropout is a function.
+    `devices` belong to one process. Dropout depends on the micro-batch, so a continued run has that of its checkpoint.
     """
     kind, number, memory = devices
     if continued is not None and settings.global_batch.examples_per_step is not None:

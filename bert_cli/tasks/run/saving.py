@@ -1,4 +1,4 @@
-"""The state of a run on all its processes: loaded, compared with that of rank 0, and saved.
+"""Load the state of a run on all processes, compare it with the state of rank 0, and save it.
 
 Processes that differ would wait for one another forever, or train different weights silently, so they are compared
 before they continue.
@@ -26,7 +26,7 @@ from bert_cli.train.metrics import print_line
 
 
 def load_state(run: Run, stack: ExitStack) -> None:
-    """Load the state that the run starts from. `stack` keeps the lock of the run's folder.
+    """Load the state that the run starts from. `stack` holds the lock of the run's folder.
 
     Raises ConfigError or CheckpointError where the processes differ, or where the state does not fit the run.
     """
