@@ -96,8 +96,8 @@ class EmbedSettings(FinetuneSettings):
                 "global_batch", problem, "raise micro_batch_size or the accumulation"
             )
         if self.objective == "tsdae":
-            if self.bert_config.architecture != "bert":
-                problem = "has no decoder with the layers of GroupBERT"
+            if "tsdae" not in self.bert_config.SUPPORTS:
+                problem = f"has no decoder with the layers of {self.bert_config.architecture}"
                 raise SettingError("objective", problem, "choose simcse")
             if self.parallel.pipeline_stages and len(self.parallel.pipeline_stages) > 1:
                 problem = "with objective tsdae: the decoder shares the weights of all layers"

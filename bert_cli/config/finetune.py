@@ -13,10 +13,10 @@ from pydantic import Field, model_validator
 from bert_cli.config import heads
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
 from bert_cli.config.settings import (
-    BertConfig,
     Positive,
     SettingError,
 )
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.text import count
 

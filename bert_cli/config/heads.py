@@ -8,25 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from bert_cli.config.products import Product
+
 if TYPE_CHECKING:  # the settings import this file
-    from bert_cli.config.settings import BertConfig
+    from bert_cli.config.shape import BertConfig
     from bert_cli.config.training import BatchShape
 
 LABELS = 2
 """Labels of a classifier before its examples are known; the real number is negligible beside the hidden size."""
-
-
-class Product(NamedTuple):
-    """A product of a [rows, width] matrix with a [width, outputs] weight."""
-
-    rows: int
-    width: int
-    outputs: int
-
-    @property
-    def flops(self) -> int:
-        """Return the multiplications and additions of the forward product."""
-        return 2 * self.rows * self.width * self.outputs
 
 
 class Saved(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from bert_cli.config.architectures import fields_of
 from bert_cli.config.help import help_text
 from bert_cli.config.markers import POSITIONAL, group_of, is_path
 from bert_cli.config.old_names import (
@@ -415,7 +416,7 @@ def _setting_error(
 def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
     """Return the dotted path of every setting, including groups and groups in lists."""
     paths: list[str] = []
-    for name, about in settings.model_fields.items():
+    for name, about in fields_of(settings).items():
         path = above + (about.alias or name)
         kinds = [about.annotation, *get_args(about.annotation)]
         kinds += [item for kind in kinds if get_origin(kind) is list for item in get_args(kind)]

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bert_cli.config.architectures import fields_of
 from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
 from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
 from bert_cli.errors import ConfigError, combine, nearest
@@ -121,7 +122,7 @@ def _group(
 ) -> Iterator[Section]:
     section = Section(path.replace("_", "-"), about)
     below: list[Section] = []
-    for name, inner in kind.model_fields.items():
+    for name, inner in fields_of(kind).items():
         group = group_of(inner.annotation)
         where = f"{path}.{name}"
         if HIDDEN in inner.metadata:
@@ -148,7 +149,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     is_choice = len(kinds) == 1 and get_origin(kinds[0]) is Literal
     default = None
     if group is not None:
-        default = getattr(group, name)
+        default = getattr(group, name, about.default)
     elif not about.is_required():
         default = about.get_default(call_default_factory=True, validated_data={})
     return Option(

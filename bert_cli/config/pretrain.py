@@ -17,6 +17,7 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape, TrainSettings
 
 Scaling = Literal["unit", "u-mup"]
@@ -171,8 +172,9 @@ class PretrainSettings(TrainSettings):
     def _check_scaling(self) -> "PretrainSettings":
         model = self.bert_config
         optimizer = self.optimizer_opts
+        plain = model if "scaling" in model.SUPPORTS else BertConfig()
         needed = {
-            "bert_config.architecture": (model.architecture, "bert"),
+            "bert_config.architecture": (model.architecture, plain.architecture),
             "bert_config.initializer_range": (model.initializer_range, 0.02),
             "optimizer_opts.max_gradient_norm": (optimizer.max_gradient_norm, None),
             "optimizer_opts.loss_scaling": (optimizer.loss_scaling, 1.0),

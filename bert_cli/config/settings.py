@@ -1,8 +1,8 @@
 """The base class of all settings, their shared types, and the groups that other packages use.
 
-`BertConfig` is the shape of the model. `Parallel` and `Cluster` spread a run over devices, processes and
-hosts: they change its memory and traffic, and not its numbers, except that gradients reduced in 16 bits are
-rounded. So a run may be resumed with other values of these two.
+`Parallel` and `Cluster` spread a run over devices, processes and hosts: they change its memory and traffic, and not
+its numbers, except that gradients reduced in 16 bits are rounded. So a run may be resumed with other values of these
+two.
 """
 
 import re
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import pydantic
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -23,7 +22,7 @@ from pydantic import (
 )
 
 from bert_cli.config.heads import LAST_BLOCKS
-from bert_cli.config.markers import Engine, Hidden, OnlyWith, Usual, is_path, kinds_of, markers_of
+from bert_cli.config.markers import Engine, OnlyWith, Usual, is_path, kinds_of, markers_of
 from bert_cli.files import is_utf8
 from bert_cli.text import count
 
@@ -158,85 +157,6 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-class BertConfig(Settings):
-    """The shape of the model, under the names that Hugging Face uses."""
-
-    NEEDS: ClassVar = dict.fromkeys(
-        ("conv_kernel_size", "conv_group_size", "ffn_groups"), ("architecture", "groupbert")
-    )
-
-    vocab_size: Size = 30522
-    """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
-    hidden_size: Size = 768
-    """Hidden size D."""
-    num_hidden_layers: Depth = 12
-    """Encoder layers."""
-    num_attention_heads: Size = 12
-    """Attention heads N; must divide the hidden size."""
-    intermediate_size: Size = 3072
-    """Intermediate size F of the feed-forward layers."""
-    hidden_act: Hidden[Literal["gelu"]] = "gelu"
-    """Activation: the exact GELU of the paper."""
-    hidden_dropout_prob: Probability = 0.1
-    """Dropout after embeddings, attention output and feed-forward output."""
-    attention_probs_dropout_prob: Probability = 0.1
-    """Dropout of the attention probabilities."""
-    max_position_embeddings: Size = 512
-    """Maximum sequence length of the model."""
-    type_vocab_size: Size = 2
-    """Number of segments: first and second sentence."""
-    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
-    """Standard deviation of the initial weights (a normal distribution truncated at two standard deviations)."""
-    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
-    """Added to the variance in LayerNorm."""
-    position_embedding_type: Hidden[Literal["absolute"]] = "absolute"
-    """Position embeddings are learned, one vector for each position."""
-    architecture: Literal["bert", "groupbert"] = "bert"
-    """Encoder layers: `bert`, or `groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""
-    conv_kernel_size: Positive = 7
-    """Positions that the convolution of a GroupBERT layer reads; an odd number."""
-    conv_group_size: Positive = 16
-    """Channels in a group of the convolution; must divide the hidden size."""
-    ffn_groups: Positive = 4
-    """Groups of the second product of a feed-forward; must divide the hidden and the intermediate size."""
-
-    @property
-    def layer_matrices(self) -> int:
-        """Return the number of weights of a layer that every position is multiplied by."""
-        width = self.hidden_size
-        inner = self.intermediate_size
-        groups = self.ffn_groups
-        if self.architecture == "bert":
-            return (4 * width + 2 * inner) * width
-        convolution = 3 * width + self.conv_kernel_size * self.conv_group_size
-        feed_forward = inner + inner // groups + width * (groups > 1)
-        return (4 * width + convolution + 2 * feed_forward) * width
-
-    @model_validator(mode="after")
-    def _parts_divide_sizes(self) -> "BertConfig":
-        divisors = [("num_attention_heads", "hidden_size")]
-        if self.architecture == "groupbert":
-            divisors += [("conv_group_size", "hidden_size"), ("ffn_groups", "hidden_size")]
-            divisors += [("ffn_groups", "intermediate_size")]
-        for name, of in divisors:
-            number = getattr(self, name)
-            size = getattr(self, of)
-            if size % number:
-                problem = f"{number} does not divide {of} ({size})"
-                raise SettingError(name, problem, "choose a number that does")
-        if self.conv_kernel_size % 2 == 0:
-            problem = f"{self.conv_kernel_size} is even, so that no position is in the middle"
-            raise SettingError("conv_kernel_size", problem, "choose an odd number")
-        return self
-
-    @pydantic.model_serializer(mode="wrap")
-    def _leave_out_other_architectures(self, handler: Any, info: Any) -> dict[str, Any]:
-        """Leave the settings of GroupBERT out of the settings of a plain BERT, so that older runs can be resumed."""
-        is_plain = self.architecture == "bert" and not info.exclude_unset
-        left_out = ("architecture", *self.NEEDS) if is_plain else ()
-        return {name: value for name, value in handler(self).items() if name not in left_out}
-
-
 class Parallel(Settings):
     """Layout of the model over devices, and settings that save memory."""
 
@@ -292,7 +212,7 @@ class Parallel(Settings):
         first, second = [*self.tensor, 1, 1][:2]
         return first, second
 
-    def check_engine(self, engine: Engine, model: BertConfig | None) -> None:
+    def check_engine(self, engine: Engine, model: Settings | None) -> None:
         """Raise SettingError for a setting that the engine does not have, or that the model's sizes do not fit."""
         first, second = self.tensor_shape
         sizes = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from bert_cli.config.architectures import ModelShape
 from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.settings import (
-    BertConfig,
     Cluster,
     Parallel,
     Positive,
@@ -25,6 +25,7 @@ from bert_cli.config.settings import (
     Wandb,
     is_set,
 )
+from bert_cli.config.shape import BertConfig
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
@@ -190,7 +191,7 @@ class TrainSettings(Settings):
     """Whether the command has a run folder."""
     about: Untracked[About | None] = None
     """Description of this config, printed when the run starts."""
-    bert_config: Fixed[BertConfig] = BertConfig()
+    bert_config: Fixed[ModelShape] = BertConfig()
     """The shape of the model."""
     max_seq_length: Fixed[Usual[Annotated[int, Field(ge=8)]]]
     """Sequence length S of an example."""

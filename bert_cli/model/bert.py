@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config import heads
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.model.fused import NEVER
 from bert_cli.model.groupbert import GroupLayer
 from bert_cli.model.layers import Embeddings, EncoderLayer

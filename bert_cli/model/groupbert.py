@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import keras
 from keras import ops
 
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, matmul
 
@@ -53,6 +53,8 @@ class Grouped(Layer):
 class Convolution(ConfiguredLayer):
     """Gated linear unit, grouped convolution, LayerNorm, swish, dense."""
 
+    config: GroupBertConfig
+
     def _create_weights(self) -> None:
         config = self.config
         size = self.config.hidden_size
@@ -93,6 +95,8 @@ class Convolution(ConfiguredLayer):
 class GroupedFeedForward(ConfiguredLayer):
     """Dense, GELU, grouped dense and, if there are several groups, a dense layer that mixes them."""
 
+    config: GroupBertConfig
+
     def _create_weights(self) -> None:
         config = self.config
         size = self.config.hidden_size
@@ -118,7 +122,7 @@ class GroupLayer(ConfiguredLayer):
     READS = ("input_mask", "position_ids", "next_sentence_positions")
 
     def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, config: BertConfig, number: int
+        self, *, name: str, policy: keras.DTypePolicy, config: GroupBertConfig, number: int
     ) -> None:
         self.dropout_id = 1 + number * self.DROPOUT_IDS
         self.is_last = number == config.num_hidden_layers - 1

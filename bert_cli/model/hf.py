@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from bert_cli.config.heads import LAST_BLOCKS, PRETRAINING, Head, heads
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
 

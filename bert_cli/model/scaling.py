@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bert_cli.config.pretrain import Scaling
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.heads import LAST_BLOCKS
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
 from bert_cli.model.hf import LAYERS, LEAVES

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_cli.config.heads import LAST_BLOCKS, Product
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.heads import LAST_BLOCKS
+from bert_cli.config.products import Product
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape
 
 
@@ -28,18 +29,7 @@ def shape_of(batch: Mapping[str, Any]) -> BatchShape:
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> list[Product]:
     """Return all forward products with a weight, repeated ones too; `last_blocks` follow the layers."""
-    width = config.hidden_size
-    inner = config.intermediate_size
-    positions = shape.examples * shape.positions
-    square = Product(positions, width, width)
-    wider = Product(positions, width, inner)
-    layer = [square] * 4 + [wider, Product(positions, inner, width)]
-    if config.architecture == "groupbert":
-        # A product in groups reads only the inputs of its group for each output.
-        kernel = config.conv_kernel_size * config.conv_group_size
-        grouped = Product(positions, inner // config.ffn_groups, width)
-        mixer = [square] if config.ffn_groups > 1 else []
-        layer = [square] * 7 + [Product(positions, kernel, width), *[wider, grouped, *mixer] * 2]
+    layer = config.products(shape.examples * shape.positions)
     last = [LAST_BLOCKS[name].products(config, shape) for name in last_blocks]
     return layer * config.num_hidden_layers + list(itertools.chain.from_iterable(last))
 

@@ -51,7 +51,7 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
     positions = shape.examples * shape.positions
     work = {
         "emb": 10.0 * positions * width,  # element by element
-        "hid": 2.0 * positions * (config.layer_matrices + 2 * settings.max_seq_length * width),
+        "hid": float(config.layer_flops(shape.examples, shape.positions)),
     }
     for name, block in LAST_BLOCKS.items():
         work[name] = float(sum(product.flops for product in block.products(config, shape)))

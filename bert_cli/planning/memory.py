@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bert_cli.config.heads import GATHER, LAST_BLOCKS, Saved
 from bert_cli.config.optimizers import OPTIMIZERS
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import TrainSettings
 
 Stages = Sequence[Sequence[str]]
@@ -70,18 +70,10 @@ def slot_bytes(settings: TrainSettings, weights: int) -> int:
 
 def weights_of(config: BertConfig) -> dict[str, int]:
     """Return the number of weights of each block; shared weights count in the first block."""
-    width = config.hidden_size
-    inner = config.intermediate_size
-    norm = 2 * width
-    vectors = 4 * width + norm + inner + width + norm
-    is_group = config.architecture == "groupbert"
-    if is_group:
-        vectors = 8 * width + 5 * norm + 2 * (inner + width + width * (config.ffn_groups > 1))
-    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
     return {
-        "emb": rows * width + norm,
-        "hid": config.layer_matrices + vectors,
-        "final_norm": norm * is_group,  # a part of the last layer
+        "emb": config.embedding_weights,
+        "hid": config.layer_weights,
+        "final_norm": config.IS_PRE_NORM * config.norm_weights,  # a part of the last layer
         **{name: block.weights(config) for name, block in LAST_BLOCKS.items()},
     }
 
@@ -274,31 +266,34 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32
     compute = COMPUTE_BYTES[settings.precision]
-    bsd, bnss, bsf = (count_elements(settings, shape) for shape in ("BSD", "BNSS", "BSF"))
+    bsd, bnss = (count_elements(settings, shape) for shape in ("BSD", "BNSS"))
     is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
-    feed_forwards = 1
-    of_bsd = 6 * compute + (4 + more + hidden * (2 + 2 * more)) * wide
-    if config.architecture == "groupbert":
-        feed_forwards = 2
-        of_bsd = 12 * compute + (14 + 2 * more + hidden * 4 * (1 + more)) * wide
-    elif is_compiled:
-        of_bsd = 8 * compute + more * wide
-    of_bsd += scaled * 3 * wide
+    products = config.products(count_elements(settings, "BS"))
+    activated = [product.rows * product.outputs for product in products if product.is_activated]
+    bsf = sum(activated)
+    # Of products, without those after GELU; and queries, keys and values.
+    inputs = sum(product.rows * product.inputs for product in products if product.has_own_input)
+    inputs += 3 * bsd - bsf
+    tensors = 2 * config.LAYER_NORMS + config.GATE_TENSORS + hidden * config.RESIDUALS * (1 + more)
+    if is_compiled and not config.IS_PRE_NORM:
+        # Dropout, residual and LayerNorm are a chain, which saves its second input.
+        inputs += config.RESIDUALS * bsd
+        tensors = 0
+    layer = compute * inputs + (tensors + len(activated) * more + 3 * scaled) * wide * bsd
     if block == "hid" and is_compiled:
-        scores = (2 + more) * compute * bnss
-        return of_bsd * bsd + scores + feed_forwards * 2 * compute * bsf
+        return layer + (2 + more) * compute * bnss + 2 * compute * bsf
     changed = int(bool(dropout) or settings.precision != "float32")
     if block in LAST_BLOCKS:
         bd = count_elements(settings, "BD")
         bpd = count_elements(settings, "BPD")
         layers = config.num_hidden_layers
-        saved = Saved(compute, wide, more, bd, bpd, bsd, bnss, layers, of_bsd * bsd)
+        saved = Saved(compute, wide, more, bd, bpd, bsd, bnss, layers, layer)
         return LAST_BLOCKS[block].saved(saved)
     return {
         "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
-        "hid": of_bsd * bsd
+        "hid": layer
         + ((1 + dropout) * wide + changed * compute) * bnss
-        + feed_forwards * ((3 + 2 * more) * wide + compute) * bsf,
+        + ((3 + 2 * more) * wide + compute) * bsf,
     }[block]
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bert_cli.config.heads import heads
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 
 
 @pytest.mark.tensorflow

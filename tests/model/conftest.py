@@ -2,7 +2,8 @@
 
 import pytest
 
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.architectures import shape_of
+from bert_cli.config.shape import BertConfig
 
 
 @pytest.fixture(scope="session")
@@ -23,4 +24,4 @@ def tiny():
 def model(request, tiny):
     """The small model of each architecture, its convolution in four groups."""
     changes = {"architecture": request.param, "conv_group_size": 8, "layer_norm_eps": 1e-3}
-    return tiny if request.param == "bert" else tiny.model_copy(update=changes)
+    return tiny if request.param == "bert" else shape_of({**tiny.model_dump(), **changes})

@@ -14,13 +14,14 @@ from bert_cli.model.bert import build_blocks
 
 # Runs in a process of its own, because Keras chooses its backend once, when it is imported.
 PROGRAM = """
+import json
 import sys
 import numpy as np
 from keras import ops
 from support.model_inputs import counts_of, hidden_of, make_examples
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.architectures import shape_of
 from bert_cli.model.bert import build_blocks
-config = BertConfig.model_validate_json(sys.argv[1])
+config = shape_of(json.loads(sys.argv[1]))
 columns = make_examples(config.vocab_size)
 counts = {name: ops.convert_to_tensor(n) for name, n in counts_of(columns).items()}
 columns = {name: ops.convert_to_tensor(column) for name, column in columns.items()}

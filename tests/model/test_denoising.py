@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.model import fused
 from bert_cli.model.bert import build_blocks
 

@@ -14,6 +14,7 @@ from support.model_inputs import (
 )
 from support.tiny_models import write_model
 
+from bert_cli.config.architectures import shape_of
 from bert_cli.model.bert import build_blocks, named_weights
 
 torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -109,7 +110,7 @@ def group(tiny):
     """A small model whose sizes all differ."""
     changes = {"architecture": "groupbert", "hidden_size": 48, "intermediate_size": 96}
     groups = {"conv_kernel_size": 5, "conv_group_size": 8, "ffn_groups": 4}
-    return tiny.model_copy(update={**changes, **groups, "layer_norm_eps": 1e-3})
+    return shape_of({**tiny.model_dump(), **changes, **groups, "layer_norm_eps": 1e-3})
 
 
 def random_blocks(config):

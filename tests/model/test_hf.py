@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.groupbert import GroupBertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
 from bert_cli.model.hf import (
@@ -140,8 +141,8 @@ def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refus
 
 
 def test_a_groupbert_names_its_file_and_is_no_bert(tiny):
-    groups = {"architecture": "groupbert", "conv_group_size": 8, "ffn_groups": 2}
-    group = tiny.model_copy(update=groups)
+    groups = {"conv_group_size": 8, "ffn_groups": 2}
+    group = GroupBertConfig(**tiny.model_dump(), **groups)
     described = hf_config(group)
     assert config_of(described) == group
     check_hf_config(described, group)

@@ -10,7 +10,7 @@ from tensorflow.python.framework import dtypes
 
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
 from bert_cli.model import heads, layers

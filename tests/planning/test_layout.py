@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from bert_cli.config.groupbert import GroupBertConfig
 from bert_cli.config.load import configs_folder, load
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.errors import ConfigError
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
@@ -22,7 +23,7 @@ TINY = BertConfig(
     intermediate_size=256, max_position_embeddings=128,
 )  # fmt: skip
 STAGES = [["emb"], ["hid*2"], ["hid*2"], ["enc_out", "pool", "heads"]]
-GROUP = TINY.model_copy(update={"architecture": "groupbert"})
+GROUP = GroupBertConfig(**TINY.model_dump())
 ON_THREE = {"pipeline_stages": STAGES, "pipeline_device_mapping": [0, 1, 2, 0]}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bert_cli.cli import main
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
 
 SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, read_json, write_atomically, write_json_atomically
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_cli.config.heads import PRETRAINING
 from bert_cli.config.load import RECIPES, configs_folder
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape, Precision
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.data.records.encoder import split_word
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,

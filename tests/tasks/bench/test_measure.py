@@ -10,7 +10,8 @@ import tensorflow as tf
 from test_bench import SMALL, SQUAD
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.groupbert import GroupBertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape
 from bert_cli.parallel.engine import count
 from bert_cli.planning.flops import attention, model_flops, products, shape_of
@@ -73,7 +74,7 @@ def test_the_formula_counts_the_products_of_the_graph(name):
 
 
 def test_the_forward_operations_of_groupbert_base_are_those_published():
-    group = BertConfig(architecture="groupbert")
+    group = GroupBertConfig()
     for positions, ratio in ((128, 1.58), (512, 1.54)):
         shape = BatchShape(1, positions)
         ours, plain = (model_flops(config, (), shape) for config in (group, BertConfig()))

@@ -9,6 +9,7 @@ from support.hf_models import change_weights
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
 from bert_cli.cli import main
+from bert_cli.config.architectures import shape_of
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_scores
 from bert_cli.train.checkpoint import best_checkpoint
 
@@ -78,7 +79,7 @@ def test_transformers_finds_the_same_answer(base, answered, architecture):
     run, trust = answered, {"trust_remote_code": architecture == "groupbert"}
     if architecture == "groupbert":
         group = {"architecture": architecture, "num_hidden_layers": 1, "layer_norm_eps": 1e-3}
-        write_model(base / "group", TINY.model_copy(update=group))
+        write_model(base / "group", shape_of({**TINY.model_dump(), **group}))
         words = ["squad", "--dataset-dir", base, *SQUAD]
         run = train(base, "group_squad", *words, "--num-epochs", 1, model="group")
         # Of the same class as the task's.

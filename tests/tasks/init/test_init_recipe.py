@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import BertConfig
+from bert_cli.config.shape import BertConfig
 from bert_cli.errors import ConfigError
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose, flops_of
 

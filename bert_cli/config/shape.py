@@ -1,0 +1,130 @@
+"""The shape of a model: its sizes, and the matrix products of an encoder layer, from which memory and FLOPs follow.
+
+`BertConfig` is the shape of BERT, and the base class of those of other architectures, each in a file of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+from pydantic import Field, field_validator, model_validator
+
+from bert_cli.config.markers import Hidden
+from bert_cli.config.products import Product
+from bert_cli.config.settings import Depth, Probability, SettingError, Settings, Size
+
+
+class BertConfig(Settings):
+    """The shape of the model, under the names that Hugging Face uses."""
+
+    DIVISORS: ClassVar[Sequence[tuple[str, str]]] = (("num_attention_heads", "hidden_size"),)
+    """Setting -> the size that it must divide."""
+    RESIDUALS: ClassVar[int] = 2
+    """Residual additions in a layer, each of the output of a dropout."""
+    LAYER_NORMS: ClassVar[int] = 2
+    """LayerNorms in a layer, of the hidden size."""
+    IS_PRE_NORM: ClassVar[bool] = False
+    """Whether a LayerNorm reads the residual stream, so that the last layer ends with one more."""
+    GATE_TENSORS: ClassVar[int] = 0
+    """Float32 tensors [B, S, D] that a layer saves for gates, besides those of products, dropout and LayerNorm."""
+    SUPPORTS: ClassVar[frozenset[str]] = frozenset({"scaling", "tsdae"})
+    """Features that are implemented for one architecture only."""
+
+    vocab_size: Size = 30522
+    """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
+    hidden_size: Size = 768
+    """Hidden size D."""
+    num_hidden_layers: Depth = 12
+    """Encoder layers."""
+    num_attention_heads: Size = 12
+    """Attention heads N; must divide the hidden size."""
+    intermediate_size: Size = 3072
+    """Intermediate size F of the feed-forward layers."""
+    hidden_act: Hidden[Literal["gelu"]] = "gelu"
+    """Activation: the exact GELU of the paper."""
+    hidden_dropout_prob: Probability = 0.1
+    """Dropout after embeddings, attention output and feed-forward output."""
+    attention_probs_dropout_prob: Probability = 0.1
+    """Dropout of the attention probabilities."""
+    max_position_embeddings: Size = 512
+    """Maximum sequence length of the model."""
+    type_vocab_size: Size = 2
+    """Number of segments: first and second sentence."""
+    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
+    """Standard deviation of the initial weights (a normal distribution truncated at two standard deviations)."""
+    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
+    """Added to the variance in LayerNorm."""
+    position_embedding_type: Hidden[Literal["absolute"]] = "absolute"
+    """Position embeddings are learned, one vector for each position."""
+    architecture: str = "bert"
+    """Encoder layers: `bert`."""
+
+    def products(self, rows: int) -> list[Product]:
+        """Return the matrix products of a layer for so many positions: attention, then feed-forward."""
+        inner = self.intermediate_size
+        return [
+            *self.attention_products(rows),
+            Product(rows, self.hidden_size, inner, is_activated=True),
+            Product(rows, inner, self.hidden_size),
+        ]
+
+    def attention_products(self, rows: int) -> list[Product]:
+        """Return the products of attention with weights: query, key, value, output."""
+        square = Product(rows, self.hidden_size, self.hidden_size)
+        shared = square._replace(has_own_input=False)
+        return [square, shared, shared, square]
+
+    @property
+    def layer_matrices(self) -> int:
+        """Return the number of weights of a layer that every position is multiplied by."""
+        return sum(product.matrix_weights for product in self.products(1))
+
+    @property
+    def norm_weights(self) -> int:
+        """Return the number of weights of a LayerNorm: gamma and beta."""
+        return 2 * self.hidden_size
+
+    @property
+    def layer_weights(self) -> int:
+        """Return the number of weights of a layer: matrices, biases, LayerNorms."""
+        biases = sum(product.outputs for product in self.products(1) if product.has_bias)
+        return self.layer_matrices + biases + self.LAYER_NORMS * self.norm_weights
+
+    @property
+    def embedding_weights(self) -> int:
+        """Return the number of weights of the embeddings: three tables and a LayerNorm."""
+        rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
+        return rows * self.hidden_size + self.norm_weights
+
+    def layer_flops(self, examples: int, positions: int) -> int:
+        """Return the operations of a layer's forward products, with weights and between queries, keys and values."""
+        pairs = examples * positions**2
+        products = self.products(examples * positions)
+        return sum(product.flops for product in products) + 2 * 2 * pairs * self.hidden_size
+
+    @field_validator("architecture")
+    @classmethod
+    def _is_of_this_class(cls, value: str) -> str:
+        if value != cls.model_fields["architecture"].default:
+            raise SettingError("", f"{value!r} has another class", f"it is not a {cls.__name__}")
+        return value
+
+    @model_validator(mode="after")
+    def _parts_divide_sizes(self) -> "BertConfig":
+        for name, of in self.DIVISORS:
+            number = getattr(self, name)
+            size = getattr(self, of)
+            if size % number:
+                problem = f"{number} does not divide {of} ({size})"
+                raise SettingError(name, problem, "choose a number that does")
+        return self
+
+    @pydantic.model_serializer(mode="wrap")
+    def _write_architecture(self, handler: Any, info: Any) -> dict[str, Any]:
+        """Leave `bert` out, so that runs from before it was a setting resume; another one is never a default."""
+        values: dict[str, Any] = handler(self)
+        if self.architecture == "bert" and not info.exclude_unset:
+            values.pop("architecture", None)
+        if self.architecture != "bert" and info.exclude_unset:
+            values["architecture"] = self.architecture
+        return values
