@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from bert_cli.config.architectures import SHAPES
 from bert_cli.config.heads import LAST_BLOCKS, PRETRAINING, Head, heads
 from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
@@ -190,9 +191,10 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
     kind = described.get("model_type", "bert")
     if kind not in PREFIXES:
         raise CheckpointError(f"{where} (model_type {kind})", "is no BERT", "give a BERT model")
-    fields = {name: described[name] for name in BertConfig.model_fields if name in described}
+    shape = SHAPES[kind]
+    fields = {name: described[name] for name in shape.model_fields if name in described}
     try:
-        return BertConfig.model_validate(fields | {"architecture": kind})
+        return shape.model_validate(fields | {"architecture": kind})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -210,7 +212,7 @@ def check_hf_config(
     """
     free = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
     architecture = described.get("model_type", "bert")
-    there = {**dict(BertConfig()), **described, "architecture": architecture}
+    there = {**dict(type(config)()), **described, "architecture": architecture}
     differing = [
         f"{key} is {there[key]!r} there and {ours!r} here"
         for key, ours in config
