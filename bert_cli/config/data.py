@@ -147,8 +147,6 @@ class DownloadSettings(DataSettings):
 class ExtractorSettings(DataSettings):
     """Conversion of wikitext to text."""
 
-    expand_templates: bool = False
-    """No longer supported; the error names the alternatives."""
     with_program: str | None = Field(None, alias="with", min_length=1)
     """Run this program instead of the built-in converter, such as "wikrs --format jsonl --input". It receives a dump of
     some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output.
@@ -158,13 +156,6 @@ class ExtractorSettings(DataSettings):
     templates."""
     keep_damaged: bool = False
     """Accept a damaged or truncated dump: keep its complete articles and exit with 0 instead of 3."""
-
-    @model_validator(mode="after")
-    def _templates_are_not_expanded(self) -> "ExtractorSettings":
-        if self.expand_templates:
-            remedy = "give --with wikiextractor, or --templates with the text of more templates"
-            raise SettingError("expand_templates", "is no longer supported", remedy)
-        return self
 
 
 class ExtractSettings(ExtractorSettings, ExecutorSettings):

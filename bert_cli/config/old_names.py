@@ -62,10 +62,16 @@ MODEL_HAS = {
     "use_qkv_split": "queries, keys and values as three weights",
     "use_projection_bias": "the bias of the attention's output",
 }
-# Last part of the key of a former setting -> the value that it always has now.
-ALWAYS = {"hidden_act": "gelu", "position_embedding_type": "absolute", "n_best_size": 20}
-# Last part of a key or flag without an equivalent -> the remedy.
+# Last part of the key of a former setting -> the text of the value that it always has now.
+ALWAYS = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "n_best_size": "20",
+    "expand_templates": "false",
+}
+# Last part of a key or flag without an equivalent, or of a former setting -> the remedy.
 INSTEAD = {
+    "expand_templates": "give --with wikiextractor, or --templates with the text of more templates",
     "checkpoint_dir": "set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ...",
     "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
@@ -87,7 +93,7 @@ DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 NO_MASKS = "fine-tuning masks no tokens"
-# Last parts of keys that a command accepts even if it has no such setting.
+# Last parts of keys that a command with configs accepts even if it has no such setting; others accept ALWAYS.
 IGNORED = (*NO_EFFECT, *MODEL_HAS, *ALWAYS, PREDICTIONS)
 ROUNDING = "stochastic_rounding"
 NOT_IN_EVERY_TASK = ("enc_out", "pool")
@@ -118,7 +124,8 @@ def old_names_of(path: str) -> list[str]:
 def is_former(path: str, value: Any) -> bool:
     """Return whether a key is that of a former setting with the value that it always has."""
     name = path.rpartition(".")[2]
-    return name in ALWAYS and str(value) == str(ALWAYS[name])
+    text = str(value)
+    return name in ALWAYS and ALWAYS[name] == ("false" if text.lower() in FALSE else text)
 
 
 def why_no_effect(path: str, value: Any) -> str | None:
@@ -135,7 +142,7 @@ def instead_of(path: str) -> tuple[str, str] | None:
     if name in MODEL_HAS:
         return f"the model always has {MODEL_HAS[name]}", "leave it out"
     if name in ALWAYS:
-        return f"is always {ALWAYS[name]}", "leave it out"
+        return f"is always {ALWAYS[name]}", INSTEAD.get(name, "leave it out")
     return ("no such setting", INSTEAD[name]) if name in INSTEAD else None
 
 

@@ -20,7 +20,15 @@ from pydantic.fields import FieldInfo
 
 from bert_cli.config.architectures import fields_of
 from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
-from bert_cli.config.old_names import FALSE, IGNORED, TRUE, instead_of, old_names_of, our_name
+from bert_cli.config.old_names import (
+    ALWAYS,
+    FALSE,
+    IGNORED,
+    TRUE,
+    instead_of,
+    old_names_of,
+    our_name,
+)
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.files import JSONObject, json_with_unique_keys
 
@@ -212,6 +220,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     if not all(option.flags for option in options):
         # A word after a switch is a positional argument, not the value of the switch.
         switches = {option.flags[0] for option in options if option.flags and not option.takes}
+        switches |= {flag_of(name) for name, value in ALWAYS.items() if value in FALSE}
         before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
     by_key = {
         key: option
@@ -269,8 +278,9 @@ def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argp
     groups = {key[:at] for key in by_key for at, letter in enumerate(key) if letter == "."}
     for group in groups:
         parser.add_argument(flag_of(group), dest=group, nargs="?", const="")
-    prefixes = ("", *(f"{group}." for group in groups)) if takes_old_keys else ()
-    for key in [f"{prefix}{name}" for prefix in prefixes for name in IGNORED]:
+    prefixes = ("", *(f"{group}." for group in groups))
+    names = IGNORED if takes_old_keys else ALWAYS
+    for key in [f"{prefix}{name}" for prefix in prefixes for name in names]:
         if key not in by_key:
             parser.add_argument(flag_of(key), dest=key, nargs="*")
             parser.add_argument(off_flag_of(key), dest=key, action="store_const", const=["false"])

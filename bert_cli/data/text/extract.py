@@ -30,7 +30,7 @@ from bert_cli.data.text.templates import read_rules
 from bert_cli.data.text.wikipedia import DAMAGED, Chunk, Dump, find_dump
 from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
-from bert_cli.files import file_crc32c
+from bert_cli.files import JSONObject, file_crc32c
 from bert_cli.processes import kill_program, start_program
 
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
@@ -53,7 +53,11 @@ def run(settings: ExtractSettings) -> None:
     path = find_dump(settings.dump)
     command = _command(settings)
     dump = Dump(path)
-    recorded = settings.model_dump(include={"expand_templates", "chunk_megabytes"})
+    # The folders of older versions record the former setting expand_templates, too.
+    recorded: JSONObject = {
+        "expand_templates": False,
+        "chunk_megabytes": settings.chunk_megabytes,
+    }
     rules: dict[str, str] = {}
     if settings.templates:
         if command:

@@ -265,10 +265,6 @@ def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
         run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
     with pytest.raises(ConfigError, match=r"with \(a 'b\): is not a valid command line"):
         run(source, tmp_path / "out", **{"with": "a 'b"})
-    with pytest.raises(
-        ValueError, match=r"expand_templates is no longer supported; give --with wikiextractor"
-    ):
-        ExtractSettings(dump=source, out=tmp_path, expand_templates=True)
 
 
 def test_lost_pages_are_counted_and_named(tmp_path):
@@ -479,6 +475,19 @@ def test_templates_of_ones_own_are_filled_and_recorded(tmp_path):
         run(source, out)
     with pytest.raises(ConfigError, match=r"templates \(.*rules.json\): has no effect on another"):
         run(source, tmp_path / "with", templates=file, **{"with": "cat"})
+
+
+def test_the_former_flag_for_templates_is_accepted_while_off(tmp_path, capsys):
+    source = dump(tmp_path / "dump.xml", articles(1))
+    out = str(tmp_path / "out")
+    for flag in ("--no-expand-templates", "--expand-templates=false"):
+        assert cli.main(["extract", flag, str(source), out]) == 0
+    # As in the folders of older versions, which had the setting.
+    assert '"expand_templates": false' in (tmp_path / "out" / "manifest.json").read_text()
+    for command in ("extract", "data"):
+        assert cli.main([command, "--expand-templates", str(source), out]) == 2
+        message = "(--expand-templates): is always false; give --with wikiextractor, or --templates"
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", [200_000, 2_600_000])
