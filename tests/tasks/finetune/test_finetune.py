@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
 from support.processes import wait_for
+from support.runs import assert_same_end
 from support.tiny_models import PIECES, TINY, write_model, write_reviews
 
 from bert_cli.cli import main
@@ -204,6 +205,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010"]
     assert main(arguments(base, run)) == 0
     assert "continues from" in capsys.readouterr().out
+    assert_same_end(run, trained)
     assert scores_of(run) == scores_of(trained)
     assert best_checkpoint(run).name == best_checkpoint(trained).name
     lines = lines_of(run / "metrics.jsonl")

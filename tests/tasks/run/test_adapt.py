@@ -1,12 +1,12 @@
 """Go on from a model with more words: its vocabulary is extended, and its other weights stay."""
 
-import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.runs import continues_bit_for_bit
 from support.tiny_models import PIECES, metrics_of, write_model, write_records
 
 from bert_cli.cli import main
@@ -146,13 +146,7 @@ def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
     start_rows = models.extended(models.find_source(str(home / "model")), home / "vocab").tensors()
     assert not np.isclose(fourth[words], start_rows[words])[len(PIECES) :].all(axis=1).any()
     # A run that is interrupted within these steps ends with the same bytes.
-    again = home / f"again_{engine}"
-    shutil.copytree(home / run, again)
-    for folder in complete_checkpoints(again)[2:]:
-        shutil.rmtree(folder)
-    assert pretrain(home, again.name, *flags) == 0
-    ends = (complete_checkpoints(folder)[-1] / MODEL for folder in (home / run, again))
-    assert len({end.read_bytes() for end in ends}) == 1
+    continues_bit_for_bit(home / run, lambda folder: pretrain(home, folder.name, *flags), 2)
 
 
 def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, capsys):

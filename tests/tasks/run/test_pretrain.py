@@ -15,6 +15,7 @@ import tensorflow  # noqa: F401 (before the end of the collection, which sets it
 from safetensors.numpy import load_file
 from support.bert import start_bert
 from support.processes import wait_for
+from support.runs import assert_same_end, continues_bit_for_bit, numbers_of
 from support.tiny_models import TINY_RUN, flags_of, metrics_of
 
 from bert_cli.cli import main
@@ -22,9 +23,6 @@ from bert_cli.files import STATE
 from bert_cli.planning import layout
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
-TIMES = {
-    "examples_per_second", "tokens_per_second", "seconds_per_step", "seconds_left", "seconds_waited"
-}  # fmt: skip
 STEPS = 20
 FLAGS = {
     **TINY_RUN,
@@ -45,34 +43,6 @@ def pretrain(folder: Path, **changes: object) -> None:
     assert main(arguments(folder, **changes)) == 0
 
 
-def numbers(folder: Path) -> list[dict]:
-    """The metrics of a run, without those that depend on the clock."""
-    return [
-        {name: value for name, value in line.items() if name not in TIMES}
-        for line in metrics_of(folder)
-    ]
-
-
-def assert_same_bytes(a: Path, b: Path) -> None:
-    """The newest checkpoints of two runs hold the same weights, moments and loss scale."""
-    left, right = complete_checkpoints(a)[-1], complete_checkpoints(b)[-1]
-    assert left.name == right.name
-    for name in (MODEL, OPTIMIZER):
-        assert (left / name).read_bytes() == (right / name).read_bytes(), name
-    states = [json.loads((path / STATE).read_text()) for path in (left, right)]
-    assert states[0]["loss_scale"] == states[1]["loss_scale"]
-
-
-def assert_resumes_from(step: int, reference: Path, resumed: Path, **changes: object) -> None:
-    """A run that continues from a checkpoint of another ends with the same bytes and metrics."""
-    name = f"step_{step:08d}"
-    shutil.copytree(reference / name, resumed / name)
-    shutil.copyfile(reference / "metrics.jsonl", resumed / "metrics.jsonl")
-    pretrain(resumed, **changes)
-    assert_same_bytes(resumed, reference)
-    assert numbers(resumed) == numbers(reference)
-
-
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
     """An uninterrupted run with a checkpoint at every step."""
@@ -81,10 +51,11 @@ def complete(tmp_path_factory):
     return folder
 
 
-def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(complete, tmp_path):
+def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(complete):
     # Settings that do not change numbers may change.
-    assert_resumes_from(4, complete, tmp_path, log_every_steps=3, keep_checkpoints=1)
-    assert [path.name for path in complete_checkpoints(tmp_path)] == [f"step_{STEPS:08d}"]
+    changes = {"log_every_steps": 3, "keep_checkpoints": 1}
+    again = continues_bit_for_bit(complete, lambda run: main(arguments(run, **changes)), 4)
+    assert [path.name for path in complete_checkpoints(again)] == [f"step_{STEPS:08d}"]
     assert len(complete_checkpoints(complete)) == STEPS
 
 
@@ -108,7 +79,7 @@ def test_a_run_of_another_precision_resumes_bit_for_bit(changes, tmp_path):
     scales = {line["loss_scale"] for line in metrics_of(reference)}
     if "bert_config__initializer_range" in changes:
         assert 0 < skipped < 12 and len(scales) > 1
-    assert_resumes_from(skipped + 1, reference, tmp_path / "resumed", **changes)
+    continues_bit_for_bit(reference, lambda run: main(arguments(run, **changes)), skipped + 1)
 
 
 @pytest.fixture
@@ -138,8 +109,8 @@ def test_a_run_killed_at_any_moment_resumes_bit_for_bit(complete, tmp_path, star
     assert process.wait() == -signal.SIGKILL
     assert len(complete_checkpoints(tmp_path)) < STEPS
     pretrain(tmp_path)
-    assert_same_bytes(tmp_path, complete)
-    assert numbers(tmp_path) == numbers(complete)
+    assert_same_end(tmp_path, complete)
+    assert numbers_of(tmp_path) == numbers_of(complete)
     assert not list(tmp_path.glob(".partial*"))
 
 
@@ -175,9 +146,9 @@ def test_a_run_continues_with_the_micro_batch_that_it_chose(
     monkeypatch.setattr(layout, "CPU_POSITIONS", 4 * 16)
     pretrain(tmp_path / "run", **auto, total_num_train_samples=8 * STEPS)
     assert "micro-batch 4: chosen for 1 x CPU" in capsys.readouterr().out
-    assert_same_bytes(tmp_path / "run", complete)
+    assert_same_end(tmp_path / "run", complete)
     monkeypatch.setattr(layout, "CPU_POSITIONS", 8 * 16)
-    assert_resumes_from(18, complete, tmp_path / "resumed", **auto)
+    continues_bit_for_bit(complete, lambda run: main(arguments(run, **auto)), 18)
 
 
 def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path, capsys):
@@ -251,7 +222,7 @@ def test_replicas_and_accumulation_are_the_same_run(complete, tmp_path, capsys):
     """One replica of two micro-batches reads, masks and drops the same as two of one."""
     pretrain(tmp_path / "run", global_batch__replicas=2, global_batch__grad_acc_steps_per_replica=1)
     assert "2 devices are simulated on the CPU" in capsys.readouterr().out
-    assert_same_bytes(tmp_path / "run", complete)
+    assert_same_end(tmp_path / "run", complete)
 
 
 def test_phase_two_has_the_weights_and_a_fresh_optimizer(complete, tmp_path, capsys):

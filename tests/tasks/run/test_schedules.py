@@ -4,16 +4,17 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
+from support.runs import assert_same_end, continues_bit_for_bit
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts
 from bert_cli.tasks.run import corpora
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
 
 STAGES = [{"max_seq_length": 24, "max_predictions_per_seq": 8, "total_num_train_samples": 24}]
 CHANGING = {
@@ -58,23 +59,6 @@ def pretrain(folder, flags=CHANGING, **changes):
     return subprocess.run([sys.executable, "-m", "bert_cli", *words], check=False).returncode
 
 
-def assert_same_end(one, other):
-    ends = [complete_checkpoints(folder)[-1] for folder in (one, other)]
-    assert ends[0].name == ends[1].name
-    for file in (MODEL, OPTIMIZER):
-        assert (ends[0] / file).read_bytes() == (ends[1] / file).read_bytes()
-
-
-def assert_resumes_exactly(complete, *steps, **changes):
-    for step in steps:
-        again = complete.with_name(f"again_{step}")
-        shutil.copytree(complete, again)
-        for folder in complete_checkpoints(again)[step:]:
-            shutil.rmtree(folder)
-        assert pretrain(again, **changes) == 0
-        assert_same_end(complete, again)
-
-
 def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     complete = tmp_path / "complete"
     assert pretrain(complete) == 0
@@ -83,7 +67,7 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     rates = [line["learning_rate"] for line in lines]
     assert rates[5] == max(rates) and rates[-1] == 1e-7 and rates[-2] < rates[-3] < max(rates)
     # The batch grows after step 9, the learning rate decays from 12 on, and the lengths change after 13.
-    assert_resumes_exactly(complete, 8, 12, 14)
+    continues_bit_for_bit(complete, pretrain, 8, 12, 14)
     assert pretrain(complete, global_batch__growth_frac=0.7) != 0
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
 
@@ -94,17 +78,14 @@ def test_epochs_and_their_number_of_examples_are_the_same_run(tmp_path, capsys):
     epochs = {**WITH_RECORDS, "dataset-dir": records, "num-epochs": 0.3}
     epochs |= {"pretrained-ckpt-path": tmp_path / "model", "checkpoint-every-steps": 1}
     samples = {name: value for name, value in epochs.items() if name != "num-epochs"}
-    complete, resumed = tmp_path / "complete", tmp_path / "resumed"
+    complete = tmp_path / "complete"
     assert pretrain(complete, epochs) == 0
     examples = -(-round(0.3 * number) // 4) * 4
     plan = f"{examples} examples, {examples / number:.3g} epochs of {number}"
     assert plan in capsys.readouterr().out
-    shutil.copytree(complete, resumed)
-    for folder in complete_checkpoints(resumed)[3:]:
-        shutil.rmtree(folder)
-    assert pretrain(resumed, samples | {"total-num-train-samples": examples}) == 0
+    samples |= {"total-num-train-samples": examples}
+    continues_bit_for_bit(complete, lambda run: pretrain(run, samples), 3)
     assert plan in capsys.readouterr().out
-    assert_same_end(complete, resumed)
 
 
 @pytest.mark.slow
@@ -113,7 +94,7 @@ def test_jax_does_the_same_and_resumes_exactly_too(tmp_path):
     assert pretrain(ours) == pretrain(theirs, engine="jax") == 0
     losses = [[line["mlm_loss"] for line in metrics_of(run)] for run in (ours, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert_resumes_exactly(theirs, 8, engine="jax")
+    continues_bit_for_bit(theirs, partial(pretrain, engine="jax"), 8)
 
 
 def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_path, capsys):
@@ -131,10 +112,7 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     # A longer decay of the end, which is interrupted and continued.
     longer = decayed | {"decay-from": 10, "total-num-train-samples": 28}
     assert pretrain(tmp_path / "longer", longer) == 0
-    shutil.copytree(tmp_path / "longer", tmp_path / "again")
-    shutil.rmtree(complete_checkpoints(tmp_path / "again")[-1])
-    assert pretrain(tmp_path / "again", longer) == 0
-    assert_same_end(tmp_path / "longer", tmp_path / "again")
+    continues_bit_for_bit(tmp_path / "longer", lambda run: pretrain(run, longer), 13)
     shutil.rmtree(constant / "step_00000003")
     rate = "optimizer-opts.learning-rate.max-learning-rate"
     for wrong, message in (
