@@ -114,4 +114,26 @@ def test_spans_are_complete_words_and_longer_ones_where_the_settings_say_so():
         # The tokens of a span have one fate: 0.8 of neighbours would be hidden together otherwise.
         is_hidden = out.input_ids == SPECIAL.mask
         assert is_hidden[:, 1:][both & is_hidden[:, :-1]].mean() > 0.87
+        # No span goes beyond the [SEP] at 40: the fates beside it are independent, 0.64 for both.
+        beside = is_masked[:, 39] & is_masked[:, 41]
+        assert (is_hidden[:, 39] & is_hidden[:, 41])[beside].mean() < 0.72
     assert runs[1] > 1.2 * runs[0] > 1.5 * runs[2]
+
+
+def test_each_length_of_a_span_is_four_fifths_as_likely_as_the_length_before_up_to_ten():
+    """Joshi et al. 2020, section 3.1, in rows so long that spans hardly ever meet."""
+    tokens = np.full((100, 40_000), 500, np.int32)
+    lengths = np.full(100, tokens.shape[1])
+    none = np.zeros(V, bool)
+    out = masked(tokens, lengths, row_keys(np.arange(100), 0), 400, none, "span", probability=0.01)
+    breaks = np.diff(out.positions, axis=1) > 1
+    runs = np.concatenate([np.diff(np.flatnonzero(row)) for row in breaks])
+    expected = 0.8 ** np.arange(10) / (0.8 ** np.arange(10)).sum()
+    counts = np.bincount(runs, minlength=11)[1:]
+    np.testing.assert_allclose(counts[:10] / len(runs), expected, atol=0.01)
+    assert counts[10:].sum() < 0.02 * len(runs)
+    # The tokens of a span have one fate: 80 % hidden, 10 % random, 10 % unchanged.
+    shown = np.take_along_axis(out.input_ids, out.positions, axis=1)
+    is_hidden = shown == SPECIAL.mask
+    assert abs(is_hidden.mean() - 0.8) < 0.02
+    assert np.mean(is_hidden[:, 1:] == is_hidden[:, :-1], where=~breaks) > 0.99

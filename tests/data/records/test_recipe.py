@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import groupby
 
 import numpy as np
 import pytest
@@ -292,69 +291,3 @@ def test_half_of_the_examples_have_a_random_next_and_a_tenth_a_random_shorter_le
     assert is_fraction((rows.lengths == S).sum(), len(rows), expected, tolerance)
     counts = np.bincount(rows.lengths - 3, minlength=LONGEST)[2:LONGEST]
     assert is_spread(counts, len(rows) * 0.1 / (LONGEST - 1) * np.ones(LONGEST - 2))
-
-
-# --- spans, compared with a second implementation of the paper
-
-
-def drawn_fates(sizes: list[int], segment: list[bool], wanted: int, draw: random.Random):
-    """Return the fates of the words of one row as the paper describes them, with another generator."""
-    fates = [0] * len(sizes)
-    left, tries = wanted, 0
-    while left and tries < 30 * len(sizes):
-        tries += 1
-        first = draw.randrange(len(sizes))
-        if fates[first]:
-            continue
-        longest = draw.choices(range(1, 11), [0.2 * 0.8**count for count in range(10)])[0]
-        fate = 1 if draw.random() < 0.8 else 2
-        for number in range(first, min(first + longest, len(sizes))):
-            if fates[number] or sizes[number] > left or segment[number] != segment[first]:
-                break
-            fates[number] = fate
-            left -= sizes[number]
-    return fates
-
-
-def summary(fates: list[int], segment: list[bool], sizes: list[int]) -> list[int]:
-    """Return numbers of a row to compare: masked pieces, runs by length and fate, masks around [SEP].
-
-    The fate of a word is 0 where it is not masked, 1 where it is hidden, else 2.
-    """
-    middle = segment.index(True)
-    sides = (fates[:middle], fates[middle:])
-    runs = [list(run) for side in sides for masked, run in groupby(side, bool) if masked]
-    lengths = [len(run) for run in runs]
-    kinds = ["all hidden" if set(run) == {1} else "mixed" if 1 in run else "other" for run in runs]
-    return [
-        sum(size for size, fate in zip(sizes, fates, strict=True) if fate),
-        *(lengths.count(length) for length in range(1, P + 1)),
-        *(kinds.count(kind) for kind in ("all hidden", "mixed", "other")),
-        int(fates[middle] > 0),
-        int(fates[middle] > 0 and fates[middle - 1] > 0),
-    ]
-
-
-def test_spans_are_distributed_as_those_drawn_by_the_paper(read):
-    """Every row is compared with one that is drawn here over the same words."""
-    rows = read("dynamic", "words", "span")
-    _, sizes = words_of(rows)
-    wanted = np.clip(np.rint(0.15 * rows.lengths), 1, P).astype(int)
-    hidden = rows.masked & (rows.shown == MASK)
-    same = rows.masked & (rows.shown == rows.tokens)
-    # The fates of the tokens of a row depend on each other, those of rows do not.
-    assert is_zero(same.sum(axis=1) - 0.1 * rows.masked.sum(axis=1))
-    draw = random.Random(11)
-    ours, theirs = [], []
-    for row in range(ENOUGH):
-        begins = np.flatnonzero(sizes[row])
-        of_words = sizes[row, begins].tolist()
-        segment = (begins >= rows.first_lengths[row]).tolist()
-        fates = np.where(hidden[row, begins], 1, 2 * rows.masked[row, begins]).tolist()
-        ours.append(summary(fates, segment, of_words))
-        fates = drawn_fates(of_words, segment, int(wanted[row]), draw)
-        theirs.append(summary(fates, segment, of_words))
-    differences = np.array(ours) - np.array(theirs)
-    for column in range(differences.shape[1]):
-        assert np.any(np.array(ours)[:, column])
-        assert is_zero(differences[:, column]), column
