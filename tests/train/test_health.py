@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from support.metrics import write_metrics
 
 from bert_cli.cli import main
 from bert_cli.data.stream.reader import BLOCK
@@ -123,9 +124,7 @@ def stuck(tmp_path, write_run):
     """A run whose loss is that of the frequencies after 3,000 steps."""
     folder = write_run(tmp_path / "runs" / "stuck", 10, total=3000, **SETTINGS)
     row = {"mlm_loss": 6.95, "tokens": 1600.0, "unigram_entropy": 6.9}
-    lines = [{"step": n, **row} for n in range(2900, 3001)]
-    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_metrics(folder, ((n, row) for n in range(2900, 3001)), mode="a")
     return folder
 
 
@@ -140,9 +139,7 @@ def test_bert_runs_prints_the_warning_of_the_last_steps(stuck, capsys):
 
 def test_bert_runs_finds_a_loss_that_does_not_fall_in_the_metrics_of_the_run(stuck):
     line = {"mlm_loss": 4.0, "tokens": 1600.0, "learning_rate": 1e-4, "seconds_per_step": 2.0}
-    steps = range(1, 3001)
-    lines = [json.dumps({"step": n, **line, "seconds_left": 2.0 * (3000 - n)}) for n in steps]
-    (stuck / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    write_metrics(stuck, ((n, line | {"seconds_left": 2.0 * (3000 - n)}) for n in range(1, 3001)))
     assert "has not fallen for 1,000 steps" in str(health.warning_of(Run(stuck)))
 
 

@@ -1,11 +1,11 @@
 """Runs are read back from their folders without changing them."""
 
 import fcntl
-import json
 import time
 from pathlib import Path
 
 import pytest
+from support.metrics import write_metrics
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.load import load
@@ -14,22 +14,10 @@ from bert_cli.tasks.look.summary import names_of
 from bert_cli.train.history import Run, open_runs, runs_below
 from bert_cli.train.metrics import jsonl_reporter
 
-NAN = float("nan")
-
-
-def a_run(folder: Path, lines, settings=None) -> Run:
-    """A run with these metrics and settings."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"{json.dumps({'step': step, **metrics})}\n" for step, metrics in lines)
-    (folder / "metrics.jsonl").write_text(text)
-    if settings is not None:
-        (folder / "settings.json").write_text(json.dumps(settings))
-    return Run(folder)
-
 
 def test_a_run_that_started_again_is_read_as_one_that_was_never_further(tmp_path):
     lines = [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0), (2, 7.5), (3, 6.5)]
-    run = a_run(tmp_path, [(step, {"mlm_loss": loss}) for step, loss in lines])
+    run = write_metrics(tmp_path, [(step, {"mlm_loss": loss}) for step, loss in lines])
     assert {step: row["mlm_loss"] for step, row in run.steps.items()} == {1: 8.0, 2: 7.5, 3: 6.5}
     assert run.last == (3, {"mlm_loss": 6.5})
 
@@ -45,7 +33,7 @@ def test_incomplete_and_foreign_lines_are_ignored_and_values_that_are_not_finite
 
 
 def test_a_long_run_is_read_from_the_end_of_its_file(tmp_path):
-    run = a_run(tmp_path, [(step, {"loss": 1.0}) for step in range(1, 100_001)])
+    run = write_metrics(tmp_path, [(step, {"loss": 1.0}) for step in range(1, 100_001)])
     began = time.process_time()
     assert run.step == 100_000
     assert time.process_time() - began < 0.1
@@ -74,7 +62,8 @@ def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
     for name in ("pretrain", "squad", "glue", "ner", "classify"):
         words = {"pretrain": pretraining, "glue": ["--glue-task", "mrpc"]}.get(name, [])
         settings, _ = load(COMMANDS[name].settings_class(), words, f"bert {name}")
-        run = a_run(tmp_path / name, [], settings.model_dump(mode="json"))
+        run = write_metrics(tmp_path / name, [])
+        (run.folder / "settings.json").write_text(settings.model_dump_json())
         assert run.kind == ("glue mrpc" if name == "glue" else name)
 
 

@@ -15,6 +15,7 @@ from support.corpora import (
     static_examples,
     write_folder,
 )
+from support.metrics import write_metrics
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
@@ -197,9 +198,7 @@ def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_unigram_entropy(
     rate = {"optimizer_opts": {"learning_rate": {"warmup_frac": 0.1}}}
     run = write_run(tmp_path / "run", 1, total=3000, masking={}, **rate)
     row = {"mlm_loss": loss, "tokens": 1600.0, "unigram_entropy": 6.9}
-    lines = [{"step": n, **row} for n in range(2900, 3001)]
-    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_metrics(run, ((n, row) for n in range(2900, 3001)), mode="a")
     finding = of("loss so far", findings(doctor.check_folder, settings_of(tmp_path), None))
     assert finding.level == level
     assert ("is not below the unigram entropy" in finding.found) == (level == "warning")

@@ -1,10 +1,10 @@
 """`bert plot`: the pictures, the page, and the messages."""
 
 import html
-import json
 import re
 
 import pytest
+from support.metrics import write_metrics
 
 from bert_cli.cli import main
 from bert_cli.tasks.look.plot import Panel, draw, page_of, pictures_of, style_of
@@ -15,13 +15,6 @@ RATE = Panel("learning rate", "learning_rate", smooth=False)
 
 def plot(*words) -> int:
     return main(["plot", *map(str, words)])
-
-
-def run_of(folder, lines) -> Run:
-    folder.mkdir(parents=True)
-    text = "".join(f"{json.dumps({'step': step, **metrics})}\n" for step, metrics in lines)
-    (folder / "metrics.jsonl").write_text(text)
-    return Run(folder)
 
 
 def lines_of(svg: str, number: int) -> int:
@@ -54,7 +47,7 @@ def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
         (1, {"loss": 1.0, "accuracy": 0.5}),
         (2, {"validation_accuracy": 0.4, "validation_f1": 0.3}),
     ]
-    pictures = pictures_of([run_of(tmp_path / "other", lines)])
+    pictures = pictures_of([write_metrics(tmp_path / "other", lines)])
     held_out = {name: [(p.metric, p.held_out) for p in panels] for name, panels in pictures.items()}
     assert held_out == {
         "Loss": [("loss", "")],
@@ -76,7 +69,7 @@ def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_p
 
 @pytest.mark.filterwarnings("error")
 def test_any_metrics_are_drawn_without_a_warning_and_a_cross_where_they_are_not_finite(tmp_path):
-    empty = run_of(tmp_path / "empty", [])
+    empty = write_metrics(tmp_path / "empty", [])
     gap = [(1, {"loss": 2.0, "gradient_norm": 1e-9}), (2, {"loss": None, "gradient_norm": 1e9})]
     crosses = {}
     for name, lines in {
@@ -85,7 +78,7 @@ def test_any_metrics_are_drawn_without_a_warning_and_a_cross_where_they_are_not_
         "a gap": [*gap, (3, {"loss": 2.0})],
         "constant": [(n, {"loss": 2.0, "gradient_norm": 0.0}) for n in range(1, 99)],
     }.items():
-        runs = [run_of(tmp_path / name, lines), empty]
+        runs = [write_metrics(tmp_path / name, lines), empty]
         for title, panels in pictures_of(runs).items():
             svg = draw(title, panels, runs, ["run", "empty"], 5)
             if title == "Loss":

@@ -1,22 +1,11 @@
 """Runs are summarized in numbers."""
 
-import json
-from pathlib import Path
-
 import numpy as np
+from support.metrics import write_metrics
 
 from bert_cli.tasks.look.summary import smoothed, summary_of, window_for
-from bert_cli.train.history import Run
 
 NAN = float("nan")
-
-
-def a_run(folder: Path, lines) -> Run:
-    """A run with these metrics."""
-    folder.mkdir(exist_ok=True)
-    text = "".join(f"{json.dumps({'step': step, **metrics})}\n" for step, metrics in lines)
-    (folder / "metrics.jsonl").write_text(text)
-    return Run(folder)
 
 
 def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
@@ -33,7 +22,7 @@ def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
     third = {"loss": 2.0, "validation_f1": 0.4}
     fourth = {"loss": None, "tokens_per_second": 8.0}
     lines = [(1, first | speed), (2, second | speed), (3, third), (4, fourth | speed)]
-    summary = summary_of(a_run(tmp_path / "a", lines), 1)
+    summary = summary_of(write_metrics(tmp_path / "a", lines), 1)
     assert summary == {
         "steps": 4,
         "loss, last": 2.0,
@@ -47,11 +36,11 @@ def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
         "steps skipped": 1,
         "steps whose loss is not finite": 1,
     }
-    assert summary_of(a_run(tmp_path / "b", []), 5) == {"steps": 0.0}
+    assert summary_of(write_metrics(tmp_path / "b", []), 5) == {"steps": 0.0}
 
 
 def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
     for steps, window in ((1, 1), (79, 1), (80, 2), (400, 10), (12_000, 200)):
-        run = a_run(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)])
-        assert window_for([run, a_run(tmp_path / "b", [])], None) == window
+        run = write_metrics(tmp_path / f"{steps}", [(n, {}) for n in range(1, steps + 1)])
+        assert window_for([run, write_metrics(tmp_path / "b", [])], None) == window
     assert window_for([run], 7) == 7
