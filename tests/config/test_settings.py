@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.settings import merged
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
@@ -20,7 +21,6 @@ from bert_cli.config.load import load
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.planning.layout import propose
-from bert_cli.planning.plan import describe, make_plan
 
 SMALL = {
     "max_seq_length": 32,
@@ -54,7 +54,7 @@ def layout(stages: list[list[str]], devices: list[int]) -> dict:
 
 LAST = ["enc_out", "pool", "heads"]
 GROUP = {"architecture": "groupbert", "hidden_size": 96, "intermediate_size": 100}
-POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
+UNIT = {"scaling": "unit"}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
     [
         ({"max_seq_length": 65}, "max_seq_length (c.json): 65 is more than bert_config.max_position_embeddings (64)"),
         ({"max_predictions_per_seq": 30}, "max_predictions_per_seq (c.json): 30 is more than the tokens"),
-        ({"optimizer_opts": {**SMALL["optimizer_opts"], "stochastic_rounding": True}}, "has no effect with precision"),
-        ({"optimizer_opts": {**SMALL["optimizer_opts"], "name": "AdamW", "no_layer_adaptation": []}}, "with name"),
+        ({"optimizer_opts": {"stochastic_rounding": True}}, "has no effect with precision"),
+        ({"optimizer_opts": {"name": "AdamW", "no_layer_adaptation": []}}, "has no effect with name"),
         ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir or p"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
         ({"bert_config": {"conv_group_size": 8}}, "conv_group_size (c.json): has no effect with architecture 'bert'"),
@@ -71,7 +71,7 @@ POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
         ({"bert_config": GROUP | {"ffn_groups": 6}}, "ffn_groups (c.json): 6 does not divide intermediate_size (100)"),
         ({"bert_config": GROUP | {"conv_kernel_size": 4}}, "conv_kernel_size (c.json): 4 is even"),
         ({"bert_config": GROUP | {"conv_groups": 4}}, "conv_groups (c.json): no such setting; did you mean 'conv_"),
-        ({"optimizer_opts": {"name": "LAMB", "learning_rate": POWER}}, "warmup_power (c.json): has no effect without"),
+        ({"optimizer_opts": {"learning_rate": {"warmup_power": 0.5}}}, "warmup_power (c.json): has no effect without"),
         (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
         (layout([["emb", "hid*3", *LAST]], [0]), "lists emb, hid*3, enc_out, pool, heads; the model has emb, hid*2"),
         (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
@@ -86,10 +86,14 @@ POWER = {"max_learning_rate": 0.006, "warmup_power": 0.5}
         ({"engine": "jax", "parallel": {"tensor": 0}}, "parallel.tensor"),
         ({"cluster": {"rank": 0}}, "cluster.rank (c.json): needs workers"),
         ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
+        (UNIT | {"bert_config": {"architecture": "groupbert"}}, "architecture (c.json): groupbert cannot be combined"),
+        (UNIT | {"bert_config": {"initializer_range": 0.1}}, "initializer_range (c.json): 0.1 cannot be combined with"),
+        (UNIT | {"optimizer_opts": {"max_gradient_norm": 1.0}}, "norm (c.json): 1.0 cannot be combined with"),
+        (UNIT | {"optimizer_opts": {"loss_scaling": 4096.0}}, "loss_scaling (c.json): 4096.0 cannot be combined with"),
     ],
 )  # fmt: skip
 def test_training_settings_that_contradict_one_another_are_rejected(changes, message, config):
-    text = rejection(PretrainSettings, *config({**SMALL, **changes}))
+    text = rejection(PretrainSettings, *config(merged(SMALL, changes)))
     assert message in re.sub(r"/\S*/", "", text) and len(text.splitlines()) == 1
 
 
@@ -142,11 +146,9 @@ def test_a_plain_run_writes_no_settings_of_other_architectures(config):
     """Runs from before them resume, and a file that names the architecture keeps it."""
     dumps = []
     for architecture in ("bert", "groupbert"):
-        model = {**SMALL["bert_config"], "architecture": architecture}
-        settings, _ = load(
-            PretrainSettings, config({**SMALL, "bert_config": model}), "bert pretrain"
-        )
-        assert settings.model_dump(exclude_unset=True)["bert_config"] == model
+        values = merged(SMALL, {"bert_config": {"architecture": architecture}})
+        settings, _ = load(PretrainSettings, config(values), "bert pretrain")
+        assert settings.model_dump(exclude_unset=True)["bert_config"] == values["bert_config"]
         dumps.append(settings.model_dump(mode="json"))
     plain, grouped = (dump["bert_config"] for dump in dumps)
     added = {"architecture", "conv_kernel_size", "conv_group_size", "ffn_groups"}
@@ -235,54 +237,3 @@ def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys
     settings, _ = load(BenchPretrainSettings, words[2:], "bert bench pretrain")
     assert (settings.global_batch.replicas, settings.steps) == (2, 3)
     assert settings.parallel.layout == "auto"
-
-
-def planned(**changes: object) -> PretrainSettings:
-    batch = {"micro_batch_size": 32, "replicas": 4, "grad_acc_steps_per_replica": 510}
-    rate = {"max_learning_rate": 0.006, "warmup_frac": 0.28}
-    lengths = {"max_seq_length": 128, "max_predictions_per_seq": 20, "global_batch": batch}
-    options = {"optimizer_opts": {"name": "LAMB", "learning_rate": rate}}
-    return PretrainSettings.model_validate({**lengths, **options, **changes})
-
-
-def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_up():
-    plan = make_plan(planned(total_num_train_samples=460_849_152), None)
-    assert (plan.examples_per_step, plan.total_steps, plan.warmup_steps) == (65_280, 7_060, 1_976)
-    assert plan.micro_batches_per_step == 2_040
-    batch = {"micro_batch_size": 8, "replicas": 1, "grad_acc_steps_per_replica": 2_040}
-    phase_2 = {"max_seq_length": 384, "total_num_train_samples": 34_239_360}
-    plan = make_plan(planned(global_batch=batch, **phase_2), 10**6)
-    assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
-    plan = make_plan(planned(total_num_train_samples=65_281), None)
-    assert (plan.total_steps, plan.examples) == (2, 130_560)
-    with pytest.raises(ConfigError, match=r"num_epochs: is not given.*--num-epochs"):
-        make_plan(planned(), 10**6)
-
-
-def test_epochs_are_a_number_of_examples_that_the_records_decide():
-    for epochs, records, sequences, samples in ((2.5, 130_560, 1.0, 326_400), (3, 1000, 2.5, 7500)):
-        plan = make_plan(planned(num_epochs=epochs), records, sequences)
-        number = planned(total_num_train_samples=samples)
-        assert plan == make_plan(number, records, sequences)
-    assert make_plan(planned(num_epochs=0.001), 10).total_steps == 1
-    with pytest.raises(
-        ConfigError, match=r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
-    ):
-        make_plan(planned(num_epochs=3), None)
-    stage = {"max_seq_length": 128, "max_predictions_per_seq": 20, "total_num_train_samples": 9}
-    for changes, problem in (
-        ({"total_num_train_samples": 40}, "both give the length"),
-        ({"stages": [stage]}, "no effect with stages"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            planned(num_epochs=3, **changes)
-
-
-def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
-    text = describe(make_plan(planned(total_num_train_samples=65_280), 130_560))
-    assert "1 step of 65,280 examples" in text and "65,280 examples, 0.5 epochs of 130,560" in text
-    assert "a pack holds 2.50 sequences" in describe(make_plan(planned(num_epochs=1), 1000, 2.5))
-    rate = {"max_learning_rate": 0.006, "reference_batch_size": 1024}
-    options = {"name": "LAMB", "learning_rate": rate}
-    scaled = make_plan(planned(num_epochs=1, optimizer_opts=options), 1000, 2.5)
-    assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)

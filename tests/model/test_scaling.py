@@ -1,11 +1,14 @@
 """Unit Scaling: a scaled model is a plain BERT with other units, and its first step is in float16's range."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from support import layouts
 from support.model_inputs import counts_of, gradients_of, make_examples
 from support.scales import is_far, scales
+from support.settings import RUN, merged, small_run
 from tensorflow.python.framework import dtypes
 
 from bert_cli.config.optimizers import OPTIMIZERS
@@ -125,19 +128,9 @@ def test_a_step_of_adamw_changes_each_weight_by_its_rate():
             assert largest == pytest.approx(0.01 * factor.rate, rel=1e-3), name
 
 
-def settings_of(shape: dict[str, int], **changes: object) -> PretrainSettings:
-    lamb = {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}}
-    return PretrainSettings.model_validate(
-        {
-            "generated_dataset": True,
-            "bert_config": shape,
-            "max_seq_length": 128,
-            "max_predictions_per_seq": 20,
-            "global_batch": {"micro_batch_size": 8},
-            "optimizer_opts": lamb,
-            **changes,
-        }
-    )
+SIZES = {"max_seq_length": 128, "max_predictions_per_seq": 20}
+SIZES |= {"global_batch": {"micro_batch_size": 8}}
+settings_of = partial(small_run, merged(RUN, SIZES), generated_dataset=True)
 
 
 def blocks_of(settings: PretrainSettings) -> list:
@@ -157,7 +150,7 @@ LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16
 @pytest.mark.parametrize("scaling", ["unit", "u-mup"])
 def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling):
     config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
-    settings = settings_of(config.model_dump(), scaling=scaling)
+    settings = settings_of(bert_config=config.model_dump(), scaling=scaling)
     batch = make_examples(8192, examples=8, length=128, predictions=20)
     sizes = scales(blocks_of(settings), batch)
     assert len(sizes) > 40 * config.num_hidden_layers
@@ -174,7 +167,7 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling)
 
 
 def test_a_plain_model_is_far_outside_that_range():
-    settings = settings_of({**TINY, "intermediate_size": 512, "vocab_size": 8192})
+    settings = settings_of(bert_config={**TINY, "intermediate_size": 512, "vocab_size": 8192})
     batch = make_examples(8192, examples=8, length=128, predictions=20)
     sizes = scales(blocks_of(settings), batch).values()
     assert sum(map(is_far, sizes)) > 0.9 * len(sizes)
@@ -222,23 +215,6 @@ def test_gradients_survive_products_in_float8_without_a_loss_scale(scaling, surv
             one, other = (gradients[name].numpy().ravel() for gradients in (exact, rounded))
             cosines.append(one @ other / (np.linalg.norm(one) * np.linalg.norm(other) + 1e-30))
     assert (min(cosines) > 0.9) if survives else (np.median(cosines) < 0.5), cosines
-
-
-@pytest.mark.parametrize(
-    ("group", "name", "value"),
-    [
-        ("bert_config", "architecture", "groupbert"),
-        ("bert_config", "initializer_range", 0.1),
-        ("optimizer_opts", "max_gradient_norm", 1.0),
-        ("optimizer_opts", "loss_scaling", 4096.0),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(group, name, value):
-    given = settings_of(TINY).model_dump(exclude_unset=True)
-    given[group][name] = value
-    PretrainSettings.model_validate(given)
-    with pytest.raises(ValueError, match=f"{group}.{name} {value} cannot be combined with"):
-        PretrainSettings.model_validate({**given, "scaling": "unit"})
 
 
 def test_the_rules_of_u_mup_are_those_of_its_paper():

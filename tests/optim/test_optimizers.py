@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.settings import RUN, SHAPE, merged
 
 from bert_cli.config.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.config.tools import DoctorSettings
@@ -29,24 +30,16 @@ for words in json.loads(sys.argv[1]):
     else:
         print("exit code", cli.main(words), flush=True)
 """
-CONFIG = {
+CHANGES = {
     "generated_dataset": True,
-    "bert_config": {
-        "vocab_size": 64,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 16,
-    },
-    "max_seq_length": 16,
-    "max_predictions_per_seq": 3,
-    "global_batch": {"micro_batch_size": 2, "replicas": 2, "grad_acc_steps_per_replica": 2},
+    "bert_config": SHAPE | {"num_hidden_layers": 1},
+    "global_batch": {"replicas": 2, "grad_acc_steps_per_replica": 2},
     "parallel": {"replicated_tensor_sharding": True},
     "optimizer_opts": {"name": "Momentum", "learning_rate": {"max_learning_rate": 0.5}},
     "total_num_train_samples": 32,
     "checkpoint_every_steps": 2,
 }
+CONFIG = merged(RUN, CHANGES)
 COMPLETE = {
     "global_batch": {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 4},
     "parallel": {},
@@ -59,7 +52,7 @@ def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_pa
     configs = {
         "sharded": CONFIG,
         "complete": CONFIG | COMPLETE,
-        "refused": CONFIG | {"optimizer_opts": CONFIG["optimizer_opts"] | {"name": "Complete"}},
+        "refused": merged(CONFIG, {"optimizer_opts": {"name": "Complete"}}),
     }
     runs = {"first": "sharded", "resumed": "sharded", "other": "complete", "needs all": "refused"}
     commands = []
@@ -97,9 +90,8 @@ def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_pa
 
 
 def test_the_memory_of_a_layout_and_the_size_of_a_checkpoint_ask_the_optimizer(monkeypatch):
-    settings = DoctorSettings.model_validate(
-        {**CONFIG, "optimizer_opts": CONFIG["optimizer_opts"] | {"name": "AdamW"}}
-    )
+    adamw = merged(CONFIG, {"optimizer_opts": {"name": "AdamW"}})
+    settings = DoctorSettings.model_validate(adamw)
     moments = estimate(settings)[0].moments
     size = checkpoint_bytes(settings)
     one_slot = OptimizerKind("", lambda shape: {"momentum": Slot(shape)})

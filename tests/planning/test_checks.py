@@ -1,23 +1,15 @@
 """The checks of a run that it shares with `bert doctor`."""
 
-import pytest
+from functools import partial
 
-from bert_cli.config.pretrain import PretrainSettings
+import pytest
+from support.settings import RUN, merged, small_run
+
 from bert_cli.planning import checks
 from bert_cli.planning.plan import make_plan
 
 STAGE = {"max_seq_length": 64, "max_predictions_per_seq": 9, "total_num_train_samples": 16}
-
-
-def settings_of(**changes):
-    values = {
-        "max_seq_length": 64,
-        "max_predictions_per_seq": 9,
-        "global_batch": {"micro_batch_size": 16},
-        "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.01}},
-        **changes,
-    }
-    return PretrainSettings.model_validate(values)
+settings_of = partial(small_run, merged(RUN, {"global_batch": {"micro_batch_size": 16}}))
 
 
 @pytest.mark.parametrize(("epochs", "warns"), [(100, False), (101, True)])

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from support.settings import small_run
 
 from bert_cli.config.groupbert import GroupBertConfig
 from bert_cli.config.load import configs_folder, load
@@ -44,14 +45,14 @@ def settings(
     **parallel: object,
 ) -> PretrainSettings:
     batch = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
-    values = {
-        "bert_config": {**config.model_dump(), "num_hidden_layers": 4},
-        "max_seq_length": 128,
-        "max_predictions_per_seq": 20,
-        "global_batch": {"micro_batch_size": 4, **batch},
-        "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.006}},
-    }
-    return PretrainSettings.model_validate(values | {"precision": precision, "parallel": parallel})
+    return small_run(
+        bert_config={**config.model_dump(), "num_hidden_layers": 4},
+        max_seq_length=128,
+        max_predictions_per_seq=20,
+        global_batch={"micro_batch_size": 4, **batch},
+        precision=precision,
+        parallel=parallel,
+    )
 
 
 @pytest.mark.parametrize("config", [TINY, GROUP, GROUP.model_copy(update={"ffn_groups": 1})])

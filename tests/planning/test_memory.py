@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.settings import RUN, merged, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.planning.memory import Estimate, estimate
@@ -41,40 +42,35 @@ LAYOUTS: list[tuple[int, dict[str, object]]] = [
 ]
 
 
-def values_of(replicas: int = 1, parallel: dict[str, object] | None = None, **more: object):
-    model = {
-        "vocab_size": 6000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 512, "max_position_embeddings": 128,
-    }  # fmt: skip
-    batch = {
-        "micro_batch_size": 8,
-        "replicas": replicas,
-        "grad_acc_steps_per_replica": 8 // replicas,
-    }
-    return {
-        "engine": "jax",
-        "generated_dataset": True,
-        "bert_config": {**model, **more.pop("model", {})},
-        "max_seq_length": 128,
-        "max_predictions_per_seq": 20,
-        "global_batch": batch,
-        "parallel": parallel or {},
-        "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}},
-        "total_num_train_samples": 640,
-        **more,
-    }
+MODEL = {
+    "vocab_size": 6000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 512, "max_position_embeddings": 128,
+}  # fmt: skip
+VALUES = {
+    "engine": "jax",
+    "generated_dataset": True,
+    "bert_config": MODEL,
+    "max_seq_length": 128,
+    "max_predictions_per_seq": 20,
+    "total_num_train_samples": 640,
+}
 
 
-def estimated(
+def settings_of(
     replicas: int = 1, parallel: dict[str, object] | None = None, **more: object
-) -> Estimate:
-    values = values_of(replicas, parallel, **more)
-    return estimate(PretrainSettings.model_validate(values))[0]
+) -> PretrainSettings:
+    batch = {"replicas": replicas, "grad_acc_steps_per_replica": 8 // replicas}
+    changes = {"global_batch": {"micro_batch_size": 8, **batch}, "parallel": parallel or {}}
+    return small_run(merged(RUN, VALUES), **changes, **more)
+
+
+def estimated(*layout: object, **more: object) -> Estimate:
+    return estimate(settings_of(*layout, **more))[0]
 
 
 def test_the_estimate_is_near_the_memory_of_the_compiled_step():
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
-    layouts = json.dumps([values_of(*layout) for layout in LAYOUTS])
+    layouts = json.dumps([settings_of(*layout).model_dump(mode="json") for layout in LAYOUTS])
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, input=layouts, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -106,10 +102,9 @@ def test_tensor_divides_matrices_and_logits_along_axes_that_it_divides():
     assert square.weights < two.weights < one.weights
     assert square.total < two.total < one.total
     assert two.logits == one.logits // 2
-    odd = {"model": {"vocab_size": 6001}}
+    odd = {"bert_config": {"vocab_size": 6001}}
     assert estimated(1, {"tensor": 2}, **odd).logits == estimated(**odd).logits
-    settings = PretrainSettings.model_validate(values_of(1, {"tensor": [2, 2]}))
-    assert estimate(settings) == [square] * 4
+    assert estimate(settings_of(1, {"tensor": [2, 2]})) == [square] * 4
 
 
 def test_chunks_of_the_vocabulary_divide_the_logits():
@@ -118,18 +113,13 @@ def test_chunks_of_the_vocabulary_divide_the_logits():
 
 
 def test_recomputation_saves_the_activations_of_all_layers_but_one():
-    deep = {"model": {"num_hidden_layers": 24}}
+    deep = {"bert_config": {"num_hidden_layers": 24}}
     saved, again = estimated(**deep), estimated(1, {"recompute": True}, **deep)
     assert again.weights == saved.weights and again.working < saved.working / 4
 
 
 def test_of_the_stages_of_a_run_the_one_that_needs_most_counts():
     # As many positions in a micro-batch, but more of them are predicted.
-    own = values_of(1)
-    later = {
-        "max_seq_length": own["max_seq_length"],
-        "max_predictions_per_seq": 2 * own["max_predictions_per_seq"],
-        "total_num_train_samples": 64,
-    }
-    alone = estimated(max_predictions_per_seq=later["max_predictions_per_seq"])
+    later = {"max_seq_length": 128, "max_predictions_per_seq": 40, "total_num_train_samples": 64}
+    alone = estimated(max_predictions_per_seq=40)
     assert estimated(stages=[later]) == alone and alone.total > estimated().total

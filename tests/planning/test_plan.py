@@ -1,36 +1,23 @@
-"""The sizes of the steps of a run: constant, growing, in stages."""
+"""The plan of a run: its number of steps and their sizes, constant, growing, in stages."""
+
+from functools import partial
 
 import pytest
+from support.settings import RUN, merged, small_run
 
-from bert_cli.config.load import Loaded, validate
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.planning.plan import describe, make_plan
 
-RUN = {
+EIGHT = {
     "max_seq_length": 64,
     "max_predictions_per_seq": 20,
-    "global_batch": {"micro_batch_size": 2, "grad_acc_steps_per_replica": 8},
-    "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}},
+    "global_batch": {"grad_acc_steps_per_replica": 8},
     "total_num_train_samples": 1000,
 }
+settings_of = partial(small_run, merged(RUN, EIGHT))
+WSD = {"optimizer_opts": {"learning_rate": {"schedule_name": "wsd"}}}
 BRANCH = {"decay_from": 3, "pretrained_ckpt_path": "x"}
-WSD = {
-    "optimizer_opts": {
-        "name": "LAMB",
-        "learning_rate": {"max_learning_rate": 0.01, "schedule_name": "wsd"},
-    }
-}
 STAGE = {"max_seq_length": 128, "max_predictions_per_seq": 40, "total_num_train_samples": 100}
-
-
-def settings_of(**changes):
-    """Return settings of a run, with changes by dotted name."""
-    described = {**RUN, "global_batch": dict(RUN["global_batch"])}
-    for name, value in changes.items():
-        group, _, key = name.partition("__")
-        described |= {group: described.get(group, {}) | {key: value}} if key else {name: value}
-    return validate(PretrainSettings, Loaded(described, {}))
 
 
 def assert_consecutive(plan):
@@ -53,7 +40,7 @@ def test_a_plain_run_has_equal_steps():
 
 
 def test_a_batch_grows_linearly_in_the_examples_that_were_read():
-    settings = settings_of(global_batch__start_fraction=0.25, global_batch__growth_frac=0.6)
+    settings = settings_of(global_batch={"start_fraction": 0.25, "growth_frac": 0.6})
     plan = make_plan(settings, 500)
     sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
     assert sizes == sorted(sizes) and sorted(set(sizes)) == [2, 3, 4, 5, 6, 7, 8]
@@ -61,9 +48,7 @@ def test_a_batch_grows_linearly_in_the_examples_that_were_read():
     assert [2 * size * sizes.count(size) for size in range(2, 8)] == [100, 102, 104, 100, 96, 98]
     assert assert_consecutive(plan) == {0: plan.examples} and 1000 <= plan.examples < 1016
     assert "grows from 2 to 8 micro-batches by step" in describe(plan)
-    many = settings_of(
-        global_batch__start_fraction=0.01, global_batch__grad_acc_steps_per_replica=500
-    )
+    many = settings_of(global_batch={"start_fraction": 0.01, "grad_acc_steps_per_replica": 500})
     assert len(make_plan(many, 500).segments) <= 17
 
 
@@ -94,8 +79,8 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
         (BRANCH | WSD | {"stages": [STAGE]}, "decay_from.*stages"),
         (BRANCH | WSD | {"masking": {"start_probability": 0.2}}, "decay_from.*start_probability"),
         (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*among the new_rows_only_steps"),
-        ({"global_batch__start_fraction": 0.0}, "start_fraction"),
-        ({"global_batch__growth_frac": 0.2}, "growth_frac.*without start_fraction"),
+        ({"global_batch": {"start_fraction": 0.0}}, "start_fraction"),
+        ({"global_batch": {"growth_frac": 0.2}}, "growth_frac.*without start_fraction"),
         ({"stages": [STAGE], "scaling": "unit"}, "scaling.*stages"),
         ({"stages": [{**STAGE, "max_predictions_per_seq": 126}]}, r"stages\[0\].max_predictions"),
     ],
@@ -116,7 +101,7 @@ def test_a_decay_starts_before_the_end():
 
 
 def test_a_batch_that_cannot_grow_is_refused():
-    settings = settings_of(global_batch__start_fraction=0.97)
+    settings = settings_of(global_batch={"start_fraction": 0.97})
     with pytest.raises(ConfigError, match=r"start_fraction \(0.97\).*of 8 micro-batches"):
         make_plan(settings, 500)
 
@@ -126,8 +111,8 @@ def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
         "total_num_train_samples": 400,
         "stages": [{**STAGE, "total_num_train_samples": 600}],
     }
-    growing = {"global_batch__start_fraction": 0.5, "global_batch__growth_frac": 1.0}
-    plan = make_plan(settings_of(**changes, **growing), 500)
+    growing = {"start_fraction": 0.5, "growth_frac": 1.0}
+    plan = make_plan(settings_of(**changes, global_batch=growing), 500)
     sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
     assert sizes == sorted(sizes)
     read = {size: 2 * size * sizes.count(size) for size in sorted(set(sizes))}
@@ -136,7 +121,7 @@ def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
 
 
 def test_the_fingerprint_of_the_steps_changes_with_their_sizes():
-    growing = {"global_batch__start_fraction": 0.25}
+    growing = {"global_batch": {"start_fraction": 0.25}}
     plans = [
         make_plan(settings_of(**growing, total_num_train_samples=n), 500) for n in (1000, 2000)
     ]
@@ -148,8 +133,49 @@ def test_a_run_of_few_steps_decays_on_its_last_one():
     assert make_plan(settings_of(**WSD, total_num_train_samples=80), 500).decay_step == 4
 
 
-def test_the_peak_rate_follows_the_sequences_of_packs():
-    rate = {"max_learning_rate": 0.01, "reference_batch_size": 64}
-    settings = settings_of(optimizer_opts={"name": "LAMB", "learning_rate": rate})
-    assert make_plan(settings, 500).peak_learning_rate == pytest.approx(0.0025)
-    assert make_plan(settings, 500, 3.0).peak_learning_rate == pytest.approx(0.0075)
+# --- the numbers of the original: 4 replicas of 510 micro-batches of 32
+
+ORIGINAL = {
+    "global_batch": {"micro_batch_size": 32, "replicas": 4, "grad_acc_steps_per_replica": 510},
+    "optimizer_opts": {"learning_rate": {"max_learning_rate": 0.006, "warmup_frac": 0.28}},
+}
+planned = partial(small_run, merged(RUN, ORIGINAL))
+
+
+def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_up():
+    plan = make_plan(planned(total_num_train_samples=460_849_152), None)
+    assert (plan.examples_per_step, plan.total_steps, plan.warmup_steps) == (65_280, 7_060, 1_976)
+    assert plan.micro_batches_per_step == 2_040
+    batch = {"micro_batch_size": 8, "replicas": 1, "grad_acc_steps_per_replica": 2_040}
+    plan = make_plan(planned(global_batch=batch, total_num_train_samples=34_239_360), 10**6)
+    assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
+    plan = make_plan(planned(total_num_train_samples=65_281), None)
+    assert (plan.total_steps, plan.examples) == (2, 130_560)
+    with pytest.raises(ConfigError, match=r"num_epochs: is not given.*--num-epochs"):
+        make_plan(planned(), 10**6)
+
+
+def test_epochs_are_a_number_of_examples_that_the_records_decide():
+    for epochs, records, sequences, samples in ((2.5, 130_560, 1.0, 326_400), (3, 1000, 2.5, 7500)):
+        plan = make_plan(planned(num_epochs=epochs), records, sequences)
+        number = planned(total_num_train_samples=samples)
+        assert plan == make_plan(number, records, sequences)
+    assert make_plan(planned(num_epochs=0.001), 10).total_steps == 1
+    problem = r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
+    with pytest.raises(ConfigError, match=problem):
+        make_plan(planned(num_epochs=3), None)
+    for changes, problem in (
+        ({"total_num_train_samples": 40}, "both give the length"),
+        ({"stages": [STAGE]}, "no effect with stages"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            planned(num_epochs=3, **changes)
+
+
+def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
+    text = describe(make_plan(planned(total_num_train_samples=65_280), 130_560))
+    assert "1 step of 65,280 examples" in text and "65,280 examples, 0.5 epochs of 130,560" in text
+    assert "a pack holds 2.50 sequences" in describe(make_plan(planned(num_epochs=1), 1000, 2.5))
+    rate = {"optimizer_opts": {"learning_rate": {"reference_batch_size": 1024}}}
+    scaled = make_plan(planned(num_epochs=1, **rate), 1000, 2.5)
+    assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)

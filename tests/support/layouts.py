@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from support.settings import RUN, SHAPE, merged, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
@@ -19,15 +20,7 @@ from bert_cli.train.loop import State, Step
 
 S, P, V, B = 16, 3, 50, 2
 KEY_BIAS = "attention/key/bias"
-MODEL = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": S,
-    "initializer_range": 0.2,
-}
+MODEL = SHAPE | {"vocab_size": V, "max_position_embeddings": S, "initializer_range": 0.2}
 SHALLOW = {"num_hidden_layers": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # Name -> replicas, stages, device of each stage.
@@ -45,30 +38,19 @@ LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
 def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> PretrainSettings:
     """Return the settings of a run in a layout, with so many micro-batches a step over all replicas."""
     replicas, stages, devices = LAYOUTS[layout]
-    model = {**MODEL, **changes.pop("model", {})}
-    rate = {"learning_rate": {"max_learning_rate": 0.01}}
-    optimizer = {"name": "LAMB", **rate, **changes.pop("optimizer", {})}
-    parallel: dict[str, Any] = {**changes.pop("parallel", {})}
-    if stages is not None:
-        parallel |= {"pipeline_stages": stages, "pipeline_device_mapping": devices}
-    return PretrainSettings.model_validate(
-        {
-            "generated_dataset": True,
-            "bert_config": model,
-            "max_seq_length": S,
-            "max_predictions_per_seq": P,
-            "global_batch": {
-                "micro_batch_size": B,
-                "replicas": replicas,
-                "grad_acc_steps_per_replica": max(1, micro_batches // replicas),
-            },
-            "parallel": parallel,
-            "optimizer_opts": optimizer,
-            "total_num_train_samples": 100 * B * micro_batches,
-            "seed": 3,
-            **changes,
-        }
-    )  # fmt: skip
+    accumulation = max(1, micro_batches // replicas)
+    values = {
+        "generated_dataset": True,
+        "bert_config": MODEL,
+        "max_predictions_per_seq": P,
+        "global_batch": {"replicas": replicas, "grad_acc_steps_per_replica": accumulation},
+        "parallel": {"pipeline_stages": stages, "pipeline_device_mapping": devices},
+        "total_num_train_samples": 100 * B * micro_batches,
+        "seed": 3,
+    }
+    names = {"model": "bert_config", "optimizer": "optimizer_opts"}
+    changed = {names.get(name, name): value for name, value in changes.items()}
+    return small_run(merged(RUN, values), **changed)
 
 
 def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step, Any]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 from support.model_inputs import make_examples
+from support.settings import RUN, SHAPE, merged, small_run
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config import markers
@@ -48,10 +50,6 @@ from bert_cli.train.checkpoint import (
 )
 from bert_cli.train.loop import State, StateCopy, copy_state
 
-SHAPE = {
-    "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 32, "max_position_embeddings": 24,
-}  # fmt: skip
 FIXED = {
     "seed": 1984,
     "bert_config": {"hidden_size": 16, "num_hidden_layers": 2},
@@ -62,16 +60,7 @@ SCALE = LossScale(value=4096.0, dynamic=True, good_steps=17, skipped=3, skipped_
 PLAIN = checkpoint.Format(to_disk=dict, from_disk=dict, config={})
 
 
-def settings_of(**changes) -> PretrainSettings:
-    given = {
-        "generated_dataset": True,
-        "max_seq_length": 16,
-        "max_predictions_per_seq": 4,
-        "bert_config": SHAPE,
-        "global_batch": {"micro_batch_size": 4},
-        "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.01}},
-    }
-    return PretrainSettings.model_validate({**given, **changes})
+settings_of = partial(small_run, merged(RUN, {"generated_dataset": True, "bert_config": SHAPE}))
 
 
 def build(settings: PretrainSettings):
@@ -170,7 +159,7 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
     assert written.keys() == (stored_names - {"decay_from"}) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()
-    assert written["micro_batch_size"] == 4
+    assert written["micro_batch_size"] == 2
     assert written == json.loads(json.dumps(written)), "equal to what is read from the file"
 
 

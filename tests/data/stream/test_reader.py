@@ -18,10 +18,9 @@ from support.corpora import (
     open_stream,
     sequences_of,
 )
+from support.settings import small_run
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
 from bert_cli.data.stream.reader import (
     MULTIPLE,
@@ -123,15 +122,8 @@ def test_a_step_that_cannot_be_divided_is_refused():
 
 
 def test_of_a_growing_batch_the_processes_read_equal_parts_of_each_step():
-    batch = GlobalBatch(
-        micro_batch_size=2, replicas=2, grad_acc_steps_per_replica=4, start_fraction=0.25
-    )
-    optimizer = OptimizerOpts(name="LAMB", learning_rate=LearningRate(max_learning_rate=0.1))
-    settings = PretrainSettings(
-        max_seq_length=16, max_predictions_per_seq=3, global_batch=batch, optimizer_opts=optimizer,
-        total_num_train_samples=200,
-    )  # fmt: skip
-    plan = make_plan(settings, None)
+    batch = {"replicas": 2, "grad_acc_steps_per_replica": 4, "start_fraction": 0.25}
+    plan = make_plan(small_run(global_batch=batch, total_num_train_samples=200), None)
     assert len(plan.segments) == 4
     for step in range(plan.total_steps):
         parts = [Batching(16, 2, rank, 2, plan).sample_indices(step) for rank in (0, 1)]

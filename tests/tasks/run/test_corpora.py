@@ -2,16 +2,17 @@
 
 import json
 import re
+from functools import partial
 from shutil import copytree
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.runs import assert_same_end, continues_bit_for_bit
+from support.settings import RUN, merged, small_run
 from support.tiny_models import TINY, WORDS, metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.planning.layout import estimate
 from bert_cli.tasks.run import build, corpora
 from bert_cli.train import health
@@ -73,13 +74,9 @@ def adapted(home):
     return run
 
 
-def settings_of(**changes):
-    run = {
-        "max_seq_length": 48, "max_predictions_per_seq": 7,
-        "global_batch": {"micro_batch_size": 4, "grad_acc_steps_per_replica": 2},
-        "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.001}},
-    }  # fmt: skip
-    return PretrainSettings.model_validate(run | changes)
+SIZES = {"max_seq_length": 48, "max_predictions_per_seq": 7}
+SIZES |= {"global_batch": {"micro_batch_size": 4, "grad_acc_steps_per_replica": 2}}
+settings_of = partial(small_run, merged(RUN, SIZES))
 
 
 def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_path, capsys):

@@ -9,11 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 from support.runs import assert_same_end, continues_bit_for_bit
+from support.settings import small_run
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
 
 from bert_cli.cli import main
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts
 from bert_cli.tasks.run import corpora
 
 STAGES = [{"max_seq_length": 24, "max_predictions_per_seq": 8, "total_num_train_samples": 24}]
@@ -158,20 +157,17 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
 
 def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tmp_path):
     records = write_corpora(tmp_path)
-    settings = PretrainSettings(
-        dataset_dir=[{"path": str(records[0]), "weight": 1}, {"path": str(records[1]), "weight": 3}],
+    stage = {"dataset_dir": str(records[2]), "max_seq_length": 48, "max_predictions_per_seq": 24}
+    settings = small_run(
+        dataset_dir=[{"path": str(records[0])}, {"path": str(records[1]), "weight": 3}],
         max_seq_length=32,
         max_predictions_per_seq=16,
         masking={"start_probability": 0.5, "probability": 0.1},
         bert_config={"vocab_size": len(PIECES), "max_position_embeddings": 64},
-        global_batch=GlobalBatch(micro_batch_size=8, grad_acc_steps_per_replica=4),
-        optimizer_opts=OptimizerOpts(name="LAMB", learning_rate=LearningRate(max_learning_rate=1)),
+        global_batch={"micro_batch_size": 8, "grad_acc_steps_per_replica": 4},
         total_num_train_samples=320,
-        stages=[
-            {"dataset_dir": str(records[2]), "max_seq_length": 48, "max_predictions_per_seq": 24,
-             "micro_batch_size": 4, "total_num_train_samples": 160},
-        ],
-    )  # fmt: skip
+        stages=[stage | {"micro_batch_size": 4, "total_num_train_samples": 160}],
+    )
     stream, again = corpora.open_stream(settings), corpora.open_stream(settings)
     plan = corpora.plan_for(settings, stream)
     assert plan.total_steps == 20
