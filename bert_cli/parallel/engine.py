@@ -23,6 +23,8 @@ Batch = Mapping[str, Array]
 Tensor = Any
 """A tensor of the engine's framework."""
 StopRequested = Callable[[], bool]
+Divisors = Mapping[str, float]
+"""The counts of a step by which the head divides its losses."""
 
 
 class StoppedBetweenMicroBatchesError(Exception):
@@ -88,6 +90,7 @@ class UpdateRequest:
     `step` counts the completed steps; with the sample index of a micro-batch it decides dropout and rounding.
     `updates` counts the updates that were not skipped. `micro_batches` is the number of micro-batches of the step over
     all processes, `first_micro_batch` the number of micro-batches before the step.
+    `stop_requested` may be called between micro-batches.
     """
 
     step: int = 0
@@ -97,6 +100,7 @@ class UpdateRequest:
     learning_rate: float = 0.0
     loss_scale: float = 1.0
     max_gradient_norm: float | None = None
+    stop_requested: StopRequested = lambda: False
 
 
 class UpdateResult(NamedTuple):
@@ -128,7 +132,7 @@ class Engine(ABC):
     head: Head
     weights: Mapping[str, Value]
     asks_before_each_micro_batch = False
-    """Whether `update` calls `stop_requested` between micro-batches."""
+    """Whether `update` calls `stop_requested` before each micro-batch."""
     traced_steps = 0
     """Number of steps that a trace still has to record; 0 without a trace."""
 
@@ -149,9 +153,7 @@ class Engine(ABC):
     def gather_weights(self) -> None:
         """Make the weights of `evaluate` and `predict` complete in each process; all processes must call it."""
 
-    def update(
-        self, batch: Batch, request: UpdateRequest, stop_requested: StopRequested = lambda: False
-    ) -> UpdateResult:
+    def update(self, batch: Batch, request: UpdateRequest) -> UpdateResult:
         """Update the weights with the gradient of a step; `batch` is this process' part of the step's batch.
 
         All processes skip the update when the gradient is not finite. Raises StoppedBetweenMicroBatchesError if a stop
@@ -161,19 +163,13 @@ class Engine(ABC):
         counts = self._all_reduced(count(batch, self.head.COUNTS))
         # Without a masked or labelled token, the loss is 0 and not 0 / 0.
         divisors = {name: max(number, 1.0) for name, number in counts.items()}
-        result = self._run_step(batch, request, divisors, stop_requested)
+        result = self._run_step(batch, request, divisors)
         sums = self._all_reduced(result.sums)
         norms = math.sqrt(result.gradient_squared), math.sqrt(result.weight_squared)
         return UpdateResult(sums, counts, *norms)
 
     @abstractmethod
-    def _run_step(
-        self,
-        batch: Batch,
-        request: UpdateRequest,
-        divisors: Mapping[str, float],
-        stop_requested: StopRequested,
-    ) -> StepResult:
+    def _run_step(self, batch: Batch, request: UpdateRequest, divisors: Divisors) -> StepResult:
         """Compute the gradient of a step, with losses divided by `divisors`, and update the weights."""
 
     @abstractmethod

@@ -28,30 +28,6 @@ class Devices(NamedTuple):
     """Bytes of each device."""
 
 
-@dataclass(frozen=True)
-class Mesh:
-    """The replicas of a run, the devices of this process' replicas, and the device of the host's memory.
-
-    `number` is unique in the process, so that two meshes never share a collective key.
-    """
-
-    replicas: int
-    devices: tuple[tuple[str, ...], ...]
-    host: str
-    processes: Processes
-    number: int = 0
-
-    @property
-    def first_replica(self) -> int:
-        """Number of this process' first replica in the run."""
-        return self.processes.rank * len(self.devices)
-
-    @property
-    def kind(self) -> str:
-        """GPU, TPU or CPU."""
-        return self.devices[0][0].upper().split(":")[-2]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Layout of a step over devices. An engine ignores values that it does not support: settings refuse them before."""
@@ -81,6 +57,35 @@ class Layout:
     def devices_of_replica(self) -> int:
         """Return the number of devices of a replica."""
         return (max(self.stage_devices) + 1) * math.prod(self.tensor_shape)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The layout of a run, the devices of this process' replicas, and the device of the host's memory.
+
+    `number` is unique in the process, so that two meshes never share a collective key.
+    """
+
+    layout: Layout
+    devices: tuple[tuple[str, ...], ...]
+    host: str
+    processes: Processes
+    number: int = 0
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the run."""
+        return self.layout.replicas
+
+    @property
+    def first_replica(self) -> int:
+        """Number of this process' first replica in the run."""
+        return self.processes.rank * len(self.devices)
+
+    @property
+    def kind(self) -> str:
+        """GPU, TPU or CPU."""
+        return self.devices[0][0].upper().split(":")[-2]
 
 
 class Runtime(Protocol):
@@ -124,7 +129,7 @@ class Model(NamedTuple):
     """Returns the optimizer of the weights with these names; None for an engine without steps."""
 
 
-BuildEngine = Callable[[Model, Mesh, Layout], Engine]
+BuildEngine = Callable[[Model, Mesh], Engine]
 
 
 def divide_devices(

@@ -100,9 +100,10 @@ class Step:
             learning_rate=self.learning_rate(state.step),
             loss_scale=scale.value,
             max_gradient_norm=self.max_gradient_norm,
+            stop_requested=self.stop_requested,
         )
         batch = self.prepare(self.engine, batch, request)
-        result = self.engine.update(batch, request, self.stop_requested)
+        result = self.engine.update(batch, request)
         state.loss_scale = scale.after(math.isfinite(result.gradient_norm))
         # A skipped step is complete too, so that the batches that follow stay a function of the step.
         state.step += 1

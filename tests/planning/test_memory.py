@@ -25,7 +25,7 @@ for values in json.loads(sys.stdin.read()):
     settings = PretrainSettings.model_validate(values)
     plan, replicas = make_plan(settings, None), settings.global_batch.replicas
     devices = (("CPU:0",) * math.prod(settings.parallel.tensor_shape),) * replicas
-    mesh = Mesh(replicas, devices, "", Processes(()))
+    mesh = Mesh(build.layout_of(settings), devices, "", Processes(()))
     engine, _, _ = build.build_run(settings, mesh, plan)
     engine.compile(corpora.open_stream(settings).first_micro_batches(replicas))
     sizes = next(iter(engine.programs.values())).memory_analysis()

@@ -16,7 +16,7 @@ from bert_cli.optim.optimizer import Rule
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count
-from bert_cli.parallel.runtime import Mesh
+from bert_cli.parallel.runtime import Layout, Mesh
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.train.loop import (
@@ -94,7 +94,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
 
 # --- a step
 
-MESH = Mesh(1, (("CPU:0",),), "CPU:0", Processes(()))
+MESH = Mesh(Layout(), (("CPU:0",),), "CPU:0", Processes(()))
 
 
 class Block:

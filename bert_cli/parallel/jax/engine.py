@@ -29,10 +29,10 @@ from bert_cli.parallel.engine import (
     Array,
     Batch,
     Block,
+    Divisors,
     Engine,
     Head,
     StepResult,
-    StopRequested,
     Tensor,
     UpdateRequest,
     count,
@@ -40,7 +40,7 @@ from bert_cli.parallel.engine import (
 )
 from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
-from bert_cli.parallel.runtime import Layout, Mesh, Model
+from bert_cli.parallel.runtime import Mesh, Model
 
 Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
@@ -100,7 +100,6 @@ class JaxEngine(Engine):
         *,
         seed: int,
         optimizer: Optimizer | None,
-        layout: Layout,
     ) -> None:
         """Without an optimizer there are no steps."""
         super().__init__()
@@ -110,9 +109,10 @@ class JaxEngine(Engine):
         self.reads = {column for block in blocks for column in block.READS}
         self.seed = seed
         self.optimizer = optimizer
+        layout = mesh.layout
         self.layout = layout
         self.group = JaxProcessGroup(mesh)
-        self.grid = device_grid(mesh, layout.tensor_shape)
+        self.grid = device_grid(mesh)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
         self.specs: dict[str, PartitionSpec] = {}
@@ -174,13 +174,7 @@ class JaxEngine(Engine):
         }
         self._program(self._arguments(batch, UpdateRequest(), counts))
 
-    def _run_step(
-        self,
-        batch: Batch,
-        request: UpdateRequest,
-        divisors: Mapping[str, float],
-        stop_requested: StopRequested,
-    ) -> StepResult:
+    def _run_step(self, batch: Batch, request: UpdateRequest, divisors: Divisors) -> StepResult:
         """Run the compiled step; a request to stop takes effect after its end."""
         arguments = self._arguments(batch, request, divisors)
         program = self._program(arguments)
@@ -202,9 +196,7 @@ class JaxEngine(Engine):
         }
         return StepResult(local, *norms)
 
-    def _arguments(
-        self, batch: Batch, request: UpdateRequest, divisors: Mapping[str, float]
-    ) -> Arguments:
+    def _arguments(self, batch: Batch, request: UpdateRequest, divisors: Divisors) -> Arguments:
         """Return the arguments of the compiled step."""
         replicas = len(self.local_grid.devices)
         first = self.first_index(batch, request)
@@ -435,7 +427,7 @@ class JaxEngine(Engine):
             return jax.block_until_ready(self._run(weights, placed, None, counts))
 
 
-def build_engine(model: Model, mesh: Mesh, layout: Layout) -> JaxEngine:
+def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
     """Return an engine with new weights."""
     blocks: dict[str, Block] = {}
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -444,9 +436,7 @@ def build_engine(model: Model, mesh: Mesh, layout: Layout) -> JaxEngine:
     make = model.make_optimizer
     optimizer = make and make(list(named_weights(blocks.items())), random_bits)
     *body, head = blocks.values()
-    return JaxEngine(
-        body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer, layout=layout
-    )
+    return JaxEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)
 
 
 def _identity(arrays: Tensor) -> Tensor:

@@ -29,14 +29,14 @@ SPECS: dict[str, tuple[str | None, ...]] = {
 }
 
 
-def device_grid(mesh: Mesh, tensor_shape: tuple[int, int]) -> Grid:
+def device_grid(mesh: Mesh) -> Grid:
     """Return the devices of all processes; each process has consecutive replicas."""
-    each = mesh.replicas // mesh.processes.count * tensor_shape[0] * tensor_shape[1]
+    each = mesh.replicas // mesh.processes.count * mesh.layout.devices_of_replica
     of_process: dict[int, list[jax.Device]] = defaultdict(list)
     for device in jax.devices(mesh.kind.lower()):
         of_process[device.process_index].append(device)
     devices = [device for rank in sorted(of_process) for device in of_process[rank][:each]]
-    return Grid(np.array(devices).reshape(mesh.replicas, *tensor_shape), AXES)
+    return Grid(np.array(devices).reshape(mesh.replicas, *mesh.layout.tensor_shape), AXES)
 
 
 def spec_of(name: str, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:

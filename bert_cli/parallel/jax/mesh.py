@@ -188,7 +188,7 @@ def device_names() -> list[str]:
 
 def cpu_mesh() -> Mesh:
     """Return a mesh of the CPU alone."""
-    return Mesh(1, (("jax:CPU:0",),), "", Processes(()))
+    return Mesh(Layout(), (("jax:CPU:0",),), "", Processes(()))
 
 
 def configure_runtime(precision: str, deterministic: bool) -> None:
@@ -223,10 +223,10 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     devices = [device for device in jax.local_devices() if (device.platform == "cpu") == is_cpu]
     names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
     rows = divide_devices(names, kind, processes, layout)
-    mesh = JaxMesh(layout.replicas, rows, "", processes, links=links)
+    mesh = JaxMesh(layout, rows, "", processes, links=links)
     if processes.count > 1:
         with JaxProcessGroup(mesh).collective():
-            _connect_devices(device_grid(mesh, layout.tensor_shape))
+            _connect_devices(device_grid(mesh))
     return mesh
 
 

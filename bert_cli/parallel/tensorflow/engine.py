@@ -25,6 +25,7 @@ from bert_cli.parallel.engine import (
     Array,
     Batch,
     Block,
+    Divisors,
     Engine,
     Head,
     StepResult,
@@ -129,14 +130,13 @@ class TensorFlowEngine(Engine):
         *,
         seed: int,
         optimizer: Optimizer | None = None,
-        layout: Layout | None = None,
     ) -> None:
         """Without an optimizer weights are not updated."""
         super().__init__()
         self.replicas = replicas
         self.mesh = mesh
         self.group = TensorFlowProcessGroup(mesh)
-        layout = layout or Layout()
+        layout = mesh.layout
         self.seed = seed
         self.schedule = layout.schedule
         self.trace = Trace(layout.traced_steps)
@@ -211,18 +211,12 @@ class TensorFlowEngine(Engine):
                     worker.run([Work("backward", 0)])
         self.clear_gradients()
 
-    def _run_step(
-        self,
-        batch: Batch,
-        request: UpdateRequest,
-        divisors: Mapping[str, float],
-        stop_requested: StopRequested,
-    ) -> StepResult:
+    def _run_step(self, batch: Batch, request: UpdateRequest, divisors: Divisors) -> StepResult:
         """Accumulate the gradients of the step, all-reduce them, and update the weights if they are finite."""
         scale = scaled_for_accumulation(request.loss_scale, request.micro_batches)
         with self.record("forward_backward"):
             first_index = self.first_index(batch, request)
-            sums = self.accumulate(batch, first_index, divisors, scale, stop_requested)
+            sums = self.accumulate(batch, first_index, divisors, scale, request.stop_requested)
         with self.record("reduction"):
             # In 16 bits, gradients are all-reduced at their size without accumulation.
             squared = self.all_reduce_gradients(request.loss_scale / scale) / scale**2
@@ -396,8 +390,9 @@ class TensorFlowEngine(Engine):
             return [future.result() for future in futures]
 
 
-def build_engine(model: Model, mesh: Mesh, layout: Layout) -> TensorFlowEngine:
+def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:
     """Return an engine with new weights."""
+    layout = mesh.layout
     replicas = [_build_replica(model, row, layout) for row in mesh.devices]
     make = model.make_optimizer
     optimizer = make and make(list(replicated_weights(replicas)), random_bits)
@@ -405,7 +400,7 @@ def build_engine(model: Model, mesh: Mesh, layout: Layout) -> TensorFlowEngine:
         problem = "divides weights whose update needs all of their elements"
         remedy = "leave it out, or choose another optimizer_opts.name"
         raise ConfigError("parallel.replicated_tensor_sharding", problem, remedy)
-    return TensorFlowEngine(replicas, mesh, seed=model.seed, optimizer=optimizer, layout=layout)
+    return TensorFlowEngine(replicas, mesh, seed=model.seed, optimizer=optimizer)
 
 
 def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list[Stage]:

@@ -205,7 +205,7 @@ def cpu_mesh() -> Mesh:
         # Otherwise TensorFlow takes all memory of the GPUs with its first operation.
         tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name
-    return Mesh(1, ((cpu,),), cpu, Processes(()))
+    return Mesh(Layout(), ((cpu,),), cpu, Processes(()))
 
 
 def configure_runtime(precision: str, deterministic: bool) -> None:
@@ -245,7 +245,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     kind = "GPU" if gpus else "CPU"
     rows = divide_devices(_names(kind, processes), kind, processes, layout)
     host = _names("CPU", processes)[0]
-    return Mesh(layout.replicas, rows, host, processes, next(_numbers))
+    return Mesh(layout, rows, host, processes, next(_numbers))
 
 
 def _names(kind: str, processes: Processes) -> list[str]:

@@ -204,7 +204,7 @@ def build_engine(
     module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
     build: BuildEngine = module.build_engine
     model = Model(names, make_block, settings.seed, make_optimizer)
-    return build(model, mesh, layout_of(settings))
+    return build(model, mesh)
 
 
 def factors_of(settings: TrainSettings) -> scaling.Table:

@@ -41,7 +41,7 @@ def run(words):
     rendezvous = Rendezvous(lost_after_seconds=5)
     mesh = open_mesh(find_processes({}, workers, rank), layout, rendezvous)
     print(mesh.devices, mesh.kind, jax.config.jax_compilation_cache_dir)
-    group, grid = JaxProcessGroup(mesh), device_grid(mesh, (2, 1))
+    group, grid = JaxProcessGroup(mesh), device_grid(mesh)
     replicated = NamedSharding(grid, PartitionSpec())
     total = jax.jit(lambda x: x.sum(), out_shardings=replicated)
     scenarios[scenario]()
