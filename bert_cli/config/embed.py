@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config import heads
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.heads import Head
 from bert_cli.config.markers import Fixed
@@ -96,7 +97,7 @@ class EmbedSettings(FinetuneSettings):
                 "global_batch", problem, "raise micro_batch_size or the accumulation"
             )
         if self.objective == "tsdae":
-            if "tsdae" not in self.bert_config.SUPPORTS:
+            if not ARCHITECTURES[self.bert_config.architecture].has_decoder:
                 problem = f"has no decoder with the layers of {self.bert_config.architecture}"
                 raise SettingError("objective", problem, "choose simcse")
             if self.parallel.pipeline_stages and len(self.parallel.pipeline_stages) > 1:

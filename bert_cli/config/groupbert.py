@@ -22,7 +22,6 @@ class GroupBertConfig(BertConfig):
     LAYER_NORMS: ClassVar = 5
     IS_PRE_NORM: ClassVar = True
     GATE_TENSORS: ClassVar = 4
-    SUPPORTS: ClassVar = frozenset()
 
     architecture: Literal["groupbert"] = "groupbert"
     """`groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""

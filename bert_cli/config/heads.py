@@ -269,13 +269,3 @@ LAST_BLOCKS = {
 def heads() -> list[Head]:
     """Return every head."""
     return [block for block in LAST_BLOCKS.values() if isinstance(block, Head)]
-
-
-def head_of_task(task: str) -> Head | None:
-    """Return the head of a task of `bert predict`; None for a task that reads the encoder's output."""
-    return next((head for head in heads() if head.task == task and head.needs), None)
-
-
-def head_of_class(hf_class: str) -> Head | None:
-    """Return the head of a class of transformers, None if there is none."""
-    return next((head for head in heads() if hf_class in head.hf_classes), None)

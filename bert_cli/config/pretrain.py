@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from bert_cli.config import heads
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
 from bert_cli.config.settings import (
@@ -172,7 +173,7 @@ class PretrainSettings(TrainSettings):
     def _check_scaling(self) -> "PretrainSettings":
         model = self.bert_config
         optimizer = self.optimizer_opts
-        plain = model if "scaling" in model.SUPPORTS else BertConfig()
+        plain = model if ARCHITECTURES[model.architecture].has_scaling else BertConfig()
         needed = {
             "bert_config.architecture": (model.architecture, plain.architecture),
             "bert_config.initializer_range": (model.initializer_range, 0.02),

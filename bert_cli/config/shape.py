@@ -3,7 +3,7 @@
 `BertConfig` is the shape of BERT, and the base class of those of other architectures, each in a file of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -27,8 +27,10 @@ class BertConfig(Settings):
     """Whether a LayerNorm reads the residual stream, so that the last layer ends with one more."""
     GATE_TENSORS: ClassVar[int] = 0
     """Float32 tensors [B, S, D] that a layer saves for gates, besides those of products, dropout and LayerNorm."""
-    SUPPORTS: ClassVar[frozenset[str]] = frozenset({"scaling", "tsdae"})
-    """Features that are implemented for one architecture only."""
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    )
+    """Settings that change how a model is trained and not its output."""
 
     vocab_size: Size = 30522
     """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
@@ -96,11 +98,27 @@ class BertConfig(Settings):
         rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
         return rows * self.hidden_size + self.norm_weights
 
-    def layer_flops(self, examples: int, positions: int) -> int:
-        """Return the operations of a layer's forward products, with weights and between queries, keys and values."""
-        pairs = examples * positions**2
-        products = self.products(examples * positions)
-        return sum(product.flops for product in products) + 2 * 2 * pairs * self.hidden_size
+    @property
+    def uneven_weights(self) -> int:
+        """Return how many more weights all layers have than so many equal ones: a LayerNorm after the last layer."""
+        return self.IS_PRE_NORM * self.norm_weights
+
+    def keys_read(self, positions: int) -> int:
+        """Return the number of keys that a query reads, in all layers together."""
+        return self.num_hidden_layers * positions
+
+    def deviation_of(self, name: str) -> float:
+        """Return the standard deviation of the initial values of a weight."""
+        return self.initializer_range
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the entries of a `config.json` that describe the shape."""
+        return self.model_dump(mode="json", exclude={"architecture"})
+
+    @classmethod
+    def from_hf(cls, described: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that a `config.json` has; the defaults of Hugging Face are also those of the settings."""
+        return {name: described[name] for name in cls.model_fields if name in described}
 
     @field_validator("architecture")
     @classmethod

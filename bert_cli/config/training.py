@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from bert_cli.config.architectures import ModelShape
+from bert_cli.config.architectures import ARCHITECTURES, ModelShape
 from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.optimizers import OPTIMIZERS
@@ -257,7 +257,7 @@ class TrainSettings(Settings):
     @property
     def head(self) -> Head:
         """Return the head of this run."""
-        return self.HEAD
+        return ARCHITECTURES[self.bert_config.architecture].heads[self.HEAD.name]
 
     @property
     def last_blocks(self) -> tuple[str, ...]:

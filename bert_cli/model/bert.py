@@ -16,18 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config import heads
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.shape import BertConfig
 from bert_cli.model.fused import NEVER
-from bert_cli.model.groupbert import GroupLayer
-from bert_cli.model.layers import Embeddings, EncoderLayer
 from bert_cli.model.scaling import Factor
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
 TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = heads.PRETRAINING.last_blocks
-# Architecture -> the class of its encoder layers.
-LAYERS: dict[str, Any] = {"bert": EncoderLayer, "groupbert": GroupLayer}
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
@@ -55,7 +52,8 @@ def build_block(
     Operations of more elements than `fuse_above` are fused.
     """
     is_layer = name.startswith("hid_")
-    layer = LAYERS[config.architecture]
+    architecture = ARCHITECTURES[config.architecture]
+    layer = pkgutil.resolve_name(architecture.layer)
     options = {
         "encoder": [block for n, block in (before or {}).items() if n == "emb" or "hid_" in n],
         "word_table": before["emb"].word.embeddings if before else None,
@@ -64,9 +62,10 @@ def build_block(
         "dropout_id": 1 + layer.DROPOUT_IDS * config.num_hidden_layers,
         "number": int(name.removeprefix("hid_")) if is_layer else None,
     }
-    block_class: Any = layer if is_layer else Embeddings
-    if name in heads.LAST_BLOCKS:
-        block_class = pkgutil.resolve_name(heads.LAST_BLOCKS[name].layer)
+    block_class: Any = layer
+    if not is_layer:
+        last = architecture.last_blocks.get(name)
+        block_class = pkgutil.resolve_name(last.layer if last else architecture.embeddings)
     parameters = inspect.signature(block_class.__init__).parameters
     block = block_class(
         name=name,
@@ -78,7 +77,7 @@ def build_block(
     block.fuse_operations(fuse_above)
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
-            deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.initializer_range
+            deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.deviation_of(path)
             value = initial_value(seed, path, weight.shape, deviation)
             weight.assign(value * factors[path].deviation if factors else value)
     return block

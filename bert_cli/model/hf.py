@@ -14,31 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from bert_cli.config.architectures import SHAPES
-from bert_cli.config.heads import LAST_BLOCKS, PRETRAINING, Head, heads
+from bert_cli.config.architectures import ARCHITECTURES, Part
+from bert_cli.config.heads import PRETRAINING, Head
 from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
 
 Array = npt.NDArray[Any]
-
-# Our layer -> Hugging Face's layer; {} is the number of an encoder layer. GroupBERT has the same names in both. The
-# records of the blocks after the encoder layers have their names.
-LAYERS = {
-    "emb/word": "bert.embeddings.word_embeddings",
-    "emb/position": "bert.embeddings.position_embeddings",
-    "emb/segment": "bert.embeddings.token_type_embeddings",
-    "emb/layer_norm": "bert.embeddings.LayerNorm",
-    "hid_{}/attention/query": "bert.encoder.layer.{}.attention.self.query",
-    "hid_{}/attention/key": "bert.encoder.layer.{}.attention.self.key",
-    "hid_{}/attention/value": "bert.encoder.layer.{}.attention.self.value",
-    "hid_{}/attention/output/dense": "bert.encoder.layer.{}.attention.output.dense",
-    "hid_{}/attention/output/layer_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
-    "hid_{}/feed_forward/inner": "bert.encoder.layer.{}.intermediate.dense",
-    "hid_{}/feed_forward/output/dense": "bert.encoder.layer.{}.output.dense",
-    "hid_{}/feed_forward/output/layer_norm": "bert.encoder.layer.{}.output.LayerNorm",
-    "hid_{}/final_norm": "bert.encoder.final_norm",
-}
 
 # Last part of our name, or of an old Hugging Face name -> of Hugging Face's name. Only kernels are transposed.
 LEAVES = {
@@ -49,64 +31,62 @@ LEAVES = {
     "beta": "bias",
 }
 
-# Copies of tied weights in some files -> the weight.
-TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
 
-# Architecture, which is also transformers' model_type -> prefix of its class names before "Bert".
-PREFIXES = {"bert": "", "groupbert": "Group"}
-# Classes for PyTorch that transformers does not have; written beside the weights and never imported here.
-MODELING = Path(__file__).with_name("modeling_groupbert.py")
-
-
-def hf_name(name: str) -> str:
-    """Return Hugging Face's name of our weight."""
-    layer, _, leaf = name.rpartition("/")
-    number = re.match(r"hid_(\d+)/", layer)
-    row = re.sub(r"^hid_\d+/", "hid_{}/", layer)
-    same = row.replace("hid_{}/", "bert.encoder.layer.{}.").replace("/", ".")
-    block = LAST_BLOCKS.get(layer.partition("/")[0])
-    theirs = (block.hf_names if block else LAYERS).get(row, same)
-    return f"{theirs.format(number[1] if number else '')}.{LEAVES[leaf]}"
+def part_of(name: str, config: BertConfig) -> Part:
+    """Return Hugging Face's tensor of our weight, and the part of it that the weight is."""
+    path, _, leaf = name.rpartition("/")
+    number = re.match(r"hid_(\d+)/", path)
+    row = re.sub(r"^hid_\d+/", "hid_{}/", path)
+    parts = ARCHITECTURES[config.architecture].parts
+    start = max((known for known in parts if f"{row}/".startswith(f"{known}/")), key=len)
+    rest = row.removeprefix(start).replace("/", ".")
+    layer = parts[start].layer.format(number[1] if number else "")
+    return parts[start]._replace(layer=f"{layer}{rest}.{LEAVES[leaf]}")
 
 
-def to_hf(weights: Mapping[str, Array]) -> dict[str, Array]:
+def to_hf(weights: Mapping[str, Array], config: BertConfig) -> dict[str, Array]:
     """Return our weights under Hugging Face's names and in its layout, in the same dtype."""
-    return {hf_name(name): _transposed(name, value) for name, value in weights.items()}
+    tensors: dict[str, dict[int, Array]] = {}
+    for name, value in weights.items():
+        part = part_of(name, config)
+        tensors.setdefault(part.layer, {})[part.number] = _transposed(name, value)
+    return {name: _join(parts) for name, parts in tensors.items()}
 
 
 def from_hf(
-    tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], *, where: str = "weights"
+    tensors: Mapping[str, Array],
+    shapes: Mapping[str, tuple[int, ...]],
+    config: BertConfig,
+    *,
+    where: str = "weights",
 ) -> tuple[dict[str, Array], list[str]]:
     """Return the `shapes` weights (our name -> shape), and the optional parts that the file lacks completely.
 
     Raises CheckpointError that names all tensors without a weight, missing weights, shapes that differ, and tied
     copies that differ.
     """
-    theirs = _current_names(tensors, where)
-    names = {name: hf_name(name) for name in shapes}
+    theirs = _current_names(tensors, config, where)
+    parts = {name: part_of(name, config) for name in shapes}
     missing_parts = []
-    for part in _parts():
-        within = [name for name in names if name.startswith(part)]
-        if within and not any(names[name] in theirs for name in within):
-            missing_parts.append(part)
-            names = {name: their_name for name, their_name in names.items() if name not in within}
-    missing = [their_name for their_name in names.values() if their_name not in theirs]
+    for optional in _optional_parts(config):
+        within = [name for name in parts if name.startswith(optional)]
+        if within and not any(parts[name].layer in theirs for name in within):
+            missing_parts.append(optional)
+            parts = {name: part for name, part in parts.items() if name not in within}
+    tensor_names = [part.layer for part in parts.values()]
     values = {
-        name: _transposed(name, theirs.pop(their_name))
-        for name, their_name in names.items()
-        if their_name in theirs
+        name: _transposed(name, _split(theirs[part.layer], part))
+        for name, part in parts.items()
+        if part.layer in theirs
     }
     problems = {
         "have another shape": [
-            f"{names[name]} ({value.shape} there, {tuple(shapes[name])} here as {name})"
+            f"{parts[name].layer} ({value.shape} there, {tuple(shapes[name])} here as {name})"
             for name, value in values.items()
             if value.shape != tuple(shapes[name])
         ],
-        "are missing": missing,
-        "fit no weight of the model": list(theirs),
+        "are missing": [name for name in dict.fromkeys(tensor_names) if name not in theirs],
+        "fit no weight of the model": [name for name in theirs if name not in tensor_names],
     }
     listed = [f"{len(n)} tensors {what}: {_listed(n)}" for what, n in problems.items() if n]
     if listed:
@@ -116,18 +96,20 @@ def from_hf(
 
 
 def fitting(
-    tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], config: BertConfig
 ) -> tuple[dict[str, Array], list[str]]:
     """Return the tensors without heads that this model lacks or has for other labels, and the names of these heads."""
-    theirs = {
-        hf_name(name): shape[::-1] if name.endswith("/kernel") else shape
-        for name, shape in shapes.items()
-    }
+    theirs = {}
+    for name, shape in shapes.items():
+        layer, _, number = part_of(name, config)
+        rows, *others = shape[::-1] if name.endswith("/kernel") else shape
+        theirs[layer] = (number * rows, *others)
+    copies = ARCHITECTURES[config.architecture].hf_copies
     left_out: list[str] = []
-    for part in dict.fromkeys(_parts().values()):
-        bare = part.removeprefix("bert.")  # as in the file of an encoder alone
+    for part in dict.fromkeys(_optional_parts(config).values()):
+        bare = part.removeprefix(f"{_base(config)}.")  # as in the file of an encoder alone
         for start in dict.fromkeys((part, bare)):
-            within = [name for name in tensors if name.startswith(f"{start}.") and name not in TIED]
+            within = [n for n in tensors if n.startswith(f"{start}.") and n not in copies]
             full = {name: part + name.removeprefix(start) for name in within}
             if any(theirs.get(full[name]) != tensors[name].shape for name in within):
                 left_out.append(start)
@@ -144,8 +126,8 @@ def hf_config(
 ) -> JSONObject:
     """Return the contents of `config.json`; `head` is the last block, a classifier without names a regression."""
     described = {
-        **class_entries(config, class_name(config, head)),
-        **config.model_dump(mode="json", exclude={"architecture"}),
+        **class_entries(config, ARCHITECTURES[config.architecture].class_name(head)),
+        **config.to_hf(),
         "pad_token_id": 0,
         "tie_word_embeddings": True,
         "dtype": dtype,
@@ -159,19 +141,15 @@ def hf_config(
     return described
 
 
-def class_name(config: BertConfig, head: Head) -> str:
-    """Return the name of transformers' class for a model with this head."""
-    return PREFIXES[config.architecture] + head.hf_classes[0]
-
-
 def class_entries(config: BertConfig, name: str) -> JSONObject:
-    """Return the entries of a `config.json` that select the class `name`; GroupBERT's are in the file MODELING."""
+    """Return the entries of a `config.json` that select the class `name`, also in a file of `class_files`."""
+    architecture = ARCHITECTURES[config.architecture]
     entries: JSONObject = {"architectures": [name], "model_type": config.architecture}
-    if config.architecture == "groupbert":
+    if architecture.hf_modeling:
         kinds = ["Config", "Model", "ModelForMaskedLM"]
-        classes = [head.hf_classes[0] for head in heads()]
+        classes = [head.hf_classes[0] for head in architecture.heads.values()]
         kinds += [name.replace("Bert", "Model") for name in classes if "For" in name]
-        start = f"{MODELING.stem}.GroupBert"
+        start = f"{architecture.hf_modeling}.{architecture.hf_prefix}Bert"
         entries["auto_map"] = {f"Auto{k}": start + k.replace("ModelFor", "For") for k in kinds}
         # transformers chooses BERT's by its model_type.
         entries["tokenizer_class"] = "BertTokenizer"
@@ -179,22 +157,23 @@ def class_entries(config: BertConfig, name: str) -> JSONObject:
 
 
 def class_files(config: BertConfig) -> dict[str, bytes]:
-    """Return the files with the classes that `class_entries` names, by name; none for BERT."""
-    return {MODELING.name: MODELING.read_bytes()} if config.architecture == "groupbert" else {}
+    """Return the files with the classes that transformers does not have, by name."""
+    module = ARCHITECTURES[config.architecture].hf_modeling
+    path = Path(__file__).with_name(f"{module}.py")
+    return {path.name: path.read_bytes()} if module else {}
 
 
 def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
-    """Return the shape of the model that a `config.json` describes; Hugging Face's defaults are also ours.
+    """Return the shape of the model that a `config.json` describes.
 
     Raises CheckpointError for a model that cannot be built: no BERT, another activation, relative positions.
     """
     kind = described.get("model_type", "bert")
-    if kind not in PREFIXES:
+    if kind not in ARCHITECTURES:
         raise CheckpointError(f"{where} (model_type {kind})", "is no BERT", "give a BERT model")
-    shape = SHAPES[kind]
-    fields = {name: described[name] for name in shape.model_fields if name in described}
+    shape = ARCHITECTURES[kind].shape
     try:
-        return shape.model_validate(fields | {"architecture": kind})
+        return shape.model_validate({**shape.from_hf(described), "architecture": kind})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -208,36 +187,40 @@ def check_hf_config(
 ) -> None:
     """Raise CheckpointError for weights of another model, also if their shapes are equal.
 
-    Dropout rates and `initializer_range` may differ: they change how a model is trained, not its output.
+    Dropout rates and `initializer_range` may differ.
     """
-    free = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
     architecture = described.get("model_type", "bert")
-    there = {**dict(type(config)()), **described, "architecture": architecture}
+    there = {**dict(type(config)()), **config.from_hf(described), "architecture": architecture}
     differing = [
         f"{key} is {there[key]!r} there and {ours!r} here"
         for key, ours in config
-        if key not in free and there[key] != ours
+        if key not in config.FREE and there[key] != ours
     ]
     if differing:
         problem = f"describes another model: {'; '.join(differing)}"
         raise CheckpointError(where, problem, "make bert_config equal to it")
 
 
-def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]:
+def _current_names(
+    tensors: Mapping[str, Array], config: BertConfig, where: str
+) -> dict[str, Array]:
     """Return the tensors under their full current names, without buffers and copies of tied weights."""
+    base = _base(config)
+    layers = [part.layer for part in ARCHITECTURES[config.architecture].parts.values()]
+    firsts = {layer.split(".")[1] for layer in layers if layer.startswith(f"{base}.")}
     renamed: dict[str, Array] = {}
     for name, value in tensors.items():
         if name.endswith("embeddings.position_ids"):
             continue
         stem, _, leaf = name.rpartition(".")
         current = f"{stem}.{LEAVES.get(leaf, leaf)}"
-        if current.startswith(("embeddings.", "encoder.", "pooler.")):
-            current = f"bert.{current}"
+        if current.partition(".")[0] in firsts:  # of the file of an encoder alone
+            current = f"{base}.{current}"
         if current in renamed:
             problem = f"there is a second tensor for {current}"
             raise CheckpointError(f"{name} ({where})", problem, "remove one of the two")
         renamed[current] = value
-    for copy, original in TIED.items():
+    for copy, original in ARCHITECTURES[config.architecture].hf_copies.items():
         if copy not in renamed:
             continue
         value = renamed.pop(copy)
@@ -247,9 +230,27 @@ def _current_names(tensors: Mapping[str, Array], where: str) -> dict[str, Array]
     return renamed
 
 
-def _parts() -> dict[str, str]:
+def _base(config: BertConfig) -> str:
+    """Return the beginning of the names of the encoder in the file of a model with a head."""
+    return ARCHITECTURES[config.architecture].parts["emb/word"].layer.partition(".")[0]
+
+
+def _optional_parts(config: BertConfig) -> dict[str, str]:
     """Return the parts that a file may lack (they keep their initial values): our name -> Hugging Face's."""
-    return {ours: part for block in LAST_BLOCKS.values() for ours, part in block.parts.items()}
+    blocks = ARCHITECTURES[config.architecture].last_blocks.values()
+    return {ours: part for block in blocks for ours, part in block.parts.items()}
+
+
+def _join(parts: Mapping[int, Array]) -> Array:
+    """Return the tensor that consists of parts, by their numbers."""
+    ordered = [parts[number] for number in sorted(parts)]
+    return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
+
+
+def _split(value: Array, part: Part) -> Array:
+    """Return a part of a tensor, or a tensor that has no such parts."""
+    rows = value.shape[0]
+    return value if rows % part.of else np.split(value, part.of)[part.number]
 
 
 def _transposed(name: str, value: Array) -> Array:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.heads import LAST_BLOCKS
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
-from bert_cli.model.hf import LAYERS, LEAVES
+from bert_cli.model.hf import LEAVES
 
 Array = npt.NDArray[Any]
 
@@ -35,8 +35,7 @@ NAMES = {
     "output_weights": "classifier.weight",
     "output_bias": "classifier.bias",
 }
-LAST_LAYERS = [names for block in LAST_BLOCKS.values() for names in block.hf_names.items()]
-for ours, theirs in (*LAYERS.items(), *LAST_LAYERS):
+for ours, (theirs, *_) in ARCHITECTURES["bert"].parts.items():
     if not any(name.startswith(f"{theirs}.") for name in NAMES.values()):
         layer = theirs.replace(".layer.{}", ".layer_{}").replace(".", "/")
         for leaf in ("gamma", "beta") if ours.endswith("layer_norm") else ("kernel", "bias"):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_cli.config.heads import LAST_BLOCKS
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.products import Product
 from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import BatchShape
@@ -30,17 +30,23 @@ def shape_of(batch: Mapping[str, Any]) -> BatchShape:
 def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> list[Product]:
     """Return all forward products with a weight, repeated ones too; `last_blocks` follow the layers."""
     layer = config.products(shape.examples * shape.positions)
-    last = [LAST_BLOCKS[name].products(config, shape) for name in last_blocks]
+    blocks = ARCHITECTURES[config.architecture].last_blocks
+    last = [blocks[name].products(config, shape) for name in last_blocks]
     return layer * config.num_hidden_layers + list(itertools.chain.from_iterable(last))
 
 
 def attention(config: BertConfig, shape: BatchShape) -> int:
     """Return the operations of the forward products of queries with keys and of probabilities with values."""
-    pairs = shape.examples * shape.positions**2
-    return 2 * 2 * config.num_hidden_layers * pairs * config.hidden_size
+    pairs = shape.examples * shape.positions * config.keys_read(shape.positions)
+    return 2 * 2 * pairs * config.hidden_size
+
+
+def forward_flops(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> int:
+    """Return the operations of the products of a forward pass through the layers and the last blocks."""
+    with_weights = sum(product.flops for product in products(config, last_blocks, shape))
+    return with_weights + attention(config, shape)
 
 
 def model_flops(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> int:
     """Return the operations of the forward and the backward pass, which has two products for each forward product."""
-    forward = sum(product.flops for product in products(config, last_blocks, shape))
-    return 3 * (forward + attention(config, shape))
+    return 3 * forward_flops(config, last_blocks, shape)

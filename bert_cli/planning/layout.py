@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from bert_cli.config.heads import LAST_BLOCKS
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.load import changed
 from bert_cli.config.training import GlobalBatch, TrainSettings, short
 from bert_cli.errors import ConfigError
+from bert_cli.planning.flops import forward_flops
 from bert_cli.planning.memory import (
     Estimate,
     Stages,
@@ -51,9 +52,9 @@ def work_of(settings: TrainSettings) -> dict[str, float]:
     positions = shape.examples * shape.positions
     work = {
         "emb": 10.0 * positions * width,  # element by element
-        "hid": float(config.layer_flops(shape.examples, shape.positions)),
+        "hid": forward_flops(config, (), shape) / config.num_hidden_layers,
     }
-    for name, block in LAST_BLOCKS.items():
+    for name, block in ARCHITECTURES[config.architecture].last_blocks.items():
         work[name] = float(sum(product.flops for product in block.products(config, shape)))
     return work
 
@@ -83,7 +84,7 @@ def parameters(settings: TrainSettings) -> int:
     """Return the number of weights of the model."""
     elements = weights_of(settings.bert_config)
     (stages, _) = stages_of(settings)
-    return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
+    return elements["uneven"] + sum(elements[block] for stage in stages for block in stage)
 
 
 def reduced_bytes(settings: TrainSettings) -> int:

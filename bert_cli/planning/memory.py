@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert_cli.config.heads import GATHER, LAST_BLOCKS, Saved
+from bert_cli.config.architectures import ARCHITECTURES
+from bert_cli.config.heads import GATHER, LAST_BLOCKS, Block, Saved
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import TrainSettings
@@ -73,14 +74,19 @@ def weights_of(config: BertConfig) -> dict[str, int]:
     return {
         "emb": config.embedding_weights,
         "hid": config.layer_weights,
-        "final_norm": config.IS_PRE_NORM * config.norm_weights,  # a part of the last layer
-        **{name: block.weights(config) for name, block in LAST_BLOCKS.items()},
+        "uneven": config.uneven_weights,
+        **{name: block.weights(config) for name, block in _last_blocks(config).items()},
     }
 
 
-def _reads_word_table(blocks: Sequence[str]) -> bool:
+def _last_blocks(config: BertConfig) -> dict[str, Block]:
+    return ARCHITECTURES[config.architecture].last_blocks
+
+
+def _reads_word_table(config: BertConfig, blocks: Sequence[str]) -> bool:
     """Return whether one of the blocks scores the vocabulary with the word embeddings."""
-    return any(block.reads_word_table for name, block in LAST_BLOCKS.items() if name in blocks)
+    last_blocks = _last_blocks(config).items()
+    return any(block.reads_word_table for name, block in last_blocks if name in blocks)
 
 
 def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
@@ -126,7 +132,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     by_rows = first if config.vocab_size % first == 0 else 1
     inner = layers * config.layer_matrices
     table = config.vocab_size * config.hidden_size
-    weights = sum(elements[block] for block in (*blocks, "final_norm")) - inner - table
+    weights = sum(elements[block] for block in (*blocks, "uneven")) - inner - table
     inner = inner // (first * second)
     table = table // (by_rows * second)
     weights += inner + table
@@ -154,7 +160,9 @@ def _with_jax(settings: TrainSettings) -> Estimate:
         moments=slot_bytes(settings, updated),
         stashes=0,
         working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
-        logits=logits // (chunks if by_rows == 1 else by_rows) if _reads_word_table(blocks) else 0,
+        logits=logits // (chunks if by_rows == 1 else by_rows)
+        if _reads_word_table(config, blocks)
+        else 0,
         update=FLOAT32 * update,
     )
 
@@ -170,7 +178,7 @@ def on_device(
     table = config.vocab_size * config.hidden_size
     weights = sum(weights_of(config)[block] for block in blocks)
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
-    tables = sum("emb" in stages[n] or _reads_word_table(stages[n]) for n in numbers)
+    tables = sum("emb" in stages[n] or _reads_word_table(config, stages[n]) for n in numbers)
     replicas = settings.global_batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated = math.ceil(weights / shards)
@@ -189,7 +197,7 @@ def on_device(
         stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in numbers)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(settings, stages, number) for number in numbers)),
-        logits=int(GAPS * _logits(settings)) if _reads_word_table(blocks) else 0,
+        logits=int(GAPS * _logits(settings)) if _reads_word_table(config, blocks) else 0,
         update=int(GAPS * max(reduced, update)),
     )
 
@@ -220,7 +228,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
     temporaries = sum(FLOAT32 * n * count_elements(settings, shape) for shape, n in shapes.items())
     elements = weights_of(config)
-    if _reads_word_table(blocks):
+    if _reads_word_table(config, blocks):
         elements[blocks[-1]] += config.vocab_size * config.hidden_size  # the shared word embeddings
     gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
     kernels = _kernel_copies(settings, blocks)
@@ -230,7 +238,7 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
         *body, heads = saved
         below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
         layer = max(body, default=0) if by_layer else 0
-        logits = _logits(settings) if _reads_word_table(blocks) else 0
+        logits = _logits(settings) if _reads_word_table(config, blocks) else 0
         return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
@@ -243,7 +251,7 @@ def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
     if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
         return 0
     config = settings.bert_config
-    table = config.vocab_size * config.hidden_size if _reads_word_table(blocks) else 0
+    table = config.vocab_size * config.hidden_size if _reads_word_table(config, blocks) else 0
     cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
     return COMPUTE_BYTES[settings.precision] * (cast + table)
 
@@ -266,7 +274,9 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32
     compute = COMPUTE_BYTES[settings.precision]
-    bsd, bnss = (count_elements(settings, shape) for shape in ("BSD", "BNSS"))
+    bsd = count_elements(settings, "BSD")
+    keys = config.keys_read(settings.max_seq_length)
+    bnss = count_elements(settings, "BNS") * keys // config.num_hidden_layers
     is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
     products = config.products(count_elements(settings, "BS"))
     activated = [product.rows * product.outputs for product in products if product.is_activated]
@@ -288,7 +298,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
         bpd = count_elements(settings, "BPD")
         layers = config.num_hidden_layers
         saved = Saved(compute, wide, more, bd, bpd, bsd, bnss, layers, layer)
-        return LAST_BLOCKS[block].saved(saved)
+        return _last_blocks(config)[block].saved(saved)
     return {
         "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
         "hid": layer

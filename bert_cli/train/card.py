@@ -9,7 +9,8 @@ from pathlib import PurePath
 from typing import Any
 
 from bert_cli import __version__
-from bert_cli.config.heads import head_of_class, heads
+from bert_cli.config.architectures import head_of_class
+from bert_cli.config.heads import heads
 from bert_cli.config.training import TrainSettings
 from bert_cli.model import hf
 
@@ -78,7 +79,7 @@ def model_card(
     """Return the card of a model with this config.json; its code opens `model` with the runtime of an export."""
     shape = hf.config_of(config)
     name = str(config["architectures"][0])
-    head = head_of_class(name.removeprefix(hf.PREFIXES[shape.architecture]))
+    head = head_of_class(name)
     assert head is not None
     task = head.task
     if task == "embed":
@@ -87,7 +88,7 @@ def model_card(
     code = code.format(
         task=task,
         model=model,
-        options=", trust_remote_code=True" if shape.architecture == "groupbert" else "",
+        options=", trust_remote_code=True" if hf.class_files(shape) else "",
         text="A [MASK] in a text." if head.fills_masks else "A text.",
     )
     library = "sentence-transformers" if is_embedding else "transformers"

@@ -40,14 +40,14 @@ def values_of(config, last_blocks, labels=2):
 
 
 def test_of_an_encoder_without_prefix_a_task_takes_what_it_has(tiny, weights):
-    theirs = to_hf(weights).items()
+    theirs = to_hf(weights, tiny).items()
     bare = {n.removeprefix("bert."): value for n, value in theirs if n.startswith("bert.")}
-    assert fitting(bare, shapes_of(values_of(tiny, ("qa_head",))))[1] == ["pooler"]
-    assert fitting(bare, shapes_of(values_of(tiny, TEXTS)))[1] == []
+    assert fitting(bare, shapes_of(values_of(tiny, ("qa_head",))), tiny)[1] == ["pooler"]
+    assert fitting(bare, shapes_of(values_of(tiny, TEXTS)), tiny)[1] == []
 
 
-def test_old_names_buffers_and_tied_copies_are_understood(weights):
-    tensors = to_hf(weights)
+def test_old_names_buffers_and_tied_copies_are_understood(tiny, weights):
+    tensors = to_hf(weights, tiny)
     leaves = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     old = {
         re.sub(r"LayerNorm\.\w+", lambda leaf: leaves[leaf[0]], n): v for n, v in tensors.items()
@@ -55,31 +55,31 @@ def test_old_names_buffers_and_tied_copies_are_understood(weights):
     old["bert.embeddings.position_ids"] = np.arange(24)[None]
     old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
-    values, missing = from_hf(old, shapes_of(weights))
+    values, missing = from_hf(old, shapes_of(weights), tiny)
     assert missing == []
     for name, value in weights.items():
         assert values[name].tobytes() == value.tobytes()
 
 
-def test_a_table_that_is_not_tied_and_a_weight_in_two_copies_are_refused(weights):
-    tensors = to_hf(weights)
+def test_a_table_that_is_not_tied_and_a_weight_in_two_copies_are_refused(tiny, weights):
+    tensors = to_hf(weights, tiny)
     table = tensors["bert.embeddings.word_embeddings.weight"]
     for name, value, message in (
         ("cls.predictions.decoder.weight", table + 1, r"\.weight \(file\): differs from bert\."),
         ("pooler.dense.bias", np.zeros(32), r"second tensor for bert\.pooler\.dense\.bias"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            from_hf({**tensors, name: value}, shapes_of(weights), where="file")
+            from_hf({**tensors, name: value}, shapes_of(weights), tiny, where="file")
 
 
-def test_leftovers_missing_and_other_shapes_are_named_together(weights):
-    tensors = to_hf(weights)
+def test_leftovers_missing_and_other_shapes_are_named_together(tiny, weights):
+    tensors = to_hf(weights, tiny)
     del tensors["bert.encoder.layer.1.output.dense.bias"]
     del tensors["cls.predictions.bias"]
     tensors["classifier.weight"] = np.zeros((3, 32), np.float32)
     tensors["bert.encoder.layer.0.intermediate.dense.weight"] = np.zeros((48, 32), np.float32)
     with pytest.raises(CheckpointError) as refusal:
-        from_hf(tensors, shapes_of(weights), where="old/model.safetensors")
+        from_hf(tensors, shapes_of(weights), tiny, where="old/model.safetensors")
     for part in (
         "old/model.safetensors: 1 tensors have another shape: bert.encoder.layer.0.intermediate.",
         "((32, 48) there, (32, 64) here",
@@ -89,9 +89,9 @@ def test_leftovers_missing_and_other_shapes_are_named_together(weights):
         assert part in str(refusal.value)
     # Heads alone are left out, and no layers.
     fewer = shapes_of({name: value for name, value in weights.items() if "hid_1/" not in name})
-    kept, _ = fitting(to_hf(weights), fewer)
+    kept, _ = fitting(to_hf(weights, tiny), fewer, tiny)
     with pytest.raises(CheckpointError, match=r"16 tensors fit no weight .* and 8 more"):
-        from_hf(kept, fewer)
+        from_hf(kept, fewer, tiny)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_a_task_takes_the_encoder_and_leaves_heads_of_others_and_for_other_label
 ):
     # Three labels there: a head for tokens of two is another one though it has the same name.
     values, wanted = values_of(tiny, there, labels=3), shapes_of(values_of(tiny, here))
-    kept, out = fitting(to_hf(values), wanted)
+    kept, out = fitting(to_hf(values, tiny), wanted, tiny)
     assert out == left_out
-    taken, missing = from_hf(kept, wanted)
+    taken, missing = from_hf(kept, wanted, tiny)
     assert missing == new
     encoder = "hid_1/attention/query/kernel"
     assert np.array_equal(taken[encoder], values[encoder])
-    assert fitting(to_hf(values), shapes_of(values))[1] == []
+    assert fitting(to_hf(values, tiny), shapes_of(values), tiny)[1] == []
 
 
 def test_a_config_made_for_another_model_is_refused(tiny):

@@ -36,10 +36,10 @@ def both_ways(config, values, columns):
         "nsp": nsp.numpy(),
         "loss": float(loss),
         "right": [float(sums["mlm_correct"]), float(sums["nsp_correct"])],
-        "gradients": to_hf({name: value.numpy() for name, value in gradients.items()}),
+        "gradients": to_hf({name: value.numpy() for name, value in gradients.items()}, config),
     }
     return ours, in_torch(
-        config, to_hf({n: weight.numpy() for n, weight in weights.items()}), columns
+        config, to_hf({n: weight.numpy() for n, weight in weights.items()}, config), columns
     )
 
 
@@ -106,9 +106,9 @@ def test_trained_weights():
     tensors = load_file(folder / "model.safetensors")
     weights = named_weights(build_blocks(config, seed=0, policy="float32"))
     shapes = {name: weight.shape for name, weight in weights.items()}
-    values, missing = from_hf(tensors, shapes)
+    values, missing = from_hf(tensors, shapes, config)
     assert missing == ["heads/masked_lm", "heads/next_sentence"]
-    for name, value in to_hf(values).items():
+    for name, value in to_hf(values, config).items():
         assert value.tobytes() == tensors[name.removeprefix("bert.")].tobytes()
     columns = make_examples(config.vocab_size, length=48)
     assert_equal_models(*both_ways(config, values, columns), columns)

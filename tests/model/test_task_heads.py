@@ -51,7 +51,9 @@ def theirs_of(kind, config, values, columns, labels):
     names = LABELS if outputs == 3 else None
     described = hf_config(config, head=head, label_names=names)
     model = getattr(transformers, head.hf_classes[0])(transformers.BertConfig(**described)).eval()
-    model.load_state_dict({name: torch.tensor(value) for name, value in to_hf(values).items()})
+    model.load_state_dict(
+        {name: torch.tensor(value) for name, value in to_hf(values, config).items()}
+    )
     given = {name: torch.tensor(value) for name, value in columns.items()}
     out = model(
         input_ids=given["input_ids"],
@@ -95,7 +97,7 @@ def test_a_head_equals_hugging_faces(kind, tiny):
     scores = blocks[-1][1].logits(hidden_of(blocks, padded), None)
     assert np.abs(scores.numpy() - logits).max() < 1e-5
     assert abs(float(found) - loss) < 1e-5
-    named = to_hf({name: gradient.numpy() for name, gradient in own.items()})
+    named = to_hf({name: gradient.numpy() for name, gradient in own.items()}, tiny)
     no_gradient = ["qa_outputs.bias", "bert.encoder.layer.1.output.LayerNorm.bias"]
     assert_gradients_of_pytorch(named, gradients, no_gradient if head is QUESTION_ANSWERING else ())
     best = logits.argmax(1 if kind == "question answering" else -1)

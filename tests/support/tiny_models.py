@@ -70,7 +70,7 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3, blocks: 
 
     folder.mkdir(parents=True)
     weights = named_weights(blocks or build_blocks(config, seed=seed, policy="float32"))
-    tensors = to_hf({name: weight.numpy() for name, weight in weights.items()})
+    tensors = to_hf({name: weight.numpy() for name, weight in weights.items()}, config)
     for name, content in class_files(config).items():
         (folder / name).write_bytes(content)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

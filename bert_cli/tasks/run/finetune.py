@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import changed
 from bert_cli.data.finetune.features import FeatureReader, Features
@@ -22,7 +23,6 @@ from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.files import JSON, write_json_atomically
-from bert_cli.model.hf import class_name
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
@@ -191,7 +191,7 @@ def _source(settings: FinetuneSettings) -> Source | None:
 
 def _check_class(settings: FinetuneSettings, source: Source) -> None:
     """Raise ConfigError for a model of another class than the task's; one without a class may fit."""
-    needed = class_name(settings.bert_config, settings.head)
+    needed = ARCHITECTURES[settings.bert_config.architecture].class_name(settings.head)
     if settings.head.needs and source.architecture not in (needed, "?"):
         raise _another_model(source, f"was not trained for this task, which needs a {needed}")
 

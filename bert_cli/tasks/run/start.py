@@ -46,23 +46,24 @@ def disk_format(
     """Return the format of a model on disk: Hugging Face's names, config and tokenizer files."""
     shapes = _shapes(weights)
     head = settings.head
-    positions = settings.bert_config.max_position_embeddings
+    shape = settings.bert_config
+    positions = shape.max_position_embeddings
     table = factors_of(settings)
     dtype = "float16" if settings.precision == "float16" and not table else "float32"
-    config = hf.hf_config(settings.bert_config, dtype=dtype, head=head, label_names=label_names)
+    config = hf.hf_config(shape, dtype=dtype, head=head, label_names=label_names)
     if table:
         config["scaling"] = getattr(settings, "scaling", None)
     files: dict[str, bytes] = {}
     if tokenizer:
         files |= files_for_model(tokenizer, positions, fills_masks=head.fills_masks)
     if isinstance(settings, EmbedSettings):
-        size = settings.bert_config.hidden_size
+        size = shape.hidden_size
         files |= embedding_files(settings.pooling, size, settings.max_seq_length)
     return checkpoint.Format(
-        to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table)),
-        from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes)[0], table, -1),
+        to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table), shape),
+        from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes, shape)[0], table, -1),
         config=config,
-        files=files | hf.class_files(settings.bert_config),
+        files=files | hf.class_files(shape),
         optimizer=OPTIMIZERS[settings.optimizer_opts.name],
     )
 
@@ -154,8 +155,9 @@ def load_weights(
     """Load a model's weights; return the parts that it lacks and the parts that were left out."""
     shapes = _shapes(weights)
     needed = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
-    tensors, left_out = hf.fitting(source.tensors(), needed)
-    values, new = hf.from_hf(tensors, shapes, where=str(source.weights))
+    config = source.config
+    tensors, left_out = hf.fitting(source.tensors(), needed, config)
+    values, new = hf.from_hf(tensors, shapes, config, where=str(source.weights))
     for name, value in scaling.folded(values, table or {}, -1).items():
         if fault := checkpoint.find_fault(value):
             raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")

@@ -24,7 +24,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from safetensors.numpy import save_file
 
-from bert_cli.config.heads import POOL, head_of_task
+from bert_cli.config.architectures import ARCHITECTURES
+from bert_cli.config.heads import POOL
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
@@ -81,7 +82,7 @@ def run(settings: ExportSettings) -> None:
         tf.config.set_visible_devices([], "GPU")
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, None)
-    head = head_of_task(task)
+    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if settings.texts and head is not None and head.is_per_position:
         problem = "its outputs are of tokens, which a string does not show"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
@@ -321,7 +322,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
         kind = getattr(transformers, f"AutoModel{name.removeprefix('Model')}")
-        is_own = source.config.architecture == "groupbert"  # whose classes are in the folder
+        is_own = bool(hf.class_files(source.config))
         options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
         return kind.from_pretrained(folder, attn_implementation="eager", **options).eval()
 

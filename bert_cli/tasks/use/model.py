@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from bert_cli.config.architectures import ARCHITECTURES, head_of_class
 from bert_cli.config.heads import (
     LAST_BLOCKS,
     SENTENCE_EMBEDDING,
     Head,
-    head_of_class,
-    head_of_task,
     heads,
 )
 from bert_cli.config.use import PredictSettings
@@ -33,7 +32,6 @@ from bert_cli.data.finetune.features import Features, by_length, encode_texts, p
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import JSONObject
-from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run import models, start
 
@@ -58,7 +56,7 @@ class Opened:
     def architecture(self) -> str:
         """Return transformers' class for the weights in the file."""
         architecture = self.source.architecture
-        prefix = hf.PREFIXES[self.source.config.architecture]
+        prefix = ARCHITECTURES[self.source.config.architecture].hf_prefix
         classes = [prefix + name for name in self.head.hf_classes] if self.head else []
         if len(classes) > 1 and architecture in ("?", classes[0]):
             return classes[bool(self.new)]
@@ -108,7 +106,7 @@ def task_of(source: models.Source, requested: str | None) -> str:
         classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
         raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
     known = head.task
-    is_for_any = requested is None or head_of_task(requested) is None
+    is_for_any = requested not in [head.task for head in heads() if head.needs]
     if not is_for_any and requested != known:
         problem = f"{source.folder} is a {source.architecture}, which is for {known}"
         remedy = f"leave out --task, or give a model that was trained for {requested}"
@@ -118,7 +116,7 @@ def task_of(source: models.Source, requested: str | None) -> str:
 
 def head_of(source: models.Source) -> Head | None:
     """Return the head of a model by its class; an encoder without a class is for vectors, an unknown class None."""
-    name = source.architecture.removeprefix(hf.PREFIXES["groupbert"])
+    name = source.architecture
     return SENTENCE_EMBEDDING if name == "?" else head_of_class(name)
 
 
@@ -136,7 +134,7 @@ def open_model(
     For a task without a head, the blocks `without_head` follow the encoder layers. Raises CheckpointError if the
     weights do not fit, ConfigError if the head is not among them.
     """
-    head = head_of_task(task)
+    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config, seed=0, policy=precision, last_blocks=last_blocks, labels=labels_of(source)

@@ -103,8 +103,9 @@ def first_step(home, **changes):
         for name, accumulator in stage.accumulators.items()
     }
     over = counts.get("targets") or counts["examples"]
+    shape = settings.bert_config
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    return sums["loss"] / over, hf.to_hf(gradients), hf.to_hf(weights), batch
+    return sums["loss"] / over, hf.to_hf(gradients, shape), hf.to_hf(weights, shape), batch
 
 
 def opened(home, name, pooling):
