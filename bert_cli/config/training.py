@@ -260,6 +260,11 @@ class TrainSettings(Settings):
         return ARCHITECTURES[self.bert_config.architecture].heads[self.HEAD.name]
 
     @property
+    def saves(self) -> bool:
+        """Return whether the run writes into its folder."""
+        return self.SAVES and not self.dry_run and not self.compile_only
+
+    @property
     def last_blocks(self) -> tuple[str, ...]:
         """Return the blocks after the encoder layers of this run."""
         return self.head.last_blocks

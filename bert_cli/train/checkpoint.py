@@ -21,9 +21,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.optimizers import OPTIMIZERS, OptimizerKind, Slot
-from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
@@ -211,22 +209,6 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 # --- save
-
-
-def fixed_settings(
-    settings: TrainSettings, examples_per_step: int, total_steps: int, corpus: str
-) -> JSONObject:
-    """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
-    stored_names = {"length_buckets": "length_bins"}
-    values = settings.model_dump(mode="json", include=marked(type(settings), FIXED))
-    return {
-        **{stored_names.get(name, name): value for name, value in values.items()},
-        # Dropout is a function of the micro-batch.
-        "micro_batch_size": settings.global_batch.micro_batch_size,
-        "examples_per_step": examples_per_step,
-        "total_steps": total_steps,
-        "corpus": corpus,
-    }
 
 
 def save(

@@ -13,6 +13,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,7 +156,10 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
         message = failure(path, fresh, fixed | {name: "after"})
         assert re.search(rf": {name}( \(.*\))? was before, is after;", message)
     settings = settings_of()
-    written = checkpoint.fixed_settings(settings, 8, 100, "0123")
+    plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
+    stream = SimpleNamespace(fingerprint="0123")
+    unused = {"source": None, "mesh": None, "stop": None, "sample": {}, "tokenizer": None}
+    written = assemble.ResolvedRun(settings, plan=plan, stream=stream, **unused).fixed
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
     assert written.keys() == (stored_names - {"decay_from"}) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()

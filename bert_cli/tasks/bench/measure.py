@@ -232,7 +232,7 @@ def save(run: Run) -> list[float]:
             began = time.perf_counter()
             state = copy_state(run.state)
             copied_at = time.perf_counter()
-            checkpoint.save(Path(inner), state, run.form, fixed=run.fixed, settings=values)
+            checkpoint.save(Path(inner), state, run.form, fixed=run.resolved.fixed, settings=values)
             return [copied_at - began, time.perf_counter() - copied_at]
     except (OSError, DataError, DeviceError) as error:
         if run.engine.group.world_size > 1:

@@ -34,7 +34,7 @@ try:
     from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.parallel.runtime import Devices
-    from bert_cli.tasks.run import build, models, resolve, start, train
+    from bert_cli.tasks.run import build, models, resolve, start
     from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints, newest_checkpoint
     from bert_cli.train.loop import State
@@ -255,7 +255,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
     what = "save_ckpt_path"
     folder = settings.save_ckpt_path
     try:
-        train.check_output_paths(settings)
+        resolve.check_output_paths(settings)
         if folder is None:
             report.add("ok", what, "nothing will be saved")
             return

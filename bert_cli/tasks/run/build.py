@@ -7,7 +7,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
@@ -79,12 +80,35 @@ class ResolvedRun:
     """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
     unsaved_steps: int = 2
     """Steps of a run that saves nothing."""
+    branch: Path | None = None
+    """The checkpoint of another run that a new run continues with a decaying learning rate."""
+
+    @cached_property
+    def dumped(self) -> JSONObject:
+        """Return the settings as JSON, as they are saved."""
+        return self.settings.model_dump(mode="json")
+
+    def dumped_with(self, marker: str) -> JSONObject:
+        """Return the settings that have a marker, as JSON."""
+        names = marked(type(self.settings), marker)
+        return {name: value for name, value in self.dumped.items() if name in names}
 
     @property
-    def saves(self) -> bool:
-        """Return whether the run writes into its folder."""
-        settings = self.settings
-        return settings.SAVES and not settings.dry_run and not settings.compile_only
+    def fixed(self) -> JSONObject:
+        """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
+        plan = self.plan
+        stored_names = {"length_buckets": "length_bins"}
+        settings = self.dumped_with(FIXED)
+        sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
+        return {
+            **{stored_names.get(name, name): value for name, value in settings.items()},
+            # Dropout is a function of the micro-batch.
+            "micro_batch_size": self.settings.global_batch.micro_batch_size,
+            "examples_per_step": plan.examples_per_step,
+            "total_steps": plan.total_steps,
+            "corpus": self.stream.fingerprint,
+            **sizes,
+        }
 
     @property
     def folder(self) -> Path:
@@ -102,13 +126,11 @@ class Run:
     state: State
     step: Step
     form: Format
-    fixed: JSONObject
-    """Values that must be equal for a checkpoint to be resumed."""
 
     def compile(self) -> None:
         """Trace and compile all functions of a step."""
-        sample = self.resolved.sample
-        self.engine.compile(self.step.prepare(self.engine, sample, UpdateRequest()))
+        resolved = self.resolved
+        self.engine.compile(resolved.prepare(self.engine, resolved.sample, UpdateRequest()))
 
     @property
     def is_first_rank(self) -> bool:
@@ -200,7 +222,7 @@ def build_engine(
         )
 
     names = block_names(config, settings.last_blocks)
-    make_optimizer = partial(optimizer_for, settings) if trains else None
+    make_optimizer = partial(optimizer_for, settings, factors) if trains else None
     module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
     build: BuildEngine = module.build_engine
     model = Model(names, make_block, settings.seed, make_optimizer)
@@ -215,11 +237,13 @@ def factors_of(settings: TrainSettings) -> scaling.Table:
 
 
 def optimizer_for(
-    settings: TrainSettings, names: Sequence[str], random_bits: RandomBits
+    settings: TrainSettings,
+    factors: scaling.Table,
+    names: Sequence[str],
+    random_bits: RandomBits,
 ) -> Optimizer:
     """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
     options = settings.optimizer_opts
-    factors = factors_of(settings)
     kind = OPTIMIZERS[options.name]
     rules = weight_rules(
         names,
@@ -259,6 +283,7 @@ def build_run(
     plan: Plan,
     stop_requested: Callable[[], bool] = lambda: False,
     labels: int = 2,
+    prepare: Prepare = Step.prepare,
 ) -> Parts:
     """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier."""
     options = settings.optimizer_opts
@@ -282,6 +307,7 @@ def build_run(
         max_gradient_norm=options.max_gradient_norm,
         max_skipped_steps=settings.max_skipped_steps,
         stop_requested=stop_requested,
+        prepare=prepare,
     )
     return Parts(engine, state, step)
 

@@ -30,7 +30,7 @@ from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
 from bert_cli.tasks.run.build import ResolvedRun
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.resolve import take_devices, with_shape_of
+from bert_cli.tasks.run.resolve import check_output_paths, is_writable, take_devices, with_shape_of
 from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import newest_checkpoint
@@ -169,12 +169,12 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     ]
     try:
         if settings.do_training:
-            train.check_output_paths(settings)
+            check_output_paths(settings)
     except ConfigError as error:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (output := settings.output_dir) and not train.is_writable(output / checkpoint.SCORES):
+    if (output := settings.output_dir) and not is_writable(output / checkpoint.SCORES):
         where = f"output_dir ({output})"
         remedy = "give another --output-dir"
         raise DataError(where, "cannot be written", remedy)

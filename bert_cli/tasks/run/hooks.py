@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bert_cli.config.markers import UNTRACKED, marked
+from bert_cli.config.markers import UNTRACKED
 from bert_cli.planning import checks
 from bert_cli.tasks.run.build import Run
 from bert_cli.text import count, format_duration
@@ -77,13 +77,13 @@ def hooks_of(
 
 def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Reporter]) -> Hook:
     """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
-    settings = run.resolved.settings
+    resolved = run.resolved
+    settings = resolved.settings
     first = run.state.step + 1
     cadence = Every(steps=settings.log_every_steps, last_step=last)
-    dumped = settings.model_dump(mode="json")
-    total = run.resolved.plan.total_steps
+    total = resolved.plan.total_steps
     compared = 2 * health.compared_steps(total)
-    before = history.Run(run.resolved.folder).tail(compared) if reporters else []
+    before = history.Run(resolved.folder).tail(compared) if reporters else []
     steps = deque(before, compared)
     has_warned = False
 
@@ -102,7 +102,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
         steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))
         if info.step % health.STEPS or has_warned:
             return
-        if warning := health.find_warning(dumped, total, steps):
+        if warning := health.find_warning(resolved.dumped, total, steps):
             has_warned = True
             print_line(f"step {info.step}: {warning}")
 
@@ -112,14 +112,16 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
 def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
     if not run.is_first_rank:
         return []
-    settings = run.resolved.settings
-    dumped = settings.model_dump(mode="json")
-    reporters = [metrics.jsonl_reporter(run.resolved.folder / METRICS, run.state.step)]
+    resolved = run.resolved
+    settings = resolved.settings
+    dumped = resolved.dumped
+    reporters = [metrics.jsonl_reporter(resolved.folder / METRICS, run.state.step)]
     if settings.tensorboard_dir is not None:
-        hparams = settings.model_dump(mode="json", exclude=marked(type(settings), UNTRACKED))
+        untracked = resolved.dumped_with(UNTRACKED)
+        hparams = {name: value for name, value in dumped.items() if name not in untracked}
         reporters.append(metrics.tensorboard(settings.tensorboard_dir, hparams, last, stack))
     if settings.wandb.enabled:
-        reporters.append(metrics.wandb(dumped["wandb"], dumped, run.resolved.folder, stack))
+        reporters.append(metrics.wandb(dumped["wandb"], dumped, resolved.folder, stack))
     return reporters
 
 

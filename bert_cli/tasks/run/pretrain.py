@@ -13,7 +13,7 @@ from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, probe, start, train
 from bert_cli.tasks.run.build import ResolvedRun
 from bert_cli.tasks.run.models import extended
-from bert_cli.tasks.run.resolve import source_of, take_devices, with_shape_of
+from bert_cli.tasks.run.resolve import check_output_paths, source_of, take_devices, with_shape_of
 from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint
@@ -22,9 +22,10 @@ from bert_cli.train.metrics import PROBE, print_line
 
 def run(settings: PretrainSettings) -> None:
     """Train to the last step of the phase, or until a stop is requested, and save."""
-    train.check_output_paths(settings)
+    check_output_paths(settings)
     with ExitStack() as stack:
-        _, status = train.run_training(resolve(settings, stack), stack)
+        resolved = resolve(settings, stack)
+        _, status = train.run_training(resolved, stack)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
@@ -36,6 +37,7 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
     """
     continued = newest_checkpoint(settings.save_ckpt_path)
     source = source_of(settings, continued)
+    branch = start.branch_point(settings) if settings.decay_from and continued is None else None
     configured = with_shape_of(settings, source)
     sized = corpora.with_sizes_of_records(configured, source)
     settings, mesh, stop = take_devices(sized, continued, stack)
@@ -87,6 +89,7 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         evaluate=None if held_out is None and pairs is None else score,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=settings.evaluate_every_steps,
+        branch=branch,
         unigram_entropy=None if folder is None else health.unigram_entropy(stream),
     )
 

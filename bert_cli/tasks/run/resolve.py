@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from bert_cli.config.load import changed
 from bert_cli.config.training import TrainSettings
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
 from bert_cli.parallel.runtime import Devices, Mesh
 from bert_cli.planning import layout
@@ -18,6 +19,23 @@ from bert_cli.train.loop import StopRequest
 from bert_cli.train.metrics import print_line
 
 Settings = TypeVar("Settings", bound=TrainSettings)
+
+
+def check_output_paths(settings: TrainSettings) -> None:
+    """Raise ConfigError when the run has no folder to save in, DataError when its trace cannot be written."""
+    trace = settings.parallel.trace
+    if trace is not None and not is_writable(trace):
+        remedy = "choose another file, in an existing folder"
+        raise DataError(f"parallel.trace ({trace})", "cannot be written", remedy)
+    if settings.saves and settings.save_ckpt_path is None:
+        remedy = "give --save-ckpt-path, the folder of this run"
+        raise ConfigError("save_ckpt_path", "is not given", remedy)
+
+
+def is_writable(path: Path) -> bool:
+    """Return whether a file can be written, for a check before the first step instead of after the last."""
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
+    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def source_of(settings: TrainSettings, continued: Path | None) -> Source | None:

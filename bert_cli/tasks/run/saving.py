@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from bert_cli.config.markers import COLLECTIVE, marked
+from bert_cli.config.markers import COLLECTIVE
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.group import ProcessGroup
@@ -31,22 +31,21 @@ def load_state(run: Run, stack: ExitStack) -> None:
     Raises ConfigError or CheckpointError where the processes differ, or where the state does not fit the run.
     """
     resolved = run.resolved
-    settings = resolved.settings
     group = run.engine.group
     state = run.state
-    if resolved.saves:
+    if resolved.settings.saves:
         if run.is_first_rank:
             _take_folder(resolved, stack)
         group.barrier()
-    collective = settings.model_dump(mode="json", include=marked(type(settings), COLLECTIVE))
-    parallel = {**settings.parallel.model_dump(mode="json"), "trace": None}
-    shared = {**run.fixed, **collective, "parallel": parallel, "held_out": resolved.held_out}
+    shared = resolved.fixed | resolved.dumped_with(COLLECTIVE)
+    shared["parallel"] = {**resolved.dumped["parallel"], "trace": None}
+    shared["held_out"] = resolved.held_out
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
         remedy = "start every process with the same command and the same files"
         raise ConfigError(f"rank {difference[0]}", problem, remedy)
-    print_line(f"run: {start.load_state(settings, state, run.form, run.fixed, resolved.source)}")
+    print_line(f"run: {start.load_state(run)}")
     if difference := _first_difference(group, state.step):
         rank, step, first = difference
         problem = (
@@ -92,17 +91,19 @@ def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, flo
 
 def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
     """Return the function that saves a step once: rank 0 writes, other ranks send their shards."""
-    settings = run.resolved.settings
+    resolved = run.resolved
+    settings = resolved.settings
     state = run.state
     group = run.engine.group
-    folder = run.resolved.folder
-    dumped = settings.model_dump(mode="json")
+    folder = resolved.folder
+    fixed = resolved.fixed
+    dumped = resolved.dumped
     # The step that a run continues from has a checkpoint, which rank 0 has seen.
     exists = (folder / checkpoint_name(state.step)).exists()
     saved = state.step if group.broadcast([exists])[0] else -1
 
     def write(copied: StateCopy) -> None:
-        checkpoint.save(folder, copied, run.form, fixed=run.fixed, settings=dumped)
+        checkpoint.save(folder, copied, run.form, fixed=fixed, settings=dumped)
         checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
 
     def save() -> None:

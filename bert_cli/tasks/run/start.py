@@ -16,7 +16,7 @@ from bert_cli.data.records.tokenizer import files_for_model
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model import hf, scaling
 from bert_cli.planning.plan import decay_step
-from bert_cli.tasks.run.build import factors_of
+from bert_cli.tasks.run.build import Run, factors_of
 from bert_cli.tasks.run.models import TF1_CONFIG, Source
 from bert_cli.text import count
 from bert_cli.train import checkpoint
@@ -42,6 +42,8 @@ def disk_format(
     weights: Mapping[str, Any],
     tokenizer: Path | None,
     label_names: Sequence[str] | None = None,
+    *,
+    epoch_size: int | None = None,
 ) -> checkpoint.Format:
     """Return the format of a model on disk: Hugging Face's names, config and tokenizer files."""
     shapes = _shapes(weights)
@@ -64,33 +66,31 @@ def disk_format(
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes, shape)[0], table, -1),
         config=config,
         files=files | hf.class_files(shape),
+        epoch_size=epoch_size,
         optimizer=OPTIMIZERS[settings.optimizer_opts.name],
     )
 
 
-def load_state(
-    settings: TrainSettings,
-    state: State,
-    form: checkpoint.Format,
-    fixed: Mapping[str, Any],
-    source: Source | None,
-) -> str:
-    """Load the initial state of a run, from its own checkpoint if it has one, else from the model `source`.
+def load_state(run: Run) -> str:
+    """Load the initial state of a run, from its own checkpoint if it has one, else as resolved.
 
     Returns a description. Raises CheckpointError if the state does not fit.
     """
+    resolved = run.resolved
+    settings = resolved.settings
     # Under the lock of the folder, before which another process may have saved.
     newest = newest_checkpoint(settings.save_ckpt_path)
-    if newest is not None:
-        checkpoint.resume(newest, state, form, fixed, settings.model_dump(mode="json"))
-        return f"continues from {newest} (step {state.step:,})"
-    if isinstance(settings, PretrainSettings) and settings.decay_from:
-        path = branch_point(settings)
-        dumped = settings.model_dump(mode="json")
-        checkpoint.resume(path, state, form, fixed, dumped, is_branch=True)
-        return f"continues {path} with a decaying learning rate"
-    if source is not None:
-        return load_pretrained(source, settings, state, form.config.get("id2label"))
+    path = newest or resolved.branch
+    if path is not None:
+        is_branch = newest is None
+        fixed = resolved.fixed
+        checkpoint.resume(path, run.state, run.form, fixed, resolved.dumped, is_branch=is_branch)
+        if is_branch:
+            return f"continues {path} with a decaying learning rate"
+        return f"continues from {path} (step {run.state.step:,})"
+    if resolved.source is not None:
+        labels = run.form.config.get("id2label")
+        return load_pretrained(resolved.source, settings, run.state, labels)
     return f"starts with new weights from seed {settings.seed}"
 
 

@@ -4,24 +4,18 @@ A step that is to be scored is saved first: an evaluation may take minutes, and 
 since the last checkpoint.
 """
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
-from bert_cli.config.training import TrainSettings
 from bert_cli.data.stream.reader import read_ahead
-from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
 from bert_cli.tasks.run import build, hooks, saving, start
 from bert_cli.tasks.run.build import ResolvedRun, Run
 from bert_cli.text import count, format_duration
-from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, train
 from bert_cli.train.metrics import ProgressBar, print_line
@@ -56,7 +50,7 @@ def run_training(
         )
         group.barrier()
         return run, "compiled"
-    if resolved.saves and not hooks.score_resumed(run):
+    if settings.saves and not hooks.score_resumed(run):
         return run, "stopped"
     if state.step >= plan.total_steps:
         print_line(f"run: all {plan.total_steps:,} steps are done; nothing to do")
@@ -67,7 +61,7 @@ def run_training(
     group.barrier()
     duration = format_duration(time.monotonic() - began)
     at = f"step {state.step:,}"
-    if not resolved.saves:
+    if not settings.saves:
         kind = "dry run" if timer is None else "measurement"
         print_line(f"run: {kind} ended at {at} after {duration}; nothing was saved")
     elif finished:
@@ -96,38 +90,17 @@ def _describe(resolved: ResolvedRun) -> None:
 
 def _built(resolved: ResolvedRun) -> Run:
     settings = resolved.settings
-    plan = resolved.plan
-    stream = resolved.stream
     engine, state, step = build.build_run(
-        settings, resolved.mesh, plan, resolved.stop, resolved.labels
+        settings, resolved.mesh, resolved.plan, resolved.stop, resolved.labels, resolved.prepare
     )
-    step.prepare = resolved.prepare
-    form = start.disk_format(settings, state.weights, resolved.tokenizer, resolved.label_names)
-    form = replace(form, epoch_size=stream.epoch_size)
-    fixed = checkpoint.fixed_settings(
-        settings, plan.examples_per_step, plan.total_steps, stream.fingerprint
+    form = start.disk_format(
+        settings,
+        state.weights,
+        resolved.tokenizer,
+        resolved.label_names,
+        epoch_size=resolved.stream.epoch_size,
     )
-    if plan.step_sizes is not None:
-        fixed["step_sizes"] = plan.step_sizes
-    return Run(resolved, engine, state, step, form, fixed)
-
-
-def check_output_paths(settings: TrainSettings) -> None:
-    """Raise ConfigError when the run has no folder to save in, DataError when its trace cannot be written."""
-    trace = settings.parallel.trace
-    if trace is not None and not is_writable(trace):
-        remedy = "choose another file, in an existing folder"
-        raise DataError(f"parallel.trace ({trace})", "cannot be written", remedy)
-    saves = settings.SAVES and not settings.dry_run and not settings.compile_only
-    if saves and settings.save_ckpt_path is None:
-        remedy = "give --save-ckpt-path, the folder of this run"
-        raise ConfigError("save_ckpt_path", "is not given", remedy)
-
-
-def is_writable(path: Path) -> bool:
-    """Return whether a file can be written, for a check before the first step instead of after the last."""
-    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
-    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
+    return Run(resolved, engine, state, step, form)
 
 
 # --- the steps
@@ -135,18 +108,19 @@ def is_writable(path: Path) -> bool:
 
 def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None) -> bool:
     resolved = run.resolved
+    settings = resolved.settings
     state = run.state
     engine = run.engine
     stop = resolved.stop
     last = resolved.plan.total_steps
-    last = last if resolved.saves else min(state.step + resolved.unsaved_steps, last)
+    last = last if settings.saves else min(state.step + resolved.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
-    save = saving.saver(run, writer) if resolved.saves else None
+    save = saving.saver(run, writer) if settings.saves else None
     began = time.monotonic()
     run.compile()
     seconds_traced = time.monotonic() - began
     print_line(f"built in {seconds_built:.1f} s, traced in {seconds_traced:.1f} s")
-    if save is not None and resolved.settings.pretrained_ckpt_path and state.step == 0:
+    if save is not None and settings.pretrained_ckpt_path and state.step == 0:
         hooks.score_start(run)
     batches = read_ahead(resolved.stream, state.step, last)
     forecast = hooks.forecast(run)
