@@ -141,7 +141,7 @@ class EvaluateSettings(Settings):
     """
 
     run: Positional[Path]
-    """Folder of a run, whose newest checkpoint is scored, or of one of its checkpoints."""
+    """Folder of a run, whose newest checkpoint is scored, of one of its checkpoints, or of `bert average`."""
     dataset_dir: PathOrName | None = None
     """Folder of records, or its address (s3://...); by default the run's validation_dir."""
     examples: Positive | None = None

@@ -1,7 +1,8 @@
 """`bert average`: average the weights of a run's newest checkpoints, and compare the mean with the newest checkpoint.
 
 The mean is often a better model than the last step of a run whose learning rate is still high (Izmailov et al.
-2018), but may be a worse model. OUT has the files of a checkpoint without its optimizer and state.json.
+2018), but may be a worse model. OUT has the files of a checkpoint without its optimizer and state.json, and the
+settings.json of the run, by which `bert evaluate` scores it.
 """
 
 import shutil
@@ -21,7 +22,7 @@ from bert_cli.processes import print_table
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
 from bert_cli.train import card, checkpoint, history
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array
 from bert_cli.train.metrics import print_line
 
@@ -85,6 +86,8 @@ def _write(out: Path, newest: Path, mean: Mapping[str, Array], names: str) -> No
         shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
         checkpoint.write_tensors(partial / MODEL, mean)
         shutil.copymode(newest / MODEL, partial / MODEL)
+        if (settings := newest.parent / SETTINGS).is_file():
+            shutil.copyfile(settings, partial / SETTINGS)
         if (readme := partial / card.CARD).is_file():
             readme.write_text(f"{readme.read_text()}| weights | mean of {names} |\n")
 

@@ -30,7 +30,8 @@ def run(settings: EvaluateSettings) -> None:
     Raises CheckpointError where there is none, ConfigError for a run of another command, DataError for its records.
     """
     model = find_folder(str(settings.run), "RUN")
-    folder = model.parent if (model.parent / SETTINGS).is_file() else model
+    # The folder of `bert average` has the settings of its run, a checkpoint is in the folder of its run.
+    folder = model if (model / SETTINGS).is_file() else model.parent
     kind = history.Run(folder).kind
     if kind != "pretrain":
         problem = "is no run of pretrain" if kind == "?" else f"is a run of {kind}"

@@ -15,7 +15,7 @@ from support.tiny_models import metrics_of
 from bert_cli.cli import main
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.train.card import CARD
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS, complete_checkpoints
 
 LAST = 3
 
@@ -48,7 +48,7 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
         expected = np.mean([one[name] for one in weights], 0, np.float64).astype(np.float32)
         assert value.dtype == np.float32 and np.array_equal(value, expected), name
     files = {path.name for path in paths[-1].iterdir()} - {OPTIMIZER, STATE}
-    assert {path.name for path in out.iterdir()} == files
+    assert {path.name for path in out.iterdir()} == files | {SETTINGS}
     weights_row = "| weights | mean of step_00000004, step_00000005, step_00000006 |\n"
     assert (out / CARD).read_text() == (paths[-1] / CARD).read_text() + weights_row
     for name in files - {MODEL, CARD}:
@@ -71,7 +71,9 @@ def test_the_mean_opens_in_transformers_and_starts_a_run(home, tmp_path, capsys)
     assert f"starts from the weights in {out} with a fresh optimizer" in capsys.readouterr().out
 
 
-def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names_the_better(home):
+def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names_the_better(
+    home, capsys
+):
     first, head, *rows, last = home.printed
     assert first.endswith("is the mean of step_00000004, step_00000005, step_00000006")
     assert head.split() == ["held", "out", "step_00000006", "average"]
@@ -86,6 +88,8 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     newest, mean = map(float, scores["mlm_loss"])
     better = "the average" if mean < newest else "the newest"
     assert newest != mean and last.startswith(f"average: {better} is better than ")
+    assert main(["evaluate", str(home.path / "mean")]) == 0
+    assert f"{mean:.6f}" in capsys.readouterr().out
 
 
 def test_an_average_that_was_killed_after_its_rename_is_scored_when_it_is_started_again(
