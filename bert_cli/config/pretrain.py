@@ -166,6 +166,8 @@ class PretrainSettings(TrainSettings):
             size = changes.pop("micro_batch_size", batch.micro_batch_size)
             batch = batch.model_copy(update={"micro_batch_size": size})
             changes |= {"global_batch": batch, "stages": []}
+            # Not `changed`: `_check_schedules` validates the stages and names them in messages, and a stage counts
+            # examples even if the first stage counts epochs.
             stages.append(self.model_copy(update=changes))
         return stages
 

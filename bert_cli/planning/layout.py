@@ -263,7 +263,7 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
 
 
 def describe_layout(settings: TrainSettings) -> list[str]:
-    """Return the layout as text, two to four lines."""
+    """Return the layout as text, with a line for each setting that has no effect in it."""
     batch = settings.global_batch
     parallel = settings.parallel
     stages, mapping = stages_of(settings)
@@ -288,7 +288,7 @@ def describe_layout(settings: TrainSettings) -> list[str]:
             f"{format_bytes(reduced_bytes(settings))} of gradients with the others once a {often}"
         )
         lines.append(f"each replica adds up {sums}, in {parallel.reduce_precision}")
-    return lines
+    return lines + without_effect(settings)
 
 
 def simulated(devices: int) -> str:

@@ -139,9 +139,8 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     shards = replicas if config.hidden_size % replicas == 0 and second == 1 else 1
     stored = weights // (shards if parallel.shard_weights else 1)
     updated = weights // shards if parallel.replicated_tensor_sharding else stored
-    plain = settings.model_copy(update={"compile": "nothing"})
     divided = sum(FLOAT32 * n * count_elements(settings, of) for of, n in JAX_DIVIDED.items())
-    complete = int(JAX_SAVED * saved_bytes(plain, "hid", stashed=False)) - divided
+    complete = int(JAX_SAVED * saved_bytes(settings, "hid", stashed=False)) - divided
     saved = complete // second + divided // first
     working = layers * saved
     copies = weights * (settings.precision != "float32")
@@ -159,7 +158,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
         accumulators=FLOAT32 * stored,
         moments=slot_bytes(settings, updated),
         stashes=0,
-        working=working + saved_bytes(plain, "emb", stashed=False) + FLOAT32 * copies,
+        working=working + saved_bytes(settings, "emb", stashed=False) + FLOAT32 * copies,
         logits=logits // (chunks if by_rows == 1 else by_rows)
         if _reads_word_table(config, blocks)
         else 0,
@@ -265,7 +264,8 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     """Return the bytes that the gradient of a block reads for one micro-batch.
 
     `stashed`: forward and backward are two functions, which save more tensors than a single function. Between two
-    products everything is float32 in every precision. XLA-compiled layers save inputs, and recompute dropout.
+    products everything is float32 in every precision. TensorFlow's layers that XLA compiles save inputs, and recompute
+    dropout.
     """
     config = settings.bert_config
     more = int(stashed)
@@ -277,7 +277,8 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     bsd = count_elements(settings, "BSD")
     keys = config.keys_read(settings.max_seq_length)
     bnss = count_elements(settings, "BNS") * keys // config.num_hidden_layers
-    is_compiled = settings.compile != "nothing" and bsd > COMPILED_CHAIN_ELEMENTS
+    is_large = bsd > COMPILED_CHAIN_ELEMENTS
+    is_compiled = is_large and settings.engine == "tensorflow" and settings.compile != "nothing"
     products = config.products(count_elements(settings, "BS"))
     activated = [product.rows * product.outputs for product in products if product.is_activated]
     bsf = sum(activated)
