@@ -31,12 +31,19 @@ class StoppedBetweenMicroBatchesError(Exception):
     """A stop was requested during a step. The weights are still unchanged."""
 
 
-class Value(Protocol):
-    """A complete weight or optimizer moment, wherever its parts are stored."""
+class Weight(Protocol):
+    """A weight whose value can be set."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the value."""
+
+    def assign(self, value: Array) -> None:
+        """Set the value."""
+
+
+class Value(Weight, Protocol):
+    """A complete weight or optimizer moment, wherever its parts are stored."""
 
     @property
     def is_sharded(self) -> bool:
@@ -44,9 +51,6 @@ class Value(Protocol):
 
     def numpy(self) -> Array:
         """Return the value."""
-
-    def assign(self, value: Array) -> None:
-        """Set the value."""
 
 
 class Block(Protocol):

@@ -4,14 +4,14 @@ A checkpoint's card is a function of its state.json. It has no times, complete p
 resumed run writes the same bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
 from bert_cli import __version__
 from bert_cli.config.architectures import head_of_class
 from bert_cli.config.heads import heads
 from bert_cli.config.training import TrainSettings
+from bert_cli.files import JSONObject
 from bert_cli.model import hf
 
 CARD = "README.md"
@@ -58,7 +58,7 @@ print(run(**{{name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}}
 }
 
 
-def command_of(settings: Mapping[str, Any]) -> str:
+def command_of(settings: JSONObject) -> str:
     """Return the command that trains with these settings, "?" for none."""
     commands = [pair for head in heads() for pair in head.commands.items()]
     # A setting that every training run has decides last.
@@ -67,7 +67,7 @@ def command_of(settings: Mapping[str, Any]) -> str:
 
 
 def model_card(
-    config: Mapping[str, Any],
+    config: JSONObject,
     parameters: int,
     sections: Sequence[str],
     *,
@@ -110,7 +110,7 @@ def model_card(
     return "\n\n".join(part.strip() for part in [*parts, *sections] if part) + "\n"
 
 
-def training_section(state: Mapping[str, Any]) -> str:
+def training_section(state: JSONObject) -> str:
     """Return the section of a card on the training of a checkpoint, from its state.json."""
     settings = state.get("settings", {})
     fixed = state["fixed"]
@@ -128,13 +128,13 @@ def training_section(state: Mapping[str, Any]) -> str:
     return table(TRAINING, {name: value for name, value in rows.items() if value not in (None, "")})
 
 
-def table(heading: str, rows: Mapping[str, Any]) -> str:
+def table(heading: str, rows: JSONObject) -> str:
     """Return a section of a card with a row for each value."""
     lines = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join([heading, "| | |", "|---|---|", *lines])
 
 
-def _data(settings: Mapping[str, Any], epoch_size: int | None) -> str:
+def _data(settings: JSONObject, epoch_size: int | None) -> str:
     """Return the last names of the folders and files of the examples, and the number of examples."""
     if settings.get("generated_dataset"):
         return "synthetic examples"

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
@@ -72,14 +71,14 @@ class Format:
     """Our names -> Hugging Face's."""
     from_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
-    config: Mapping[str, Any]
+    config: JSONObject
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Other files by name: the tokenizer, and the classes of a model that transformers does not have."""
     epoch_size: int | None = None
     """Examples of an epoch, for the model card; None where there is no end."""
     optimizer: OptimizerKind = OPTIMIZERS["AdamW"]
 
-    def slot(self, name: str, weights: Mapping[str, Any]) -> Slot:
+    def slot(self, name: str, weights: Mapping[str, Value | Array]) -> Slot:
         """Return the description of a slot, by its name in a checkpoint."""
         weight, _, slot = name.rpartition("/")
         return self.optimizer.slots(tuple(weights[weight].shape))[slot]
@@ -216,8 +215,8 @@ def save(
     state: StateCopy,
     form: Format,
     *,
-    fixed: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    fixed: JSONObject,
+    settings: JSONObject,
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
@@ -260,7 +259,7 @@ def save(
     return path
 
 
-def _write_model(partial: Path, state: StateCopy, form: Format, record: Mapping[str, Any]) -> None:
+def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObject) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
     weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
@@ -327,8 +326,8 @@ def resume(
     path: Path,
     state: State,
     form: Format,
-    fixed: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
+    fixed: JSONObject,
+    settings: JSONObject | None = None,
     *,
     is_branch: bool = False,
 ) -> None:
@@ -367,7 +366,7 @@ def resume(
     state.step = saved.step
 
 
-def _without_end(fixed: Mapping[str, Any]) -> JSONObject:
+def _without_end(fixed: JSONObject) -> JSONObject:
     """Return fixed settings without the settings in which a branch may differ."""
     free = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
     rate = fixed["optimizer_opts"]["learning_rate"]
@@ -376,12 +375,12 @@ def _without_end(fixed: Mapping[str, Any]) -> JSONObject:
     return {n: value for n, value in fixed.items() if n not in free} | {"optimizer_opts": options}
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str]:
     differences: list[str] = []
     for name in sorted({*old, *new}):
         before = old.get(name)
         now = new.get(name)
-        if isinstance(before, Mapping) and isinstance(now, Mapping):
+        if isinstance(before, dict) and isinstance(now, dict):
             differences += _differences(before, now, f"{prefix}{name}.")
         # A switch that an older version did not have was off.
         elif before != now and (before, now) != (None, False):
@@ -399,7 +398,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
 
 
-def read_tensor(path: Path, file: Any, name: str) -> Array:
+def read_tensor(path: Path, file: safe_open, name: str) -> Array:
     """Return a tensor of an open safetensors file. Raises CheckpointError for a dtype that NumPy does not have."""
     try:
         value: Array = file.get_tensor(name)

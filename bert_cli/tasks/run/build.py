@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from bert_cli.model.fused import NEVER, WORTH_COMPILING
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.cluster import Processes, Rendezvous
-from bert_cli.parallel.engine import Batch, Engine, UpdateRequest, count
+from bert_cli.parallel.engine import Batch, Block, Engine, UpdateRequest, count
 from bert_cli.parallel.runtime import BuildEngine, Devices, Layout, Mesh, Model, Runtime
 from bert_cli.planning.layout import check_processes
 from bert_cli.planning.plan import Plan
@@ -208,7 +208,7 @@ def build_engine(
     config = settings.bert_config
     factors = factors_of(settings)
 
-    def make_block(name: str, before: Mapping[str, Any]) -> Any:
+    def make_block(name: str, before: Mapping[str, Block]) -> Block:
         return build_block(
             name,
             config,

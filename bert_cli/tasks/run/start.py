@@ -5,7 +5,6 @@ A run starts from its newest complete checkpoint, else from the weights that the
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.optimizers import OPTIMIZERS
@@ -15,6 +14,7 @@ from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.records.tokenizer import files_for_model
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model import hf, scaling
+from bert_cli.parallel.engine import Weight
 from bert_cli.planning.plan import decay_step
 from bert_cli.tasks.run.build import Run, factors_of
 from bert_cli.tasks.run.models import TF1_CONFIG, Source
@@ -39,7 +39,7 @@ def known_rows(source: Source | None, continued: Path | None) -> int:
 
 def disk_format(
     settings: TrainSettings,
-    weights: Mapping[str, Any],
+    weights: Mapping[str, Weight],
     tokenizer: Path | None,
     label_names: Sequence[str] | None = None,
     *,
@@ -147,7 +147,7 @@ def load_pretrained(
 
 def load_weights(
     source: Source,
-    weights: Mapping[str, Any],
+    weights: Mapping[str, Weight],
     *,
     same_labels: bool = True,
     table: scaling.Table | None = None,
@@ -165,5 +165,5 @@ def load_weights(
     return new, left_out
 
 
-def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _shapes(weights: Mapping[str, Weight]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in weights.items()}

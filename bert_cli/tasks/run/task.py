@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +101,7 @@ class Scorer:
     def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats]:
         """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
         engine.gather_weights()
-        logits: dict[str, Any] = {}
+        logits: dict[str, Floats] = {}
         for name, features in sets.items():
             values = self._predict(engine, features)
             if not np.isfinite(values).all():

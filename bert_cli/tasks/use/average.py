@@ -111,7 +111,7 @@ def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
     return means
 
 
-def _values(paths: Sequence[Path], files: Sequence[Any], name: str) -> Iterator[Array]:
+def _values(paths: Sequence[Path], files: Sequence[safe_open], name: str) -> Iterator[Array]:
     for path, file in zip(paths, files, strict=True):
         value = checkpoint.read_tensor(path / MODEL, file, name)
         if fault := checkpoint.find_fault(value):
@@ -119,7 +119,7 @@ def _values(paths: Sequence[Path], files: Sequence[Any], name: str) -> Iterator[
         yield value
 
 
-def _open(path: Path, stack: ExitStack) -> Any:
+def _open(path: Path, stack: ExitStack) -> safe_open:
     checkpoint.read_state(path)
     verify_checkpoint(path, but=(OPTIMIZER,))
     try:
@@ -129,6 +129,6 @@ def _open(path: Path, stack: ExitStack) -> Any:
         raise CheckpointError(str(path / MODEL), problem, "remove that checkpoint") from error
 
 
-def _layout(file: Any) -> set[tuple[str, str, str]]:
+def _layout(file: safe_open) -> set[tuple[str, str, str]]:
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     return {(name, str(part.get_shape()), part.get_dtype()) for name, part in slices.items()}

@@ -1,9 +1,7 @@
 """The model card of an export, and its upload to the Hugging Face hub."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bert_cli import __version__
 from bert_cli.config.use import ExportSettings
@@ -46,7 +44,7 @@ def write_card(settings: ExportSettings, model: Opened, folder: Path) -> None:
     (folder / card.CARD).write_text(text, encoding="utf-8")
 
 
-def _of_training(checkpoint: Path, state: Mapping[str, Any]) -> list[str]:
+def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     """Return the sections on a checkpoint's training and, if its run's folder has scores, on the scores."""
     metrics = history.Run(checkpoint.parent).steps.get(state["step"], {})
     scores = {
