@@ -76,7 +76,7 @@ class Architecture:
 
     def class_name(self, head: Head) -> str:
         """Return the name of transformers' class for a model with this head."""
-        return self.hf_prefix + head.hf_classes[0]
+        return self.hf_prefix + self.heads[head.name].hf_classes[0]
 
     def head_of_task(self, task: str) -> Head | None:
         """Return the head of a task of `bert predict`; None for a task that reads the encoder's output."""

@@ -201,6 +201,17 @@ def check_hf_config(
         raise CheckpointError(where, problem, "make bert_config equal to it")
 
 
+def vocabulary_tensors(config: BertConfig) -> tuple[str, ...]:
+    """Return the ends of the names of tensors with a row for each piece of the vocabulary."""
+    architecture = ARCHITECTURES[config.architecture]
+    blocks = architecture.last_blocks.items()
+    biases = [f"{name}/masked_lm/bias" for name, block in blocks if block.reads_word_table]
+    names = [part_of(name, config).layer for name in ("emb/word/embeddings", *biases)]
+    return tuple(
+        name.removeprefix(f"{_base(config)}.") for name in (*names, *architecture.hf_copies)
+    )
+
+
 def _current_names(
     tensors: Mapping[str, Array], config: BertConfig, where: str
 ) -> dict[str, Array]:

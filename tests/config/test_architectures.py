@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.tiny_models import metrics_of
+from support.tiny_models import PIECES, metrics_of, write_model
 
 import bert_cli
 from bert_cli.config.architectures import ARCHITECTURES, shape_of
@@ -54,6 +54,7 @@ CONFIG = {
     "total_num_train_samples": 16,
     "checkpoint_every_steps": 1,
 }
+LAST_BLOCKS = ("enc_out", "heads")
 SAVED = ("model.safetensors", "optimizer.safetensors")
 
 
@@ -122,9 +123,8 @@ def test_fused_weights_are_joined_and_split_and_their_shape_is_checked(toy):
     from bert_cli.model.hf import fitting, from_hf, to_hf
 
     config = shape_of(SHAPE)
-    last_blocks = ARCHITECTURES["toy"].heads["heads"].last_blocks
     draw = np.random.default_rng(0)
-    blocks = build_blocks(config, seed=1, policy="float32", last_blocks=last_blocks)
+    blocks = build_blocks(config, seed=1, policy="float32", last_blocks=LAST_BLOCKS)
     weights = {
         name: draw.normal(size=weight.shape).astype(np.float32)
         for name, weight in named_weights(blocks).items()
@@ -155,6 +155,22 @@ def test_fused_weights_are_joined_and_split_and_their_shape_is_checked(toy):
         from_hf(tensors, shapes, config)
     assert "1 tensors are missing: model.layers.0.mlp.Wi.weight;" in str(refusal.value)
     assert "Wqkv.weight ((16, 47) there, (16, 16) here as hid_1/attention/key" in str(refusal.value)
+
+
+@pytest.mark.tensorflow
+def test_a_masked_lm_without_next_sentences_fills_masks(toy, tmp_path, capsys):
+    from bert_cli.cli import main
+    from bert_cli.model.bert import build_blocks
+    from bert_cli.model.hf import vocabulary_tensors
+
+    config = shape_of(SHAPE | {"vocab_size": len(PIECES)})
+    blocks = build_blocks(config, seed=1, policy="float32", last_blocks=LAST_BLOCKS)
+    model = write_model(tmp_path / "model", config, blocks=blocks)
+    assert main(["predict", str(model), "the film was [MASK]", "--top", "2"]) == 0
+    (mask,) = json.loads(capsys.readouterr().out)["masks"]
+    assert len(mask) == 2
+    expected = {"embeddings.tok_embeddings.weight", "decoder.weight", "decoder.bias"}
+    assert expected <= {*vocabulary_tensors(config)}
 
 
 @pytest.mark.tensorflow

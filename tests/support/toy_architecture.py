@@ -97,7 +97,7 @@ class ToyLayer(ConfiguredLayer):
         x_BSD = float32(hidden)
         bias = attention_bias(batch)
         if self.window is not None:
-            positions = ops.arange(hidden.shape[1])
+            positions = ops.arange(ops.shape(hidden)[1])
             is_far = ops.abs(positions[:, None] - positions) > self.window
             bias = bias + float32(is_far) * MASKED_SCORE
         normal_BSD = ops.cast(self.attention.layer_norm(x_BSD), self.compute_dtype)

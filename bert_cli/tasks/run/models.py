@@ -34,8 +34,6 @@ from bert_cli.tasks.run.weight_files import (
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 
-# Ends of the names of tensors with a row for each piece of the vocabulary.
-BY_PIECE = ("word_embeddings.weight", "predictions.bias", "decoder.weight", "decoder.bias")
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
@@ -86,7 +84,8 @@ class Source:
         tensors = dict(read_weights(self.weights))
         if not self.replaced:
             return tensors
-        for name in (name for name in tensors if name.endswith(BY_PIECE)):
+        ends = hf.vocabulary_tensors(self.config)
+        for name in (name for name in tensors if name.endswith(ends)):
             old = tensors[name]
             first = self.first_new
             means = [old[list(rows)].mean(0, dtype=np.float32) for rows in self.replaced]

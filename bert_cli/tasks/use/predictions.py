@@ -61,7 +61,8 @@ class FillMask(Predictor):
         """Return the probabilities and the numbers of the best pieces."""
         # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces have no word.
         size = len(self.tokenizer.pieces)
-        logits_BPV, _ = self.model.logits(columns)
+        _, head = self.model.blocks[-1]
+        logits_BPV = head.outputs(self.model.logits(columns), "BertForMaskedLM")["logits"]
         best = min(self.settings.top, size)
         return ops.top_k(ops.softmax(logits_BPV)[:, :, :size], best)
 
