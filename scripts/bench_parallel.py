@@ -80,7 +80,7 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
     from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
-    from bert_cli.tasks.run.build import open_mesh
+    from bert_cli.tasks.run.resolve import open_mesh
 
     steps = settings.pop("steps", 3)
     run = PretrainSettings.model_validate(settings)

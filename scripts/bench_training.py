@@ -63,7 +63,7 @@ def build_ours(options: argparse.Namespace) -> Any:
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora
-    from bert_cli.tasks.run.build import open_mesh
+    from bert_cli.tasks.run.resolve import open_mesh
 
     settings = PretrainSettings.model_validate(
         {

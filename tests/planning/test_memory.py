@@ -20,12 +20,12 @@ from bert_cli.planning.plan import make_plan
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Mesh
-from bert_cli.tasks.run import build, corpora
+from bert_cli.tasks.run import build, corpora, resolve
 for values in json.loads(sys.stdin.read()):
     settings = PretrainSettings.model_validate(values)
     plan, replicas = make_plan(settings, None), settings.global_batch.replicas
     devices = (("CPU:0",) * math.prod(settings.parallel.tensor_shape),) * replicas
-    mesh = Mesh(build.layout_of(settings), devices, "", Processes(()))
+    mesh = Mesh(resolve.layout_of(settings), devices, "", Processes(()))
     engine, _, _ = build.build_run(settings, mesh, plan)
     engine.compile(corpora.open_stream(settings).first_micro_batches(replicas))
     sizes = next(iter(engine.programs.values())).memory_analysis()

@@ -71,7 +71,7 @@ def run(described: str) -> Result:
     from bert_cli.optim.schedule import LossScale
     from bert_cli.parallel.cluster import Processes
     from bert_cli.planning.plan import make_plan
-    from bert_cli.tasks.run import build, corpora, finetune, start
+    from bert_cli.tasks.run import build, corpora, finetune, resolve, start
     from bert_cli.train import checkpoint
     from bert_cli.train.loop import copy_state
 
@@ -79,14 +79,14 @@ def run(described: str) -> Result:
     steps, labels = of["steps"], of["labels"]
     if of["kind"] == "Pretrain":
         settings: Any = corpora.with_sizes_of_records(PretrainSettings.model_validate(of["values"]))
-        mesh = build.open_mesh(settings, Processes(()))
+        mesh = resolve.open_mesh(settings, Processes(()))
         stream = corpora.open_stream(settings)
         plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
         sample = stream.first_micro_batches(len(mesh.devices))
         held_out = [stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5)]
     else:
         settings = getattr(kinds, f"{of['kind']}Settings").model_validate(of["values"])
-        mesh = build.open_mesh(settings, Processes(()))
+        mesh = resolve.open_mesh(settings, Processes(()))
         features = finetune.synthetic_examples(settings, 200, labels)
         plan, stream, sample = finetune.open_features(settings, features, mesh)
         held_out = [features.batch(np.arange(rows), settings.max_seq_length) for rows in (8, 5)]

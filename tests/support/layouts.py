@@ -15,7 +15,7 @@ from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.planning.plan import make_plan
 from bert_cli.tasks.run import build, corpora
-from bert_cli.tasks.run.build import open_mesh
+from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.train.loop import State, Step
 
 S, P, V, B = 16, 3, 50, 2

@@ -34,7 +34,7 @@ from bert_cli.optim.schedule import LossScale, first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start
-from bert_cli.tasks.run.build import open_mesh
+from bert_cli.tasks.run.resolve import ResolvedRun, open_mesh
 from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
@@ -159,7 +159,7 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
     stream = SimpleNamespace(fingerprint="0123")
     unused = {"source": None, "mesh": None, "stop": None, "sample": {}, "tokenizer": None}
-    written = assemble.ResolvedRun(settings, plan=plan, stream=stream, **unused).fixed
+    written = ResolvedRun(settings, plan=plan, stream=stream, **unused).fixed
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
     assert written.keys() == (stored_names - {"decay_from"}) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()

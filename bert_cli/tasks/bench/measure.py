@@ -26,9 +26,10 @@ from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
-from bert_cli.tasks.run import build, finetune, pretrain
+from bert_cli.tasks.run import finetune, pretrain
 from bert_cli.tasks.run import train as training
-from bert_cli.tasks.run.build import ResolvedRun, Run
+from bert_cli.tasks.run.build import Run
+from bert_cli.tasks.run.resolve import ResolvedRun, runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
 from bert_cli.train.metrics import print_line
@@ -116,13 +117,13 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObjec
     with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
         began = time.perf_counter()
         resolved = resolve(settings, stack)
-        runtime = build.runtime(settings.engine)
-        runtime.synchronize()  # TensorFlow initializes its devices only now
+        synchronize = runtime(settings.engine).synchronize
+        synchronize()  # TensorFlow initializes its devices only now
         seconds = {**start_seconds, "devices": time.perf_counter() - began}
         bytes_before = _device_memory(resolved)[0]
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
-        timer = Timer(runtime.synchronize)
+        timer = Timer(synchronize)
         run, status = training.run_training(resolved, stack, timer)
         if status == "stopped":
             print_line("bench: stopped before its last step; nothing was measured")
@@ -211,7 +212,7 @@ def _device_memory(resolved: ResolvedRun) -> tuple[int, int]:
     """Return the current and the peak memory of this process, or of its fullest accelerator."""
     if resolved.mesh.kind == "CPU":
         return machine.resident_bytes()
-    return build.runtime(resolved.settings.engine).used_memory(resolved.mesh)
+    return runtime(resolved.settings.engine).used_memory(resolved.mesh)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:

@@ -195,8 +195,8 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:
     """Return this machine with the rate of some steps of a candidate on synthetic examples, and a description."""
     with quiet_imports():
-        from bert_cli.tasks.run import build  # loads TensorFlow
-    kind, devices, _ = build.runtime(settings.engine).devices_here(Processes(()))
+        from bert_cli.tasks.run import resolve  # loads TensorFlow
+    kind, devices, _ = resolve.runtime(settings.engine).devices_here(Processes(()))
     machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
     name, config = (model.name, model.config) if model else ("", None)
     if config is None:
@@ -231,9 +231,9 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
 def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
     """Return the seconds of an example in some steps of a run. Raises KeyboardInterrupt when it is asked to stop."""
     from bert_cli.tasks.bench.measure import Timer  # loads TensorFlow
-    from bert_cli.tasks.run import build, pretrain, train
+    from bert_cli.tasks.run import pretrain, resolve, train
 
-    timer = Timer(build.runtime(trial.engine).synchronize)
+    timer = Timer(resolve.runtime(trial.engine).synchronize)
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
         resolved = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
         _, status = train.run_training(resolved, stack, timer)

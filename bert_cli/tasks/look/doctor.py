@@ -151,12 +151,12 @@ def _check_devices(
 ) -> "Devices | None":
     engine = settings.engine
     try:
-        devices = build.find_devices(engine, processes, require_gpu=settings.require_gpu)
+        devices = resolve.find_devices(engine, processes, require_gpu=settings.require_gpu)
     except BertError as error:
         report.error("devices", error)
         return None
     kind, number, memory = devices
-    names = build.runtime(engine).device_names() if kind != "CPU" else []
+    names = resolve.runtime(engine).device_names() if kind != "CPU" else []
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
         text = f"{count(number, kind)} of {format_bytes(memory)}: {', '.join(sorted(set(names)))}"
@@ -395,7 +395,7 @@ def check_first_loss(
 
 def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["Engine", str]:
     """Return the model on the CPU, and a description of its weights' origin."""
-    mesh = build.runtime(settings.engine).cpu_mesh()
+    mesh = resolve.runtime(settings.engine).cpu_mesh()
     built = build.build_engine(settings, mesh, trains=False)
     weights = "new weights"
     if source is not None:

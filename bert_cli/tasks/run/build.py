@@ -1,41 +1,30 @@
-"""Build the parts of a run from its settings: optimizer, engine, state and step.
-
-A run is built from a `ResolvedRun`; `evaluate` scores held-out examples.
-"""
+"""Build the parts of a resolved run: optimizer, engine, state and step; and score held-out examples with an engine."""
 
 import math
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
-from bert_cli.data.stream.reader import ExampleStream, Stream
-from bert_cli.errors import DeviceError
-from bert_cli.files import JSONObject
+from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
-from bert_cli.parallel.cluster import Processes, Rendezvous
-from bert_cli.parallel.engine import Batch, Block, Engine, UpdateRequest, count
-from bert_cli.parallel.runtime import BuildEngine, Devices, Layout, Mesh, Model, Runtime
-from bert_cli.planning.layout import check_processes
+from bert_cli.parallel.engine import Block, Engine, UpdateRequest, count
+from bert_cli.parallel.runtime import BuildEngine, Mesh, Model
 from bert_cli.planning.plan import Plan
-from bert_cli.processes import quiet_imports
-from bert_cli.tasks.run.models import Source
+from bert_cli.tasks.run.resolve import ResolvedRun
 from bert_cli.train.checkpoint import Format
-from bert_cli.train.loop import Prepare, State, Step, StopRequest
+from bert_cli.train.loop import Prepare, State, Step
 from bert_cli.train.metrics import BITS_PER_BYTE
 
 
@@ -45,76 +34,6 @@ class Parts(NamedTuple):
     engine: Engine
     state: State
     step: Step
-
-
-@dataclass(frozen=True)
-class ResolvedRun:
-    """A run with complete settings, examples, plan and evaluation, before its engine is built."""
-
-    settings: TrainSettings
-    """With the sizes of the model and of the records, and with the layout."""
-    source: Source | None
-    """The model that the run starts from; None for new weights."""
-    mesh: Mesh
-    stop: StopRequest
-    plan: Plan
-    stream: Stream
-    """The batches of the run, this process' part of them."""
-    sample: Batch
-    """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
-    tokenizer: Path | None
-    """The folder whose tokenizer is saved with the model."""
-    label_names: Sequence[str] | None = None
-    """Class names, `labels` of them; None for regression or unnamed classes."""
-    labels: int = 2
-    prepare: Prepare = Step.prepare
-    evaluate: Callable[[Engine, int], dict[str, float]] | None = None
-    """Return metrics on held-out examples after a step."""
-    held_out: str = ""
-    """Fingerprint of the held-out examples, which the processes divide among them."""
-    evaluate_every: int | None = None
-    """Steps between evaluations; the last step is evaluated, too."""
-    best: str | None = None
-    """The metric of an evaluation whose highest value selects the best checkpoint."""
-    unigram_entropy: float | None = None
-    """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
-    unsaved_steps: int = 2
-    """Steps of a run that saves nothing."""
-    branch: Path | None = None
-    """The checkpoint of another run that a new run continues with a decaying learning rate."""
-
-    @cached_property
-    def dumped(self) -> JSONObject:
-        """Return the settings as JSON, as they are saved."""
-        return self.settings.model_dump(mode="json")
-
-    def dumped_with(self, marker: str) -> JSONObject:
-        """Return the settings that have a marker, as JSON."""
-        names = marked(type(self.settings), marker)
-        return {name: value for name, value in self.dumped.items() if name in names}
-
-    @property
-    def fixed(self) -> JSONObject:
-        """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
-        plan = self.plan
-        stored_names = {"length_buckets": "length_bins"}
-        settings = self.dumped_with(FIXED)
-        sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
-        return {
-            **{stored_names.get(name, name): value for name, value in settings.items()},
-            # Dropout is a function of the micro-batch.
-            "micro_batch_size": self.settings.global_batch.micro_batch_size,
-            "examples_per_step": plan.examples_per_step,
-            "total_steps": plan.total_steps,
-            "corpus": self.stream.fingerprint,
-            **sizes,
-        }
-
-    @property
-    def folder(self) -> Path:
-        """Return the run's folder."""
-        assert self.settings.save_ckpt_path is not None
-        return self.settings.save_ckpt_path
 
 
 @dataclass(frozen=True)
@@ -136,69 +55,6 @@ class Run:
     def is_first_rank(self) -> bool:
         """Return whether this process writes the run's files."""
         return self.engine.group.rank == 0
-
-
-def runtime(engine: str) -> Runtime:
-    """Return the module of an engine's devices and processes, `parallel/ENGINE/mesh`; it imports the framework."""
-    with quiet_imports():
-        return cast(Runtime, import_module(f"bert_cli.parallel.{engine}.mesh"))
-
-
-def find_devices(engine: str, processes: Processes, *, require_gpu: bool) -> Devices:
-    """Return this process' devices.
-
-    Raises DeviceError with `require_gpu` on a machine that has only its CPU.
-    """
-    devices = runtime(engine).devices_here(processes)
-    if require_gpu and devices.kind == "CPU":
-        where = f"require_gpu (rank {processes.rank} on {socket.gethostname()})"
-        problem = f"engine {engine} finds neither a GPU nor a TPU"
-        extra = "jax-cuda" if engine == "jax" else "cuda"
-        remedy = f"check nvidia-smi, CUDA_VISIBLE_DEVICES and the extra {extra}, or leave it out"
-        raise DeviceError(where, problem, remedy)
-    return devices
-
-
-def layout_of(settings: TrainSettings) -> Layout:
-    """Return the layout that the settings describe."""
-    parallel = settings.parallel
-    stages = parallel.pipeline_stages
-    return Layout(
-        replicas=settings.global_batch.replicas,
-        accumulation=settings.global_batch.grad_acc_steps_per_replica,
-        stage_lengths=None if stages is None else list(map(len, stages)),
-        stage_devices=parallel.pipeline_device_mapping or [0],
-        schedule=parallel.schedule,
-        tensor_shape=parallel.tensor_shape,
-        saved=parallel.recompute_by if parallel.recompute else "all",
-        shard_weights=parallel.shard_weights,
-        shard_moments=parallel.replicated_tensor_sharding,
-        offload_moments=parallel.optimizer_state_offload,
-        reduce_precision=parallel.reduce_precision,
-        reduce_bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
-        compile=settings.compile,
-        # The first of three steps still warms up.
-        traced_steps=0 if parallel.trace is None else 3,
-    )
-
-
-def open_mesh(
-    settings: TrainSettings,
-    processes: Processes,
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> Mesh:
-    """Take the devices of the settings' layout and join the other processes."""
-    check_processes(settings.global_batch, processes.count)
-    module = runtime(settings.engine)
-    module.configure_runtime(settings.precision, settings.deterministic)
-    cluster = settings.cluster
-    rendezvous = Rendezvous(
-        bind_address=cluster.bind_address,
-        report_after_seconds=cluster.report_waiting_after_seconds,
-        lost_after_seconds=cluster.lost_after_seconds,
-        stop_requested=stop_requested,
-    )
-    return module.open_mesh(processes, layout_of(settings), rendezvous)
 
 
 def build_engine(

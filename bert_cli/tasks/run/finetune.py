@@ -28,9 +28,14 @@ from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
-from bert_cli.tasks.run.build import ResolvedRun
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.resolve import check_output_paths, is_writable, take_devices, with_shape_of
+from bert_cli.tasks.run.resolve import (
+    ResolvedRun,
+    check_output_paths,
+    is_writable,
+    take_devices,
+    with_shape_of,
+)
 from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import newest_checkpoint

@@ -11,9 +11,14 @@ from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.parallel.engine import Engine
 from bert_cli.tasks.run import build, corpora, probe, start, train
-from bert_cli.tasks.run.build import ResolvedRun
 from bert_cli.tasks.run.models import extended
-from bert_cli.tasks.run.resolve import check_output_paths, source_of, take_devices, with_shape_of
+from bert_cli.tasks.run.resolve import (
+    ResolvedRun,
+    check_output_paths,
+    source_of,
+    take_devices,
+    with_shape_of,
+)
 from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint

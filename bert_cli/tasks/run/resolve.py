@@ -1,24 +1,112 @@
-"""The settings of a run, completed once: from its model, from the run that it continues, and from the devices."""
+"""Resolve a run once: settings completed from its model, its devices and the run that it continues.
+
+A `ResolvedRun` has the complete settings, the examples, the plan and the evaluation; it has no engine yet.
+"""
 
 import os
+import socket
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from bert_cli.config.load import changed
+from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.training import TrainSettings
-from bert_cli.errors import ConfigError, DataError
-from bert_cli.parallel.cluster import StoppedWhileJoiningError, find_processes
-from bert_cli.parallel.runtime import Devices, Mesh
+from bert_cli.data.stream.reader import Stream
+from bert_cli.errors import ConfigError, DataError, DeviceError
+from bert_cli.files import JSONObject
+from bert_cli.parallel.cluster import (
+    Processes,
+    Rendezvous,
+    StoppedWhileJoiningError,
+    find_processes,
+)
+from bert_cli.parallel.engine import Batch, Engine
+from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.planning import layout
-from bert_cli.tasks.run.build import find_devices, open_mesh
+from bert_cli.planning.plan import Plan
+from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.models import Source, find_source
 from bert_cli.train import checkpoint
-from bert_cli.train.loop import StopRequest
+from bert_cli.train.loop import Prepare, Step, StopRequest
 from bert_cli.train.metrics import print_line
 
 Settings = TypeVar("Settings", bound=TrainSettings)
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run with complete settings, examples, plan and evaluation, before its engine is built."""
+
+    settings: TrainSettings
+    """With the sizes of the model and of the records, and with the layout."""
+    source: Source | None
+    """The model that the run starts from; None for new weights."""
+    mesh: Mesh
+    stop: StopRequest
+    plan: Plan
+    stream: Stream
+    """The batches of the run, this process' part of them."""
+    sample: Batch
+    """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
+    tokenizer: Path | None
+    """The folder whose tokenizer is saved with the model."""
+    label_names: Sequence[str] | None = None
+    """Class names, `labels` of them; None for regression or unnamed classes."""
+    labels: int = 2
+    prepare: Prepare = Step.prepare
+    evaluate: Callable[[Engine, int], dict[str, float]] | None = None
+    """Return metrics on held-out examples after a step."""
+    held_out: str = ""
+    """Fingerprint of the held-out examples, which the processes divide among them."""
+    evaluate_every: int | None = None
+    """Steps between evaluations; the last step is evaluated, too."""
+    best: str | None = None
+    """The metric of an evaluation whose highest value selects the best checkpoint."""
+    unigram_entropy: float | None = None
+    """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
+    unsaved_steps: int = 2
+    """Steps of a run that saves nothing."""
+    branch: Path | None = None
+    """The checkpoint of another run that a new run continues with a decaying learning rate."""
+
+    @cached_property
+    def dumped(self) -> JSONObject:
+        """Return the settings as JSON, as they are saved."""
+        return self.settings.model_dump(mode="json")
+
+    def dumped_with(self, marker: str) -> JSONObject:
+        """Return the settings that have a marker, as JSON."""
+        names = marked(type(self.settings), marker)
+        return {name: value for name, value in self.dumped.items() if name in names}
+
+    @property
+    def fixed(self) -> JSONObject:
+        """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
+        plan = self.plan
+        stored_names = {"length_buckets": "length_bins"}
+        settings = self.dumped_with(FIXED)
+        sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
+        return {
+            **{stored_names.get(name, name): value for name, value in settings.items()},
+            # Dropout is a function of the micro-batch.
+            "micro_batch_size": self.settings.global_batch.micro_batch_size,
+            "examples_per_step": plan.examples_per_step,
+            "total_steps": plan.total_steps,
+            "corpus": self.stream.fingerprint,
+            **sizes,
+        }
+
+    @property
+    def folder(self) -> Path:
+        """Return the run's folder."""
+        assert self.settings.save_ckpt_path is not None
+        return self.settings.save_ckpt_path
 
 
 def check_output_paths(settings: TrainSettings) -> None:
@@ -72,6 +160,69 @@ def with_layout(
         size = checkpoint.read_state(continued).fixed["micro_batch_size"]
         settings = layout.with_micro_batch(settings, size)
     return layout.choose(settings, kind, processes * number, memory, processes)
+
+
+def runtime(engine: str) -> Runtime:
+    """Return the module of an engine's devices and processes, `parallel/ENGINE/mesh`; it imports the framework."""
+    with quiet_imports():
+        return cast(Runtime, import_module(f"bert_cli.parallel.{engine}.mesh"))
+
+
+def find_devices(engine: str, processes: Processes, *, require_gpu: bool) -> Devices:
+    """Return this process' devices.
+
+    Raises DeviceError with `require_gpu` on a machine that has only its CPU.
+    """
+    devices = runtime(engine).devices_here(processes)
+    if require_gpu and devices.kind == "CPU":
+        where = f"require_gpu (rank {processes.rank} on {socket.gethostname()})"
+        problem = f"engine {engine} finds neither a GPU nor a TPU"
+        extra = "jax-cuda" if engine == "jax" else "cuda"
+        remedy = f"check nvidia-smi, CUDA_VISIBLE_DEVICES and the extra {extra}, or leave it out"
+        raise DeviceError(where, problem, remedy)
+    return devices
+
+
+def layout_of(settings: TrainSettings) -> Layout:
+    """Return the layout that the settings describe."""
+    parallel = settings.parallel
+    stages = parallel.pipeline_stages
+    return Layout(
+        replicas=settings.global_batch.replicas,
+        accumulation=settings.global_batch.grad_acc_steps_per_replica,
+        stage_lengths=None if stages is None else list(map(len, stages)),
+        stage_devices=parallel.pipeline_device_mapping or [0],
+        schedule=parallel.schedule,
+        tensor_shape=parallel.tensor_shape,
+        saved=parallel.recompute_by if parallel.recompute else "all",
+        shard_weights=parallel.shard_weights,
+        shard_moments=parallel.replicated_tensor_sharding,
+        offload_moments=parallel.optimizer_state_offload,
+        reduce_precision=parallel.reduce_precision,
+        reduce_bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
+        compile=settings.compile,
+        # The first of three steps still warms up.
+        traced_steps=0 if parallel.trace is None else 3,
+    )
+
+
+def open_mesh(
+    settings: TrainSettings,
+    processes: Processes,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Mesh:
+    """Take the devices of the settings' layout and join the other processes."""
+    layout.check_processes(settings.global_batch, processes.count)
+    module = runtime(settings.engine)
+    module.configure_runtime(settings.precision, settings.deterministic)
+    cluster = settings.cluster
+    rendezvous = Rendezvous(
+        bind_address=cluster.bind_address,
+        report_after_seconds=cluster.report_waiting_after_seconds,
+        lost_after_seconds=cluster.lost_after_seconds,
+        stop_requested=stop_requested,
+    )
+    return module.open_mesh(processes, layout_of(settings), rendezvous)
 
 
 def take_devices(

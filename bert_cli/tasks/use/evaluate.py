@@ -17,6 +17,7 @@ from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import print_table
 from bert_cli.tasks.run import build, corpora, pretrain, start
 from bert_cli.tasks.run.models import find_folder, find_source
+from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.train import history
 from bert_cli.train.checkpoint import SETTINGS
 from bert_cli.train.loop import State
@@ -80,7 +81,7 @@ def scores_of(
     settings: PretrainSettings, held_out: ExampleStream, models: Sequence[Path]
 ) -> dict[Path, dict[str, float]]:
     """Return the held-out metrics of models, as a run with these settings has them."""
-    mesh = build.open_mesh(settings, Processes(()))
+    mesh = open_mesh(settings, Processes(()))
     engine = build.build_engine(settings, mesh, trains=False)
     state = State(engine.weights, {}, first_loss_scale(1.0))
     scores = {}

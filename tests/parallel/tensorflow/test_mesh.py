@@ -11,7 +11,7 @@ from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.group import lost_process
 from bert_cli.parallel.tensorflow import mesh as runtime
 from bert_cli.parallel.tensorflow.mesh import TensorFlowProcessGroup, rank_in
-from bert_cli.tasks.run.build import open_mesh
+from bert_cli.tasks.run.resolve import open_mesh
 
 WORKERS = ("a:1", "a:2", "b:1")
 

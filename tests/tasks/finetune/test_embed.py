@@ -20,7 +20,7 @@ from bert_cli.model import hf
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
-from bert_cli.tasks.run import build, finetune, models, start
+from bert_cli.tasks.run import build, finetune, models, resolve, start
 from bert_cli.train.checkpoint import complete_checkpoints
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -88,7 +88,7 @@ def first_step(home, **changes):
         **changes,
     }
     settings = EmbedSettings.model_validate(values)
-    mesh = build.open_mesh(settings, Processes(()))
+    mesh = resolve.open_mesh(settings, Processes(()))
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
     plan, reader, _ = finetune.open_features(settings, task.train, mesh)
     engine, state, _ = build.build_run(settings, mesh, plan)
