@@ -257,13 +257,17 @@ class TokenClassification(Classifier):
 class SentenceEmbedding(Head):
     """Block `embed_head`: the vector of a text, in position 0. No weights.
 
-    The loss of a batch needs the vectors of all its texts. It is computed between two forward passes
-    (`tasks/finetune/embed.py`). This head reads the gradient with respect to each vector as a column; its loss is the
-    product of both, which has the weight gradients of the complete batch (Gao, Zhang et al. 2021, "Scaling
-    Deep Contrastive Learning Batch Size under Memory Limited Setup", section 3.2).
+    The loss of a batch needs the vectors of all its texts. In a step of one micro-batch this head has them all. In
+    other steps the loss is computed between two forward passes (`tasks/finetune/embed.py`). This head then reads the
+    gradient with respect to each vector as a column; its loss is the product of both, which has the weight gradients
+    of the complete batch (Gao, Zhang et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited
+    Setup", section 3.2).
     """
 
-    READS: ClassVar[tuple[str, ...]] = ("vector_gradients", "losses", "is_correct")
+    READS: ClassVar[tuple[str, ...]] = (
+        *("vector_gradients", "losses", "is_correct"),
+        *("text_slots", "is_left_out", "temperature"),
+    )
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> the vectors [B, D] in float32."""
@@ -272,10 +276,34 @@ class SentenceEmbedding(Head):
     def call(
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
-        """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B]."""
+        """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B].
+
+        In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
+        `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] are the candidates that are no negatives.
+        """
+        if "text_slots" in labels:
+            return self._contrastive_loss(self.logits(hidden, key), labels, counts)
         loss = ops.sum(self.logits(hidden, key) * labels["vector_gradients"])
         sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
         return loss, {name: ops.sum(column) for name, column in sums.items()}
+
+    def _contrastive_loss(
+        self, vectors_BD: Tensor, labels: Columns, counts: Columns
+    ) -> tuple[Tensor, Sums]:
+        size = vectors_BD.shape[-1]
+        rows = labels["is_left_out"].shape[0]
+        squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)
+        units_BD = vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
+        texts = ops.reshape(ops.take(units_BD, labels["text_slots"], axis=0), (rows, -1, size))
+        candidates = ops.reshape(texts[:, 1:], (-1, size))
+        scores = matmul_transposed(texts[:, 0], candidates, transpose_b=True)
+        scores = scores / labels["temperature"]
+        scores = ops.where(labels["is_left_out"], MASKED_SCORE, scores)
+        positives = ops.arange(rows) * (texts.shape[1] - 1)
+        loss, correct = loss_sums(scores, positives, None)
+        # Each text counts with the loss of its row.
+        sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
+        return sums["loss"] / counts["examples"], sums
 
 
 def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -413,12 +413,21 @@ class Pooler(ConfiguredLayer):
 
 
 class MeanPooling(ConfiguredLayer):
-    """Block `mean_pool`: the mean over the tokens of a text. No weights."""
+    """Block `mean_pool`: the mean over the tokens of each text. No weights."""
 
-    READS = ("input_mask",)
+    READS = ("input_mask", "next_sentence_positions")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32."""
-        mask_BS1 = ops.cast(batch["input_mask"], "float32")[:, :, None]
-        sum_B1D = ops.sum(ops.cast(hidden, "float32") * mask_BS1, 1, keepdims=True)
-        return sum_B1D / ops.sum(mask_BS1, 1, keepdims=True)
+        """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32, for packs [B * C, 1, D]."""
+        hidden = ops.cast(hidden, "float32")
+        if "next_sentence_positions" not in batch:
+            mask_BS1 = ops.cast(batch["input_mask"], "float32")[:, :, None]
+            return ops.sum(hidden * mask_BS1, 1, keepdims=True) / ops.sum(
+                mask_BS1, 1, keepdims=True
+            )
+        numbers_C1 = ops.arange(1, 1 + batch["next_sentence_positions"].shape[1])[:, None]
+        is_in_BCS = ops.cast(ops.equal(numbers_C1, batch["input_mask"][:, None]), "float32")
+        # A pack may have fewer texts.
+        sizes_BC1 = ops.maximum(ops.sum(is_in_BCS, 2, keepdims=True), 1.0)
+        means_BCD = ops.matmul(is_in_BCS / sizes_BC1, hidden)
+        return ops.reshape(means_BCD, (-1, 1, hidden.shape[-1]))

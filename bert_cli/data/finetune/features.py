@@ -1,4 +1,5 @@
-"""Tokenized examples of a task in flat arrays, and the batch of a step from them, padded to its longest example.
+"""Tokenized examples of a task in flat arrays, and the batch of a step from them: padded to its longest example, or
+several texts in a row.
 
 The examples of a step are a function of (seed, step), by the permutation of pre-training. Shapes: n examples, T
 tokens of all examples, M micro-batches of a step, B examples of a micro-batch, S sequence length.
@@ -7,8 +8,10 @@ tokens of all examples, M micro-batches of a step, B examples of a micro-batch, 
 import hashlib
 import json
 import zipfile
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
+TEXT_ROOM = 8  # positions of a row for each text that it may have at most
+ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
 
@@ -152,6 +157,93 @@ class FeatureReader(Stream):
         """Return the example numbers of the groups at these sample indices."""
         _, groups = record_at(indices, self.epoch_size, self.seed)
         return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
+
+
+class PackReader(FeatureReader):
+    """Batches of texts that are taken apart again: rows [R, S] of several texts each, in any order within a step.
+
+    A step of short texts then has about half the positions. A row is a pack as in pre-training (Krell et al. 2021,
+    section 3.2). Columns [M, T] have the index of each text in the step, -1 for none, and a number of its tokens.
+    """
+
+    def __init__(self, *options: Any, one_text: bool = False) -> None:
+        """Read as `FeatureReader`; with `one_text` a row has a single text."""
+        super().__init__(*options)
+        self.one_text = one_text
+        numbers: dict[bytes, int] = {}
+        tokens = np.split(self.features.tokens, self.features.ends[:-1])
+        self.text_numbers = np.array(
+            [numbers.setdefault(text.tobytes(), len(numbers)) for text in tokens]
+        )
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the packs of a step, [M, R, S], and their texts [M, T]."""
+        numbers = self._numbers(self.batching.step_indices(step))
+        lengths = self.features.lengths[numbers]
+        size = padded_length(int(lengths.max()), self.sequence_length)
+        slots = 1 if self.one_text else max(1, size // TEXT_ROOM)
+        pack, slot, offset = pack_texts(lengths, size, slots)
+        texts = self.batching.micro_batch_size * self.group
+        micro_batches = len(numbers) // texts
+        unit = -(-texts // ROWS_IN_A_BATCH)
+        rows = min(texts, -(-(1 + int(pack.max())) // (micro_batches * unit)) * unit)
+        # In turn, so that each micro-batch has long and short texts.
+        row = pack % micro_batches * rows + pack // micro_batches
+        inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        source = np.repeat(self.features.starts[numbers], lengths) + inside
+        target = np.repeat(row * size + offset, lengths) + inside
+        positions = partial(_placed, (micro_batches, rows, size), target)
+        each_text = partial(_placed, (micro_batches, rows * slots), row * slots + slot)
+        columns = {
+            "input_ids": positions(self.features.tokens[source]),
+            "segment_ids": positions(self.features.segments[source]),
+            "input_mask": positions(np.repeat(slot + 1, lengths)),
+            "position_ids": positions(inside),
+            "next_sentence_positions": each_text(offset).reshape(micro_batches, rows, slots),
+            "text_index": each_text(np.arange(len(row)), fill=-1),
+            "text_numbers": each_text(self.text_numbers[numbers]),
+        }
+        each = micro_batches // self.batching.world_size
+        first = self.batching.rank * each
+        return {name: column[first : first + each] for name, column in columns.items()}
+
+
+def _placed(
+    shape: tuple[int, ...], index: npt.NDArray[Any], values: npt.NDArray[Any], fill: int = 0
+) -> npt.NDArray[np.int32]:
+    """Return an array with values at flat indices."""
+    array = np.full(shape, fill, np.int32)
+    array.reshape(-1)[index] = values
+    return array
+
+
+def pack_texts(
+    lengths: npt.NDArray[np.int64], size: int, slots: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the pack of each text, its number in the pack and its first position.
+
+    A pack has at most `size` tokens and `slots` texts. The longest text comes first, each into the fullest pack with
+    room.
+    """
+    pack, slot, offset = np.zeros((3, len(lengths)), np.int64)
+    packs: list[int] = []  # texts of each
+    free: list[tuple[int, int]] = []  # (free positions, pack), in order
+    for number in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[number])
+        at = bisect_left(free, (length, -1))
+        if at == len(free):
+            room = size
+            chosen = len(packs)
+            packs.append(0)
+        else:
+            room, chosen = free.pop(at)
+        pack[number] = chosen
+        slot[number] = packs[chosen]
+        offset[number] = size - room
+        packs[chosen] += 1
+        if packs[chosen] < slots and room > length:
+            insort(free, (room - length, chosen))
+    return pack, slot, offset
 
 
 def encode_texts(

@@ -1,15 +1,15 @@
 """`bert embed`: vectors of texts, trained on pairs of similar texts or on texts alone, and scored.
 
-The contrastive loss needs the vectors of the complete batch, so each step begins with a forward pass of all
-micro-batches (`Engine.forward`) and computes, on the host, the loss and its gradient with respect to the vectors. The
-update that follows has the gradients of the complete batch in the memory of one micro-batch (gradient caching). Before
-the steps of TSDAE, words are deleted from the texts. Both depend on the seed and the step alone. Shapes: n rows of G
-texts each, D size of a vector.
+The contrastive loss needs the vectors of the complete batch, so each step of several micro-batches begins with a
+forward pass of all (`Engine.forward`) and computes, on the host, the loss and its gradient with respect to the
+vectors. The update that follows has the gradients of the complete batch in the memory of one micro-batch (gradient
+caching). Before the steps of TSDAE, words are deleted from the texts. Both depend on the seed and the step alone.
+Shapes: n rows of G texts each, D size of a vector.
 """
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from scipy.special import logsumexp, softmax
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.heads import DENOISING
 from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.features import FeatureReader, PackReader
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -86,7 +87,11 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
             scores |= embeddings.retrieval_scores(*vectors, retrieval.relevant)
         return Result(scores)
 
-    prepare = partial(delete_words, tokenizer)
+    size = settings.global_batch.examples
+    is_one = size == settings.global_batch.micro_batch_size <= ROWS
+    prepare = partial(add_candidates if is_one else add_gradients, settings)
+    if settings.head is DENOISING:
+        prepare = partial(delete_words, tokenizer)
     return Task(
         labels=settings.bert_config.hidden_size,
         label_names=None,
@@ -94,9 +99,41 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         development=sets,
         evaluate=evaluate,
         best="ndcg_10" if judged is None else "spearman",
-        prepare=prepare if settings.head is DENOISING else partial(add_gradients, settings),
+        prepare=prepare,
+        make_reader=FeatureReader
+        if settings.head is DENOISING
+        else partial(PackReader, one_text=settings.pooling == "cls"),
         digits=4,
     )
+
+
+def add_candidates(
+    settings: EmbedSettings, engine: Engine, batch: Batch, request: UpdateRequest
+) -> Batch:
+    """Return the batch of one micro-batch with the order of its texts, and the candidates of each row."""
+    order = np.argsort(batch["text_index"], axis=1, kind="stable").astype(np.int32)
+    slots = order[:, -settings.global_batch.examples * settings.texts_per_example :]
+    texts = np.take_along_axis(batch["text_numbers"], slots, 1)
+    texts = texts.reshape(-1, settings.texts_per_example)
+    columns = {
+        "text_slots": slots,
+        "is_left_out": _left_out(texts, np.arange(len(texts)))[None],
+        "temperature": np.full(1, settings.temperature, np.float32),
+    }
+    return {**batch, **columns}
+
+
+def _left_out(
+    texts: npt.NDArray[np.integer[Any]], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return the candidates [rows, n * (G - 1)] that are no negatives of some of the rows [n, G].
+
+    They have the text of the row's anchor or positive.
+    """
+    candidates = texts[:, 1:].reshape(-1)
+    left_out = (candidates == texts[rows, :1]) | (candidates == texts[rows, 1:2])
+    left_out[np.arange(len(rows)), rows * (texts.shape[1] - 1)] = False
+    return left_out
 
 
 def add_gradients(
@@ -104,21 +141,27 @@ def add_gradients(
 ) -> Batch:
     """Return the batch with the loss of each row and the gradient with respect to each vector."""
     vectors = engine.forward(batch, request)
-    group = engine.group
-    ids = batch["input_ids"]
-    numbers = np.array([[_text_number(row) for row in rows] for rows in ids])
+    index = batch["text_index"]
+    is_text = index >= 0
     # Every process computes the loss of all texts.
-    everywhere = np.zeros((group.world_size, *ids.shape[:2], vectors.shape[2] + 1))
-    everywhere[group.rank] = np.concatenate([vectors, numbers[:, :, None]], 2)
-    rows = group.all_reduce(everywhere)
+    number_of_texts = settings.global_batch.examples * settings.texts_per_example
+    everywhere = np.zeros((number_of_texts, vectors.shape[2] + 1))
+    everywhere[index[is_text], :-1] = vectors[is_text]
+    everywhere[index[is_text], -1] = batch["text_numbers"][is_text]
+    rows = engine.group.all_reduce(everywhere)
     rows = rows.reshape(-1, settings.texts_per_example, rows.shape[-1])
     texts = rows[:, :, -1].astype(np.int64)
     each = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
     # Each text gets the loss of its row, so that the mean over texts equals the mean over rows.
     losses, is_correct = (np.repeat(values, texts.shape[1]) for values in each[:2])
-    columns = {"losses": losses, "is_correct": is_correct, "vector_gradients": each[2]}
+    columns = {
+        "losses": losses,
+        "is_correct": is_correct,
+        "vector_gradients": each[2].reshape(number_of_texts, -1),
+    }
+    # Index -1, of no text, reads the zeros at the end.
     gradients = {
-        name: column.reshape(*everywhere.shape[:3], *column.shape[2:])[group.rank]
+        name: np.concatenate([column, np.zeros_like(column[:1])])[index]
         for name, column in columns.items()
     }
     return {**batch, **gradients}
@@ -139,7 +182,6 @@ def contrastive_loss(
     units = vectors / lengths
     anchors = units[:, 0]
     candidates = units[:, 1:].reshape(-1, size)
-    candidate_texts = texts[:, 1:].reshape(-1)
     losses = np.empty(n, np.float32)
     is_correct = np.empty(n, np.float32)
     gradients = np.empty_like(units)
@@ -148,10 +190,7 @@ def contrastive_loss(
         rows = np.arange(first, min(first + ROWS, n))
         positive = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
         scores = anchors[rows] @ candidates.T / np.float32(temperature)
-        is_equal = candidate_texts == texts[rows, 0, None]
-        is_equal |= candidate_texts == texts[rows, 1, None]
-        is_equal[positive] = False
-        scores[is_equal] = -np.inf
+        scores[_left_out(texts, rows)] = -np.inf
         is_correct[rows] = (scores >= scores[positive][:, None]).sum(1) == 1
         losses[rows] = logsumexp(scores, axis=1) - scores[positive]
         changes = softmax(scores, axis=1)  # the gradient of a row's loss with respect to its scores
@@ -163,11 +202,6 @@ def contrastive_loss(
     # A vector's length does not matter, so its gradient is orthogonal to it.
     gradients -= (gradients * units).sum(2, keepdims=True) * units
     return losses, is_correct, gradients / lengths
-
-
-def _text_number(ids: npt.NDArray[np.int32]) -> int:
-    """Return 48 bits of a hash of the tokens, which a float64 holds exactly."""
-    return int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=6).digest(), "little")
 
 
 def delete_words(

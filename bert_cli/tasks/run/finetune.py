@@ -237,7 +237,7 @@ def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
     settings = run.settings
     task = run.task
     assert task.train is not None
-    plan, reader, sample = open_features(settings, task.train, run.mesh)
+    plan, reader, sample = open_features(settings, task.train, run.mesh, task.make_reader)
     sets = {**task.development, **task.unlabelled}
     digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
     assert reader.epoch_size is not None
@@ -295,7 +295,10 @@ def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
 
 
 def open_features(
-    settings: FinetuneSettings, features: Features, mesh: Mesh
+    settings: FinetuneSettings,
+    features: Features,
+    mesh: Mesh,
+    make_reader: Callable[..., FeatureReader] = FeatureReader,
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
@@ -305,7 +308,7 @@ def open_features(
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count
     )
-    reader = FeatureReader(features, batching, settings.seed, settings.max_seq_length, group)
+    reader = make_reader(features, batching, settings.seed, settings.max_seq_length, group)
     sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
     return plan, reader, sample
 

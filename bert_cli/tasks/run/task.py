@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.data.finetune.features import Features, by_length, padded_length
+from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSON
 from bert_cli.parallel.engine import Engine
@@ -52,6 +52,7 @@ class Task:
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
     prepare: Prepare = Step.prepare
+    make_reader: Callable[..., FeatureReader] = FeatureReader
     digits: int = 17
     """Decimals of the printed scores; files have all."""
 

@@ -106,6 +106,33 @@ def test_a_step_is_as_long_as_its_longest_example_in_every_process():
     assert {complete[step]["input_ids"].shape[2] for step in range(6)} == {32, 64}
 
 
+def test_packs_have_every_text_of_a_step_once_in_every_process():
+    """8 rows of two texts a step; one text fills its row."""
+    examples = synthetic([64, *[3, 9, 17, 30, 5] * 7])
+    reader = features.PackReader(examples, Batching(8, 4), 7, 64, 2)
+    parts = [features.PackReader(examples, Batching(8, 4, rank, 2), 7, 64, 2) for rank in (0, 1)]
+    plain = features.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
+    for step in range(3):
+        packs = reader[step]
+        both = [part[step] for part in parts]
+        for name, column in packs.items():
+            assert np.array_equal(np.concatenate([half[name] for half in both]), column), name
+        rows = {name: packs[name].reshape(-1, packs[name].shape[-1]) for name in packs}
+        assert len(rows["input_ids"]) < 16
+        index = packs["text_index"].reshape(rows["next_sentence_positions"].shape)
+        assert sorted(index[index >= 0]) == list(range(16))
+        texts = plain[step]["input_ids"].reshape(16, -1)
+        for row, slot in np.argwhere(index >= 0):
+            is_text = rows["input_mask"][row] == slot + 1
+            expected = texts[index[row, slot]]
+            expected = expected[: is_text.sum()]
+            assert np.array_equal(rows["input_ids"][row, is_text], expected)
+            assert rows["next_sentence_positions"][row, slot] == np.flatnonzero(is_text)[0]
+            assert np.array_equal(rows["position_ids"][row, is_text], np.arange(len(expected)))
+        lengths = plain[step]["input_mask"].sum()
+        assert (rows["input_mask"] > 0).sum() == lengths
+
+
 def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
     built, folder, key = [], tmp_path / "cache", {"data": "x", "max_seq_length": 8}
 

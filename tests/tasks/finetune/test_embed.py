@@ -77,7 +77,7 @@ def newest(run):
 
 
 def first_step(home, **changes):
-    """Return the loss, the gradients by Hugging Face's names and the batch of the first step."""
+    """Return the loss, the gradients by Hugging Face's names and the texts of the first step."""
     values = {
         "pretrained_ckpt_path": str(home / "plain"),
         "bert_config": TINY.model_copy(update=NO_DROPOUT).model_dump(),
@@ -90,7 +90,7 @@ def first_step(home, **changes):
     settings = EmbedSettings.model_validate(values)
     mesh = resolve.open_mesh(settings, Processes(()))
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
-    plan, reader, _ = finetune.open_features(settings, task.train, mesh)
+    plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.make_reader)
     engine, state, _ = build.build_run(settings, mesh, plan)
     start.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
@@ -105,6 +105,8 @@ def first_step(home, **changes):
     over = counts.get("targets") or counts["examples"]
     shape = settings.bert_config
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
+    if "target_ids" not in batch:  # not the packs of texts
+        batch = finetune.open_features(settings, task.train, mesh)[1][0]
     return sums["loss"] / over, hf.to_hf(gradients, shape), hf.to_hf(weights, shape), batch
 
 
@@ -141,15 +143,22 @@ def assert_gradients(gradients, model, prefix=""):
     assert compared >= 5 + 16 * TINY.num_hidden_layers
 
 
-def test_loss_and_gradients_of_accumulated_pairs_are_pytorchs_of_the_complete_batch(home):
-    """Of 12 rows of anchor, positive and hard negative, in three micro-batches."""
+@pytest.mark.parametrize(("pooling", "micro_batches"), [("mean", 3), ("cls", 3), ("mean", 1)])
+def test_loss_and_gradients_of_pairs_are_pytorchs_of_the_complete_batch(
+    pooling, micro_batches, home
+):
+    """Of 12 rows of anchor, positive and hard negative, in packs of texts for the mean."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     columns = ["anchor", "positive", "negative"]
     changes = {"train_file": str(home / "pairs.tsv"), "text_column": columns, "temperature": 0.1}
-    loss, gradients, _, batch = first_step(home, **changes)
-    assert batch["input_ids"].shape[:2] == (3, 12)
-    model = opened(home, "mean", "mean")
+    sizes = {
+        "micro_batch_size": 12 // micro_batches,
+        "grad_acc_steps_per_replica": micro_batches,
+    }
+    loss, gradients, _, batch = first_step(home, **changes, pooling=pooling, global_batch=sizes)
+    assert batch["input_ids"].shape[:2] == (micro_batches, 36 // micro_batches)
+    model = opened(home, pooling, pooling)
     judge = MultipleNegativesRankingLoss(model, scale=10.0)
     expected = judge([tensors(batch, n, 3) for n in range(3)], None)
     expected.backward()
@@ -248,16 +257,19 @@ def test_a_candidate_with_the_text_of_the_anchor_is_no_negative():
 def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     """Two processes of 3 micro-batches have what one process of 6 has."""
     draw = np.random.default_rng(6)
-    ids = np.arange(6 * 4 * 5, dtype=np.int32).reshape(6, 4, 5)
-    vectors = draw.standard_normal((6, 4, 8)).astype(np.float32)
-    settings = SimpleNamespace(texts_per_example=2, temperature=0.1)
+    index = np.concatenate([draw.permutation(24), [-1] * 6]).reshape(6, 5)
+    numbers = np.where(index < 0, 0, index % 20)
+    vectors = draw.standard_normal((6, 5, 8)).astype(np.float32)
+    global_batch = SimpleNamespace(examples=12)
+    settings = SimpleNamespace(texts_per_example=2, temperature=0.1, global_batch=global_batch)
     sent = {}
 
     def batch_of(rank, world_size, all_reduce):
         group = SimpleNamespace(rank=rank, world_size=world_size, all_reduce=all_reduce)
         rows = slice(rank * 6 // world_size, (rank + 1) * 6 // world_size)
         engine = SimpleNamespace(group=group, forward=lambda batch, request: vectors[rows])
-        return embed.add_gradients(settings, engine, {"input_ids": ids[rows]}, UpdateRequest())
+        batch = {"text_index": index[rows], "text_numbers": numbers[rows]}
+        return embed.add_gradients(settings, engine, batch, UpdateRequest())
 
     complete = batch_of(0, 1, lambda array: array)
     for rank in (0, 1):  # what each process sends
@@ -266,6 +278,8 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     for name in ("losses", "is_correct", "vector_gradients"):
         np.testing.assert_array_equal(np.concatenate([one[name] for one in both]), complete[name])
     assert not np.array_equal(both[0]["vector_gradients"], both[1]["vector_gradients"])
+    assert not complete["vector_gradients"][index < 0].any()
+    assert complete["vector_gradients"][index >= 0].any(axis=1).all()
 
 
 def test_held_out_pairs_are_not_trained_on(home, monkeypatch):
