@@ -23,7 +23,7 @@ class GroupBertConfig(BertConfig):
     IS_PRE_NORM: ClassVar = True
     GATE_TENSORS: ClassVar = 4
 
-    architecture: Literal["groupbert"] = "groupbert"
+    architecture: Literal["groupbert"] = "groupbert"  # type: ignore[assignment]
     """`groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""
     conv_kernel_size: Positive = 7
     """Positions that the convolution of a GroupBERT layer reads; an odd number."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from bert_cli.config.markers import Hidden
 from bert_cli.config.products import Product
@@ -58,7 +58,7 @@ class BertConfig(Settings):
     """Added to the variance in LayerNorm."""
     position_embedding_type: Hidden[Literal["absolute"]] = "absolute"
     """Position embeddings are learned, one vector for each position."""
-    architecture: str = "bert"
+    architecture: Literal["bert"] = "bert"
     """Encoder layers: `bert`."""
 
     def products(self, rows: int) -> list[Product]:
@@ -119,13 +119,6 @@ class BertConfig(Settings):
     def from_hf(cls, described: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that a `config.json` has; the defaults of Hugging Face are also those of the settings."""
         return {name: described[name] for name in cls.model_fields if name in described}
-
-    @field_validator("architecture")
-    @classmethod
-    def _is_of_this_class(cls, value: str) -> str:
-        if value != cls.model_fields["architecture"].default:
-            raise SettingError("", f"{value!r} has another class", f"it is not a {cls.__name__}")
-        return value
 
     @model_validator(mode="after")
     def _parts_divide_sizes(self) -> "BertConfig":
