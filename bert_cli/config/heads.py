@@ -92,7 +92,7 @@ class Head(Block):
 
     @property
     def fills_masks(self) -> bool:
-        """Return whether it predicts tokens in place of [MASK]."""
+        """Return whether the first of its logits are scores of tokens in place of [MASK]."""
         return self.task == "fill-mask"
 
 

@@ -75,6 +75,7 @@ def train(folder, engine, *flags):
     changed = ["--save-ckpt-path", str(folder / "changed"), *flags]
     commands = [
         ["plan", *words],
+        ["doctor", *words],
         ["pretrain", *words, "--save-ckpt-path", str(first)],
         ["copy", *(str(run / "step_00000001") for run in (first, resumed))],
         ["pretrain", *words, "--save-ckpt-path", str(resumed)],
@@ -139,6 +140,10 @@ def test_fused_weights_are_joined_and_split_and_their_shape_is_checked(toy):
     assert np.array_equal(tensors["model.layers.1.attn.Wqkv.weight"], joined)
     gated = [weights[f"hid_1/{part}/kernel"].T for part in ("inner", "gate")]
     assert np.array_equal(tensors["model.layers.1.mlp.Wi.weight"], np.concatenate(gated))
+    encoder = {name: shape for name, shape in shapes.items() if not name.startswith("heads/")}
+    taken, left_out = fitting(tensors, encoder, config)
+    assert left_out == ["head.dense", "head.norm", "decoder"]
+    assert {*from_hf(taken, encoder, config)[0]} == {*encoder}
     taken, left_out = fitting(tensors, shapes, config)
     values, missing = from_hf(taken, shapes, config)
     assert (left_out, missing) == ([], [])

@@ -131,7 +131,7 @@ class ToyHead(heads.Head):
         self.masked_lm = heads.MaskedLM(**self.part("masked_lm"), **shared)
 
     def logits(self, hidden, key):
-        return self.masked_lm(hidden[:, 1:])
+        return (self.masked_lm(hidden[:, 1:]),)
 
     def call(self, hidden, labels, counts, key):
         weights = ops.reshape(labels["masked_lm_weights"], (-1,))
@@ -150,7 +150,11 @@ HEAD = replace(
         "heads/masked_lm/transform": "head.dense",
         "heads/masked_lm/layer_norm": "head.norm",
     },
-    parts={"heads/masked_lm": "head"},
+    parts={
+        "heads/masked_lm/transform": "head.dense",
+        "heads/masked_lm/layer_norm": "head.norm",
+        "heads/masked_lm": "decoder",
+    },
     hf_classes=("BertForMaskedLM",),
 )
 LAYER = "model.layers.{}"

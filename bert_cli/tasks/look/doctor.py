@@ -410,7 +410,7 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
     divisors = {name: max(value, 1.0) for name, value in counts.items()}
     losses = built.means(built.evaluate(rows), divisors)
     counted = {name: counts[total] for name, (_, total) in built.head.MEANS.items()}
-    return {name: losses[name] for name in TOLERANCE if counted[name]}
+    return {name: losses[name] for name in TOLERANCE if counted.get(name)}
 
 
 def judge(

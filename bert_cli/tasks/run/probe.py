@@ -113,7 +113,7 @@ def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
         positions_B1 = positions_R[filled, None].astype(np.int32)
         labels_B1 = np.take_along_axis(columns["input_ids"], positions_B1, axis=1)
         np.put_along_axis(columns["input_ids"], positions_B1, probe.mask, axis=1)
-        scores_B1V, _ = engine.predict(columns | {"masked_lm_positions": positions_B1})
+        scores_B1V, *_ = engine.predict(columns | {"masked_lm_positions": positions_B1})
         logs_BV = log_softmax(scores_B1V[:, 0], axis=-1)
         logs_B = np.take_along_axis(logs_BV, labels_B1, axis=1)[:, 0]
         np.add.at(totals, sentences_R[rows], logs_B[: len(rows)])

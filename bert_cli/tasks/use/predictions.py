@@ -61,8 +61,7 @@ class FillMask(Predictor):
         """Return the probabilities and the numbers of the best pieces."""
         # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces have no word.
         size = len(self.tokenizer.pieces)
-        _, head = self.model.blocks[-1]
-        logits_BPV = head.outputs(self.model.logits(columns), "BertForMaskedLM")["logits"]
+        logits_BPV, *_ = self.model.logits(columns)
         best = min(self.settings.top, size)
         return ops.top_k(ops.softmax(logits_BPV)[:, :, :size], best)
 
