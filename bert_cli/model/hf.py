@@ -190,7 +190,9 @@ def check_hf_config(
     Dropout rates and `initializer_range` may differ.
     """
     architecture = described.get("model_type", "bert")
-    there = {**dict(type(config)()), **config.from_hf(described), "architecture": architecture}
+    known = ARCHITECTURES.get(architecture)
+    values = known.shape.from_hf(described) if known else {}
+    there = {**dict(type(config)()), **values, "architecture": architecture}
     differing = [
         f"{key} is {there[key]!r} there and {ours!r} here"
         for key, ours in config

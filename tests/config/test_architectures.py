@@ -111,6 +111,7 @@ def test_a_toy_of_one_file_and_one_row_trains_resumes_and_plans_on_both_engines(
     described = json.loads((last / "config.json").read_text(encoding="utf-8"))
     assert described["architectures"] == ["ToyBertForMaskedLM"]
     assert described["model_type"] == "toy" and "type_vocab_size" not in described
+    assert described["local_attention"] == 4 and "window" not in described
     weights = load_file(last / "model.safetensors")
     assert weights["model.layers.0.attn.Wqkv.weight"].shape == (48, 16)
     assert weights["model.layers.0.mlp.Wi.weight"].shape == (64, 16)
@@ -166,12 +167,16 @@ def test_fused_weights_are_joined_and_split_and_their_shape_is_checked(toy):
 def test_a_masked_lm_without_next_sentences_fills_masks(toy, tmp_path, capsys):
     from bert_cli.cli import main
     from bert_cli.model.bert import build_blocks
-    from bert_cli.model.hf import vocabulary_tensors
+    from bert_cli.model.hf import check_hf_config, vocabulary_tensors
+    from bert_cli.tasks.run.models import find_source
 
     config = shape_of(SHAPE | {"vocab_size": len(PIECES)})
     blocks = build_blocks(config, seed=1, policy="float32", last_blocks=LAST_BLOCKS)
     model = write_model(tmp_path / "model", config, blocks=blocks)
     assert main(["predict", str(model), "the film was [MASK]", "--top", "2"]) == 0
+    assert find_source(str(model)).config == config
+    with pytest.raises(CheckpointError, match="architecture is 'bert' there and 'toy' here"):
+        check_hf_config({}, config)
     (mask,) = json.loads(capsys.readouterr().out)["masks"]
     assert len(mask) == 2
     expected = {"embeddings.tok_embeddings.weight", "decoder.weight", "decoder.bias"}

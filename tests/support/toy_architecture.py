@@ -53,6 +53,14 @@ class ToyConfig(BertConfig):
         local = min(positions, 2 * self.window + 1)
         return positions + (self.num_hidden_layers - 1) * local
 
+    def to_hf(self):
+        described = super().to_hf()
+        return described | {"local_attention": 2 * described.pop("window")}
+
+    @classmethod
+    def from_hf(cls, described):
+        return super().from_hf(described | {"window": described["local_attention"] // 2})
+
     def deviation_of(self, name):
         return self.initializer_range / (2.0 if "output" in name else 1.0)
 
