@@ -182,7 +182,7 @@ def _known_failure(error: Exception) -> BertError | None:
     httpx = sys.modules.get("httpx")
     if httpx is not None and isinstance(error, httpx.HTTPError | httpx.InvalidURL):
         request = getattr(error, "_request", None)  # the property raises without a request
-        remedy = "check the address and the network, or give another one"
+        remedy = "check the network and the address"
         return DataError(str(request.url) if request else "network", str(error), remedy)
     if isinstance(error, MemoryError):
         remedy = "use smaller sizes, or a machine with more memory"

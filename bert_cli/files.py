@@ -39,7 +39,7 @@ PARTIAL = ".partial_"
 
 def _check_inner(name: str) -> str:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise ValueError("a file outside the folder is named")
+        raise ValueError("the file is outside the folder")
     return name
 
 
@@ -175,7 +175,7 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
     saved = read_json(state, Checksums, CheckpointError, remedy)
     actual = json_crc32c(read_json(state, JSONObject, CheckpointError, remedy))
     if saved.own_crc32c not in (None, actual):
-        problem = f"has changed since it was saved (crc32c {actual}, and it has {saved.own_crc32c})"
+        problem = f"has changed since it was saved (crc32c {actual}, not {saved.own_crc32c})"
         raise CheckpointError(str(state), problem, remedy)
     for name, crc32c in saved.crc32c.items():
         if name.endswith(but):
@@ -185,7 +185,7 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
         except OSError as error:
             actual = f"cannot be read: {error.strerror}"
         if actual != crc32c:
-            problem = f"has changed since it was saved (crc32c {actual}; {STATE} has {crc32c})"
+            problem = f"has changed since it was saved (crc32c {actual}, but {crc32c} in {STATE})"
             raise CheckpointError(str(folder / name), problem, remedy)
 
 

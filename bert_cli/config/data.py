@@ -97,7 +97,7 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
     number = getattr(settings, predictions)
     tokens = getattr(settings, length) - 3
     if number > tokens:
-        problem = f"{number} is more than the tokens of an example ({length} - 3 = {tokens})"
+        problem = f"{number} is more than the {tokens} tokens of an example ({length} - 3)"
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 

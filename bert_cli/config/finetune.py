@@ -76,7 +76,9 @@ class FinetuneSettings(TrainSettings):
     @model_validator(mode="after")
     def _check_run(self) -> "FinetuneSettings":
         if not self.do_training and not self.do_validation:
-            raise SettingError("do_training", "is off, and so is do_validation", "leave one on")
+            raise SettingError(
+                "do_training", "and do_validation are both off", "turn one of them on"
+            )
         if self.global_batch.start_fraction is not None:
             name = "global_batch.start_fraction"
             raise SettingError(name, "is a setting of pre-training", "leave it out")
@@ -165,7 +167,7 @@ class GlueSettings(FinetuneSettings):
     def _test_predictions_have_a_folder(self) -> "GlueSettings":
         if self.do_test and self.save_ckpt_path is None and self.output_dir is None:
             remedy = "give --save-ckpt-path or --output-dir"
-            raise SettingError("do_test", "needs a folder for the file that it writes", remedy)
+            raise SettingError("do_test", "has no folder for its predictions", remedy)
         return self
 
 

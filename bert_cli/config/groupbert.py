@@ -55,6 +55,6 @@ class GroupBertConfig(BertConfig):
     @model_validator(mode="after")
     def _kernel_has_a_middle(self) -> "GroupBertConfig":
         if self.conv_kernel_size % 2 == 0:
-            problem = f"{self.conv_kernel_size} is even, so that no position is in the middle"
+            problem = f"{self.conv_kernel_size} is even, so the convolution has no middle position"
             raise SettingError("conv_kernel_size", problem, "choose an odd number")
         return self

@@ -98,7 +98,9 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     chain = (*extending, path.resolve())
     if path.resolve() in extending:
         names = " -> ".join(file.name for file in chain)
-        raise ConfigError(f"extends ({names})", "a file extends itself", "break the circle")
+        raise ConfigError(
+            f"extends ({names})", "a config extends itself", "remove one of these `extends`"
+        )
     raw = read_json(path, JSONObject, ConfigError, "a config is one JSON object {...}")
     try:
         json_with_unique_keys(path.read_text(encoding="utf-8"))

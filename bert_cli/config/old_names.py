@@ -168,7 +168,7 @@ def adapt(
     if old and isinstance(options, Mapping) and adapted.get("precision", "float32") != "float16":
         adapted["optimizer_opts"] = {n: value for n, value in options.items() if n != ROUNDING}
         if str(options[ROUNDING]).lower() in TRUE:
-            no_effect[old] = "weights are float32; it has one with --precision float16"
+            no_effect[old] = "it needs --precision float16; these weights are float32"
     layout: Any = adapted.get("parallel")
     stages = layout.get("pipeline_stages") if isinstance(layout, Mapping) else None
     if "parallel.pipeline_stages" in renamed and isinstance(stages, list):
@@ -182,7 +182,7 @@ def adapt(
         if without != stages:
             adapted["parallel"] = {**layout, "pipeline_stages": without}
             where = f"{' and '.join(absent)} in parallel.pipeline_stages"
-            no_effect[where] = "the model of this task has none"
+            no_effect[where] = "the model of this task has no such blocks"
     length = str(adapted.get("max_seq_length"))
     is_open = all(adapted.get(name) is None for name in RUN_LENGTHS)
     if renamed and is_open and PREDICTIONS in settings.model_fields and length.isdecimal():

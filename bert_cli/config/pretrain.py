@@ -204,15 +204,13 @@ class PretrainSettings(TrainSettings):
             raise SettingError("length_buckets", problem, "leave out one of them")
         if self.decay_from is not None and (names or schedule != "wsd"):
             what = names[0] if names else f"schedule_name {schedule!r}"
-            remedy = "leave that out" if names else "give schedule_name wsd"
+            remedy = f"leave out {what}" if names else "give schedule_name wsd"
             raise SettingError("decay_from", f"cannot be combined with {what}", remedy)
         if self.decay_from is not None and self.decay_from < self.new_rows_only_steps:
-            problem = (
-                f"{self.decay_from} is among the new_rows_only_steps ({self.new_rows_only_steps})"
-            )
+            problem = f"{self.decay_from} is within the first {self.new_rows_only_steps} steps (new_rows_only_steps)"
             raise SettingError("decay_from", problem, "decay from a later step")
         if self.stages and self.scaling:
-            problem = "cannot be combined with stages: its factors depend on the length"
+            problem = "cannot be combined with stages: its factors depend on the sequence length"
             raise SettingError("scaling", problem, "leave out one of them")
         for number, stage in enumerate((self, *self.later_stages)):
             prefix = f"stages[{number - 1}]." if number else ""
@@ -225,7 +223,7 @@ class PretrainSettings(TrainSettings):
             name = f"{prefix}max_predictions_per_seq"
             predictions = stage.max_predictions_per_seq
             if self.mask_probabilities and predictions < needed:
-                problem = f"{predictions} are fewer than masking.start_probability takes, {needed}"
+                problem = f"{predictions} is too low: masking.start_probability masks up to {needed} tokens"
                 raise SettingError(name, problem, "raise it")
         return self
 

@@ -88,8 +88,8 @@ class GlobalBatch(Settings):
         is_given = "grad_acc_steps_per_replica" in values
         total = str(values.get("examples_per_step"))
         if is_auto and (is_given or total == "None"):
-            problem = "auto divides examples_per_step, and the accumulation follows"
-            remedy = "give examples_per_step, and not grad_acc_steps_per_replica"
+            problem = "auto computes the accumulation from examples_per_step"
+            remedy = "give examples_per_step instead of grad_acc_steps_per_replica"
             raise SettingError("micro_batch_size", problem, remedy)
         size = "1" if is_auto else str(values.get("micro_batch_size"))
         replicas = str(values.get("replicas", 1))
@@ -106,8 +106,8 @@ class GlobalBatch(Settings):
     @model_validator(mode="after")
     def _check_examples(self) -> "GlobalBatch":
         if self.examples_per_step not in (None, self.examples):
-            problem = f"{self.examples_per_step} is not the product of the others, {self.examples}"
-            remedy = "leave it or grad_acc_steps_per_replica out"
+            problem = f"{self.examples_per_step} differs from the product of the other three numbers, {self.examples}"
+            remedy = "leave out examples_per_step or grad_acc_steps_per_replica"
             raise SettingError("examples_per_step", problem, remedy)
         return self
 

@@ -325,7 +325,7 @@ def test_the_accumulation_follows_from_the_examples_of_a_step(tmp_path):
     assert settings.global_batch.examples_per_step == 1 * 2 * 3
     for flags, problem in (
         (["--global-batch.micro-batch-size", "5"], "64 cannot be divided into micro-batches of 5"),
-        ([auto, given, "3"], "auto divides examples_per_step"),
+        ([auto, given, "3"], "auto computes the accumulation"),
     ):
         assert problem in rejection("--config", mine, *flags)
 

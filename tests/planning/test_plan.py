@@ -70,7 +70,7 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"masking": {"start_probability": 0.4}}, "max_predictions_per_seq.*takes, 26"),
+        ({"masking": {"start_probability": 0.4}}, "max_predictions_per_seq.*masks up to 26"),
         ({"stages": [{**STAGE, "max_seq_length": 1024}]}, r"stages\[0\].max_seq_length.*1024"),
         ({"stages": [STAGE], "length_buckets": 3}, "length_buckets.*stages"),
         ({"stages": [STAGE], "max_sequences_per_pack": 3}, "stages"),
@@ -78,7 +78,7 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
         (BRANCH, "decay_from.*schedule_name 'up_down'"),
         (BRANCH | WSD | {"stages": [STAGE]}, "decay_from.*stages"),
         (BRANCH | WSD | {"masking": {"start_probability": 0.2}}, "decay_from.*start_probability"),
-        (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*among the new_rows_only_steps"),
+        (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*new_rows_only_steps"),
         ({"global_batch": {"start_fraction": 0.0}}, "start_fraction"),
         ({"global_batch": {"growth_frac": 0.2}}, "growth_frac.*without start_fraction"),
         ({"stages": [STAGE], "scaling": "unit"}, "scaling.*stages"),

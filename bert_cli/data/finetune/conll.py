@@ -78,8 +78,10 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         else:
             columns = columns or max(2, len(cells))
             if len(cells) != columns or not cells[0] or not is_label:
-                problem = f"'{' '.join(cells)}' is not a word and a label in {columns} columns"
-                remedy = "give each line as many columns, the last O, B-type or I-type (convert other schemes to BIO)"
+                problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
+                remedy = (
+                    "fix the line; labels are O, B-type or I-type (convert other schemes to BIO)"
+                )
                 raise DataError(where, problem, remedy)
             words[-1].append(cells[0])
             tags[-1].append((where, cells[-1]))

@@ -27,7 +27,7 @@ Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 Entry = dict[str, str | float]
 
-NO_PIECES = "questions left out of the training, as their answer contains no piece"
+NO_PIECES = "questions left out of training: their answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
 COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster

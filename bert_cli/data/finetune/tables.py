@@ -138,7 +138,7 @@ def text_of(row: Row, name: str, where: str) -> str:
     check_columns(where, [name], row)
     value = row[name]
     if not isinstance(value, str | None):
-        raise DataError(where, f"'{name}' is not a string", "give it as one")
+        raise DataError(where, f"'{name}' is not a string", "write it as a string")
     return value or ""
 
 
@@ -148,7 +148,7 @@ def label_of(row: Row, name: str, where: str) -> str:
     value = row[name]
     word = str(value).lower() if isinstance(value, bool) else str(value)
     if value is None or isinstance(value, list | dict) or not word.strip():
-        raise DataError(where, f"'{name}' is empty or no label", "give each row a label")
+        raise DataError(where, f"'{name}' is empty or not a label", "give each row a label")
     return word
 
 

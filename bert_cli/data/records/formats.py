@@ -156,7 +156,7 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> np
         size = frame_bytes[int(np.argmin(lengths))]
         raise DataError(
             f"records (a frame of {size} bytes)",
-            f"is not that of one dynamic record of up to {longest} tokens",
+            f"does not have the size of a dynamic record of up to {longest} tokens",
             "run `bert index`, and if that does not help make the records again",
         )
     return lengths
@@ -212,8 +212,8 @@ def parse_static(
         if wrong:
             raise DataError(
                 f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
-                f"not static records of these lengths (features {', '.join(wrong)})",
-                "give the lengths they were made with",
+                f"are not static records of these lengths (features {', '.join(wrong)})",
+                "give the lengths that the records were made with",
             )
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
@@ -296,8 +296,8 @@ def _parse_lists(
 def _not_these(names: Sequence[str]) -> DataError:
     return DataError(
         "records",
-        f"not dynamic ones with {', '.join(names)}, tokens as corpus.json describes them",
-        "run `bert index`, or make them again",
+        f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json",
+        "run `bert index`, or make the records again",
     )
 
 
@@ -346,7 +346,7 @@ def pack_columns(
         if int(totals.max(initial=0)) > room:
             raise DataError(
                 f"a pack ({totals.max()} {unit})",
-                f"has room for {room}, by the lengths and masked_lm_prob that corpus.json names",
+                f"is more than the {room} that fit the lengths and masked_lm_prob in corpus.json",
                 "the records were made with other settings; make them again",
             )
 

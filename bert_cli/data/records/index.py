@@ -151,9 +151,9 @@ def write_index(path: Path) -> int:
             payload = payload_bytes(file.read(HEAD_BYTES))
             length = FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
-                problem = "no record starts here, or the file is truncated within it"
+                problem = "no record starts here, or the record is truncated"
                 where = f"{path} (byte {offset} of {size})"
-                raise DataError(where, problem, "the file is corrupt, rebuild it")
+                raise DataError(where, problem, "make the file again, it is corrupt")
             out.write(b"%d %d\n" % (offset, length))
             offset += length
             file.seek(length - HEAD_BYTES, os.SEEK_CUR)
@@ -179,7 +179,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
         for path in paths:
             offsets = read_index(path)
             if offsets is None:
-                problem = "its index is missing or does not fit it"
+                problem = "its index is missing or does not match the file"
                 raise DataError(str(path), problem, f"run `bert index {folder}`")
             starts = offsets[:-1].astype("<u8").tobytes()
             out.write(starts)
@@ -262,8 +262,8 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     if ids[0] != cls or ids.max() >= count:
         raise DataError(
             f"vocab ({vocab})",
-            f"is not that of {path}, whose first record starts with id {ids[0]} and goes up to {ids.max()}, "
-            f"while [CLS] is {cls} of {count}",
+            f"is not the vocabulary of {path}: the first record starts with id {ids[0]} and has ids up to {ids.max()}, "
+            f"but [CLS] has id {cls} of {count}",
             "give the vocabulary that the records were made with",
         )
     write_vocabulary(folder, vocabulary_bytes(vocabulary.path), vocabulary.normalization)

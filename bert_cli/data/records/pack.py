@@ -82,7 +82,7 @@ def run(settings: PackSettings) -> None:
     unpacked = counts["tokens"] / (counts["sequences"] * length)
     print(
         f"pack: {count(counts['sequences'], 'sequence')} in {count(counts['records'], 'pack')} of at most "
-        f"{pack_size}; of {length} positions {filled:.1%} hold a token, {unpacked:.1%} with one sequence in each"
+        f"{pack_size}; {filled:.1%} of the {length} positions hold a token, {unpacked:.1%} without packing"
     )
 
 

@@ -157,8 +157,8 @@ def run(settings: TokenizeSettings) -> None:
     if truncated > MUCH_TRUNCATED:
         print(
             f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{settings.sequence_length} positions and are in no record; a pair has "
-            f"{counts['tokens'] / counts['records']:.0f} tokens before it is truncated, as {_cause(settings.input)}; "
+            f"{settings.sequence_length} positions and are lost: a pair has "
+            f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because {_cause(settings.input)}; "
             "or give --no-nsp, which uses every token"
         )
 
@@ -170,7 +170,7 @@ def _cause(folder: Path) -> str:
         return "lines are long; if they have several sentences, split them with `bert preprocess`"
     splitter_flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
     return (
-        f"{splitter}, for language {split['language']}, detected few ends of sentences; run `bert preprocess` into "
+        f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
         f"another folder with {splitter_flag}the --language of the text"
     )
 
@@ -231,8 +231,8 @@ def plan_groups(
     outputs = [(Path(f"wiki_{n:0{digits}d}.tfrecord"), group) for n, group in enumerate(groups)]
     if joins:
         notes.append(
-            f"{_span(last)}: holds fewer than two documents, which cannot make pairs, so it went "
-            f"into the group before it, {outputs[-1][0]}"
+            f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
+            f"joined to the group before it, {outputs[-1][0]}"
         )
     return outputs, notes
 
@@ -253,7 +253,7 @@ def _check_documents(count: int, parts: Sequence[Part]) -> None:
         raise DataError(
             f"{_span(parts)} ({count} document{'' if count == 1 else 's'} in the group)",
             "a random next sentence must come from another document",
-            "raise --group-files, see that blank lines separate documents, or give --no-nsp",
+            "raise --group-files, separate documents by blank lines, or give --no-nsp",
         )
 
 

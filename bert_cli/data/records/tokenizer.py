@@ -125,14 +125,14 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
     digest = hashlib.sha256(data).hexdigest()
     if sha256 not in (None, digest):
         problem = "is not the vocabulary that the records were made with"
-        raise DataError(f"vocabulary ({path})", problem, "bring it back")
+        raise DataError(f"vocabulary ({path})", problem, "restore the original file")
     pieces = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
     known: set[str] = set()
     for line, piece in enumerate(pieces, 1):
         if not piece or piece in known:
             raise DataError(
                 f"vocabulary ({path}, line {line})",
-                f"{piece!r} is blank or occurs twice, so an id would have no piece",
+                f"{piece!r} is blank or a duplicate, so its id would have no piece",
                 f"write [unused{line - 1}] there, which leaves all other ids as they are",
             )
         known.add(piece)
@@ -158,7 +158,7 @@ def vocabulary_bytes(path: Path) -> bytes:
             is_default = name == "strip_accents" and actual == (not normalization.cased)
             if name != "vocab" and actual != value and not is_default:
                 where = f"{path} ({part}.{name})"
-                problem = f"is {actual!r}, and BERT's {value!r}"
+                problem = f"is {actual!r}, but BERT has {value!r}"
                 raise DataError(where, problem, "give a BERT model's vocabulary")
     if sorted(pieces.values()) != [*range(len(pieces))]:
         raise DataError(f"{path} (model.vocab)", "has ids without a piece", TAKE_AGAIN)

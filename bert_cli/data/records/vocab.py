@@ -87,7 +87,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         _check_capitals(vocabulary, name, cased)
     if added := added_tokens(path.parent):
         listed = ", ".join(token.content for token in added[:3])
-        problem = f"has {count(len(added), 'token')} that its owner added ({listed}), which are in no record"
+        problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
         remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"
         raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
@@ -156,8 +156,10 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     is_cased = capital > CAPITALS * len(with_case)
     is_uncased = bool(with_case) and not capital and not accents
     if is_uncased if cased else is_cased:
-        problem = f"{capital:,} of the {len(with_case):,} pieces with letters hold a capital, "
-        raise _wrong_case(name, cased, f"{problem}and no {CONFIG_FILE} says the case")
+        problem = (
+            f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter, "
+        )
+        raise _wrong_case(name, cased, f"{problem}and no {CONFIG_FILE} defines the case")
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
@@ -240,7 +242,9 @@ def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normaliz
     for name, value in settings.model_dump(include=names, exclude_none=True).items():
         if replace(base.normalization, **{name: value}) != base.normalization:
             where = f"--{name.replace('_', '-')} ({json.dumps(value)})"
-            problem = f"{settings.extend} has {json.dumps(not value)}, which holds for an extension"
+            problem = (
+                f"an extended vocabulary keeps the {json.dumps(not value)} of {settings.extend}"
+            )
             raise ConfigError(where, problem, "leave it out")
     return base.normalization
 
@@ -302,7 +306,7 @@ def _train(
     fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
-        problem = "less than the special tokens and letters of this text"
+        problem = f"is less than the {least} special tokens and letters of this text"
         enough = int(settings.size) + least - size
         remedy = f"give at least {'+' if settings.extend else ''}{enough}"
         raise ConfigError(f"--size ({settings.size})", problem, remedy)

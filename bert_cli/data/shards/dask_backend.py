@@ -100,7 +100,7 @@ class _Cluster:
         threads = self.client.nthreads()
         for worker, count in threads.items():
             if count > 1:
-                problem = f"has {count} threads, and shards need a process each"
+                problem = f"has {count} threads, but every shard needs its own process"
                 remedy = f"start it as `dask worker --nworkers {count} --nthreads 1`"
                 raise DataError(f"worker ({worker})", problem, remedy)
         if not threads and not self.is_waiting:
@@ -119,7 +119,7 @@ class _Cluster:
         except KilledWorker as error:
             raise DataError(
                 f"{self.output.step.name} ({shard.output.as_posix()})",
-                f"{error.allowed_failures + 1} workers were killed while they had this shard "
+                f"{error.allowed_failures + 1} workers were killed while they processed this shard "
                 f"(the last: {error.last_worker.address}), usually because memory ran out",
                 "give the workers more memory and run the command again; it keeps what is finished",
             ) from None

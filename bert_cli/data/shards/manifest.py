@@ -215,8 +215,8 @@ class OutputFolder:
         root = self.out.parent if self.out.name.startswith(".") else self.out
         return DataError(
             str(self.out / marker.output),
-            f"was made from a set of inputs ({inputs}), which has changed since",
-            f"remove {root} or choose another folder (compared are name, size and modification time)",
+            f"was made from inputs ({inputs}) that have changed since",
+            f"remove {root} or choose another folder (names, sizes and modification times are compared)",
         )
 
     def commit(self, shard: Shard, stats: Stats) -> None:
@@ -258,11 +258,11 @@ class OutputFolder:
             details = "".join(f" ({note})" for note in total.notes[:2])
             raise DataError(
                 f"{self.step.name} ({self.out})",
-                f"{count(len(markers), 'shard')} gave no {self.step.counted}{details}",
+                f"{count(len(markers), 'shard')} contain no {self.step.counted}{details}",
                 f"check that the input is what `bert {self.step.name}` reads",
             )
         different = sum(marker.versions != self.versions for marker in markers)
-        note = f"{different} shards were made by other versions of the packages"
+        note = f"{different} shards were made with other versions of the packages"
         return total + Stats(notes=(note,)) if different else total
 
     def write_manifest(

@@ -260,10 +260,10 @@ def _check_buckets(source: Records, buckets: int, step: int) -> None:
     where = f"length_buckets ({buckets})"
     records = f"the {len(source)} records in {source.folder}"
     if source.max_sequences_per_pack > 1:
-        problem = f"are for examples of one sequence, and {records} are packs"
-        raise ConfigError(where, problem, "leave out one of the two")
+        problem = f"need examples of one sequence, but {records} are packs"
+        raise ConfigError(where, problem, "leave out length_buckets, or give records without packs")
     if not source.is_dynamic or len(source) < step:
-        wrong = f"fewer than a step's {step}" if source.is_dynamic else "static and padded already"
+        wrong = f"fewer than a step's {step}" if source.is_dynamic else "static and already padded"
         remedy = "leave the buckets out, or make more records with --masking dynamic"
         raise DataError(where, f"{records} are {wrong}", remedy)
 
@@ -315,9 +315,9 @@ class Mixture(ExampleStream):
         """Examples of each corpus in a block."""
         for (source, weight), quota in zip(corpora, self.quotas, strict=True):
             if quota == 0:
-                problem = f"is less than half of 1/{LONGEST_BLOCK} of all weights"
+                problem = f"is too small: the corpus gets no example in {LONGEST_BLOCK}"
                 where = f"dataset_dir (weight {weight:g} of {source.folder})"
-                raise ConfigError(where, problem, "raise it or leave the corpus out")
+                raise ConfigError(where, problem, "raise the weight or leave the corpus out")
         self.batching = batching
         self.folder = self.sources[0].folder
         self.has_next_sentences = any(source.has_next_sentences for source in self.sources)
@@ -360,8 +360,8 @@ class Mixture(ExampleStream):
         corpora, _ = self.locate(np.arange(examples - rest, examples))
         counts = blocks * np.array(self.quotas) + np.bincount(corpora, minlength=len(self.quotas))
         return [
-            f"{quota / self._block:.3%} from {source.folder}: {count:,} examples out of "
-            f"{len(source):,} ({count / len(source):.3g} epochs)"
+            f"{quota / self._block:.3%} from {source.folder}: {count:,} examples, "
+            f"{count / len(source):.3g} epochs of {len(source):,}"
             for quota, count, source in zip(self.quotas, counts, self.sources, strict=True)
         ]
 

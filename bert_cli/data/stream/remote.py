@@ -140,8 +140,8 @@ def _fetch(remote: Remote, folder: Path, file: File) -> int:
                 if actual != (file["bytes"], file["crc32c"]):
                     raise DataError(
                         f"{remote.url}/{file['name']}",
-                        f"has {actual[0]} bytes and the checksum {actual[1]}, not {file['bytes']} and "
-                        f"{file['crc32c']} as in its corpus.json, even after it was fetched again",
+                        f"has {actual[0]} bytes and checksum {actual[1]} after two downloads; corpus.json has "
+                        f"{file['bytes']} bytes and {file['crc32c']}",
                         "copy the file there again, or run `bert index` on the folder it came from and copy that",
                     )
             break

@@ -51,9 +51,7 @@ NLTK_NAMES = {code: name for name, code in LANGUAGES.items()}
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 # The languages whose abbreviations sentencex knows.
 RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it kk kn ml mr my nl pa pl pt ru sk ta te uk"
-WITHOUT_RULES = (
-    "it splits at the marks of every script, with a related language's or English abbreviations"
-)
+WITHOUT_RULES = "it splits at the punctuation of every script, with the abbreviations of a related language or English"
 # Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
 # Lao have no such marks and end phrases with a space.
 BREAKS = {
@@ -168,8 +166,8 @@ def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Read
     documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
     if documents >= MANY_DOCUMENTS * len(sample):
         print(
-            f"preprocess: {len(parts):,} files of about {documents / len(sample):.0f} documents or more, which blank "
-            "lines end; if each file is one document, stop and add --documents files",
+            f"preprocess: {len(parts):,} files have about {documents / len(sample):.0f} documents or more each, "
+            "because a blank line ends a document; if each file is one document, stop and add --documents files",
             flush=True,
         )
 
@@ -337,7 +335,7 @@ def choose_punkt(
         reason = "Punkt data are not installed and could not be downloaded"
     if begun_with == "installed":
         problem = f"was begun with NLTK's Punkt data, but {reason}"
-        raise DataError(f"out ({out})", problem, "install them or choose another folder")
+        raise DataError(f"out ({out})", problem, "install the Punkt data or choose another folder")
     text: list[str] = []
     characters = 0
     for line in lines:

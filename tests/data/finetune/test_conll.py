@@ -70,7 +70,7 @@ def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
 
 def test_a_broken_file_is_reported_with_its_line(tmp_path):
     for text, message in (
-        ("a O\nb\n", r"\(line 2\): 'b' is not a word and a label in 2 columns"),
+        ("a O\nb\n", r"\(line 2\): 'b' is not a line of 2 columns"),
         ("a O\n\nNew York O\n", r"\(line 3\): 'New York O' is not"),
         ("a\tO\n\tO\n", r"\(line 2\): ' O' is not"),
         ("a O\nb S-PER\n", r"\(line 2\): 'b S-PER' is not .* to BIO"),

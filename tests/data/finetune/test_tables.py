@@ -111,7 +111,7 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("a.csv", "text,label\n", ": contains no rows"),
         ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),
         ("a.jsonl", f'{good}\n{{"text": "b"}}', r"\(line 2\): has no column 'label'"),
-        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): 'label' is empty or no label"),
+        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): 'label' is empty or not a label"),
         ("a.jsonl", f'{good}\n{{"text": 3, "label": 1}}', r"\(line 2\): 'text' is not a string"),
         ("a.jsonl", f"{good}\n\n{good}", r"\(line 2\): is not JSON"),
         ("a.jsonl", f"{good}\n[1]\n{good}", r"\(line 2\): is not a JSON object"),

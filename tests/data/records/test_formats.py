@@ -212,7 +212,7 @@ def test_other_bytes_than_those_of_the_format_are_rejected():
     ]
     for parse, width, payloads in cases:
         for payload in payloads:
-            with pytest.raises(DataError, match="not dynamic ones with"):
+            with pytest.raises(DataError, match="are not dynamic records with"):
                 parse([payload], width)
 
 
@@ -233,7 +233,7 @@ def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
     block = DynamicRecords(tokens, lengths, np.array([16_384, 1], np.int32), np.zeros(2, np.int32))
     sizes = np.array([FRAME_BYTES + len(payload) for payload in dynamic_payloads(block)])
     assert sizes[0] == sizes[1]
-    with pytest.raises(DataError, match="is not that of one dynamic record"):
+    with pytest.raises(DataError, match="does not have the size of a dynamic record"):
         dynamic_lengths(sizes, 20_000)
     for size in (-5, 0, 60, 10**9):
         with pytest.raises(DataError, match=rf"a frame of {size} bytes.*up to 128 tokens"):
@@ -268,8 +268,8 @@ def test_two_packs_of_three_sequences_are_the_known_ones():
     }
     assert_equal(packs, as_columns({name: np.array(rows) for name, rows in expected.items()}))
     for change, message in (
-        ({"sequence_length": 7}, r"\(8 tokens\): has room for 7"),
-        ({"predictions": 2}, r"\(3 masked positions\): has room for 2"),
+        ({"sequence_length": 7}, r"\(8 tokens\): is more than the 7 that fit"),
+        ({"predictions": 2}, r"\(3 masked positions\): is more than the 2 that fit"),
     ):
         with pytest.raises(DataError, match=message):
             pack_columns(columns, np.array([2, 1]), **sizes | change)

@@ -278,8 +278,8 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
         index(folder)
     for pieces, message in (
         (PIECES[1:], r"\[PAD\]"),
-        (["a", *PIECES], r"starts with id 2 and goes up to 8, while \[CLS\] is 3"),
-        (PIECES[:7], r"\[CLS\] is 2 of 7"),
+        (["a", *PIECES], r"starts with id 2 and has ids up to 8, but \[CLS\] has id 3"),
+        (PIECES[:7], r"\[CLS\] has id 2 of 7"),
     ):
         vocab.write_text("\n".join(pieces))
         with pytest.raises(DataError, match=message):
@@ -308,7 +308,9 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
     assert read_corpus(folder) == corpus
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
-    with pytest.raises(DataError, match=r"vocab\.txt\): is not the vocabulary .*; bring it back"):
+    with pytest.raises(
+        DataError, match=r"vocab\.txt\): is not the vocabulary .*; restore the original file"
+    ):
         index(folder)
     # Capital letters show a cased vocabulary.
     vocab.write_text("\n".join([*PIECES, "Wiki"]) + "\n")

@@ -112,7 +112,7 @@ def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
     reading = Reading(documents="files")
     planned, notes = plan_groups(tmp_path, None, reading)
     assert names(planned) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
-    assert notes[0].startswith(f"{tmp_path / '6'}: holds fewer than two documents")
+    assert notes[0].startswith(f"{tmp_path / '6'}: has fewer than two documents")
     with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or give --no-nsp"):
         plan_groups(tmp_path, 1, reading)
     assert len(plan_groups(tmp_path, 1, reading, pairs=False)[0]) == 7
@@ -130,7 +130,7 @@ def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys)
     write_manifest(tmp_path, {"text_00": 2, "text_01": 2, "text_02": 1, "empty": 0})
     planned, (note,) = plan_groups(tmp_path, 1, Reading())
     assert names(planned) == [["text_00"], ["text_01", "text_02"]]
-    assert note.startswith(f"{tmp_path / 'text_02'}: holds fewer than two documents")
+    assert note.startswith(f"{tmp_path / 'text_02'}: has fewer than two documents")
     assert plan_groups(tmp_path, 3, Reading())[1] == []
     out = make(home, tmp_path / "out", input=tmp_path, mask_tokens=5)
     assert read_manifest(out)["notes"] == [note]

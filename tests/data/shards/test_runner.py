@@ -90,7 +90,9 @@ def test_a_folder_of_other_settings_inputs_or_steps_is_rejected(tmp_path):
         with pytest.raises(DataError, match=rf"AA/{name}: was made from .* changed since; remove"):
             run(other, out, language="english", mood="calm")
     shards[1].inputs[0].write_text("new text")
-    with pytest.raises(DataError, match=r"AA/01: was made from .*\(01\), which has changed since"):
+    with pytest.raises(
+        DataError, match=r"AA/01: was made from inputs .*\(01\) that have changed since"
+    ):
         run(shards, out, language="english", mood="calm")
 
 

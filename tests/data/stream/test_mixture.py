@@ -115,8 +115,8 @@ def test_the_description_counts_the_examples_of_each_corpus(home):
     assert mixed.epoch_size == 967
     counts = np.bincount(mixed.locate(np.arange(12_345))[0], minlength=3)
     for line, count in zip(mixed.describe(12_345), counts, strict=True):
-        assert f": {count:,} examples out of " in line
-    line = f"50.000% from {home / 'large'}: 4,096 examples out of 700 ({4096 / 700:.3g} epochs)"
+        assert f": {count:,} examples, " in line
+    line = f"50.000% from {home / 'large'}: 4,096 examples, {4096 / 700:.3g} epochs of 700"
     assert mixed.describe(8192)[0] == line
 
 
@@ -134,5 +134,5 @@ def test_corpora_that_do_not_fit_together_are_refused_and_both_are_named(home, t
         with pytest.raises(DataError, match=message) as caught:
             Mixture([(one, 1), (other, 1)], BATCHING, 1)
         assert str(one.folder) in str(caught.value) and str(other.folder) in str(caught.value)
-    with pytest.raises(ConfigError, match=r"weight 1e-09 of .*small\): is less than half"):
+    with pytest.raises(ConfigError, match=r"weight 1e-09 of .*small\): is too small"):
         mixture(home, (2**0.5, 1, 1e-9))

@@ -83,7 +83,7 @@ def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
         write(tmp_path / "in" / f"{n}.txt", documents(4, n))
     split(tmp_path / "in", tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("preprocess: 3 files of about 4 documents or more")
+    assert lines[0].startswith("preprocess: 3 files have about 4 documents or more")
     assert lines[0].endswith("add --documents files") and "plan" in lines[1]
     split(tmp_path / "in", tmp_path / "files", documents="files")
     assert read_manifest(tmp_path / "files")["counts"]["documents"] == 3
@@ -165,8 +165,8 @@ def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, cap
         assert is_warned == (name == "lines")
         if is_warned:
             mean = counts["tokens"] / counts["records"]
-            assert f"a pair has {mean:.0f} tokens before it is truncated" in printed
-            assert "as lines are long; if they have several sentences, split" in printed
+            assert f"a pair has {mean:.0f} tokens before truncation" in printed
+            assert "because lines are long; if they have several sentences, split" in printed
 
 
 def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(
@@ -187,7 +187,7 @@ def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(
         manifest = {"step": "preprocess", "settings": {"splitter": splitter, "language": "ja"}}
         (found / "manifest.json").write_text(json.dumps(manifest))
         cause = tokenize._cause(found)
-        assert cause.startswith(f"{splitter}, for language ja, detected few ends of sentences; run")
+        assert cause.startswith(f"{splitter}, for language ja, found few ends of sentences; run")
         assert f"{cause}; or give --no-nsp".endswith(remedy.format(more))
 
 

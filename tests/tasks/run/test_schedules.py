@@ -149,7 +149,7 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
         [line["learning_rate"] for line in metrics_of(branch)],
     )
     assert complete[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
-    for early, message in ((1, "constant from step 2 to 10"), (2, "among the new_rows_only_steps")):
+    for early, message in ((1, "constant from step 2 to 10"), (2, "new_rows_only_steps")):
         more = {"decay-from": early} | ({"new-rows-only-steps": False} if early == 1 else {})
         assert pretrain(tmp_path / "early", decayed | more) != 0
         assert message in capsys.readouterr().err
