@@ -412,7 +412,8 @@ def _setting_error(
         return ConfigError(where, f"got {item['input']!r}, not a boolean", "give true or false")
     if item["type"] == "value_error":
         return ConfigError(where, message)
-    return ConfigError(where, f"got {item['input']!r}", message[:1].lower() + message[1:])
+    expected = message.partition(", unable to parse")[0]
+    return ConfigError(where, f"got {item['input']!r}", expected[:1].lower() + expected[1:])
 
 
 def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:

@@ -90,7 +90,7 @@ def from_hf(
     }
     listed = [f"{len(n)} tensors {what}: {_listed(n)}" for what, n in problems.items() if n]
     if listed:
-        remedy = "use the bert_config these weights were made with"
+        remedy = "use the bert_config of these weights"
         raise CheckpointError(where, "; ".join(listed), remedy)
     return values, missing_parts
 
@@ -200,7 +200,7 @@ def check_hf_config(
     ]
     if differing:
         problem = f"describes another model: {'; '.join(differing)}"
-        raise CheckpointError(where, problem, "make bert_config equal to it")
+        raise CheckpointError(where, problem, "give the same bert_config")
 
 
 def vocabulary_tensors(config: BertConfig) -> tuple[str, ...]:

@@ -90,12 +90,16 @@ def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
     for worker in workers:
         match = re.fullmatch(r"(?:[^\s:/\[\]]+|\[[^\s\[\]]+\]):(\d{1,5})", worker)
         if not match or not 0 < int(match[1]) < 65_536:
-            raise ConfigError(f"{source} ({worker})", "is no host:port", "give one to each process")
+            raise ConfigError(
+                f"{source} ({worker})", "is not host:port", "give an address to each process"
+            )
         if list(workers).count(worker) > 1:
-            raise ConfigError(f"{source} ({worker})", "is named twice", "give each its own port")
+            raise ConfigError(
+                f"{source} ({worker})", "occurs twice", "give each process another port"
+            )
     if not 0 <= rank < len(workers):
-        problem = f"is not one of {len(workers)} processes"
-        raise ConfigError(f"{source} (rank {rank})", problem, "count from 0")
+        problem = f"is not a rank of {len(workers)} processes"
+        raise ConfigError(f"{source} (rank {rank})", problem, "ranks count from 0")
     return Processes(tuple(workers), rank, source) if len(workers) > 1 else Processes(())
 
 
@@ -147,7 +151,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         step = int(environment.get("SLURM_STEP_ID", "0"))
         hosts = _expand_hosts(environment["SLURM_STEP_NODELIST"])
         if len(hosts) != len(counts) or sum(counts) != tasks:
-            raise ValueError(f"{len(hosts)} hosts and {counts} on each for {tasks} tasks")
+            raise ValueError(f"{len(hosts)} hosts, tasks per host {counts}, {tasks} tasks")
         # The host of each rank, and the number of the rank on that host.
         ranks = [(host, number) for host, count in enumerate(counts) for number in range(count)]
         distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
@@ -158,11 +162,11 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         differs = rank < tasks and None not in slurm and slurm != [*map(str, ranks[rank])]
         if not is_known or differs:
             number = f"task {rank} is number {slurm[1]} on host {slurm[0]}"
-            raise ValueError(f"in distribution {distribution} {number}")
+            raise ValueError(f"with distribution {distribution}, {number}")
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"SLURM ({type(error).__name__}: {error})",
-            "does not describe which task of the step is on which host",
+            "does not describe the host of each task",
             "start the run with `srun --distribution=block bert ...`, or set TF_CONFIG",
         ) from error
     offset = (job * STEPS_OF_JOB + step) * PORTS_OF_STEP
@@ -297,11 +301,11 @@ def _bind(open_socket: socket.socket, interface: str, is_required: bool) -> None
     try:
         open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
     except OSError as error:
-        problem = f"cannot take connections on {interface} alone ({error.strerror})"
+        problem = f"cannot limit connections to {interface} ({error.strerror})"
         if is_required:
             remedy = "leave it out where the network is trusted"
             raise DeviceError("cluster.bind_address", problem, remedy) from error
-        _print_line(f"{problem}, so on all interfaces; the network must be trusted")
+        _print_line(f"{problem}; listens on all interfaces, so the network must be trusted")
 
 
 def _print_line(text: str) -> None:

@@ -118,8 +118,8 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
-        f"nothing fits: in the best layout the fullest device needs {format_bytes(least)}, "
-        f"and only {USABLE:.0%} of its memory is usable, so it takes devices of {format_bytes(least / USABLE)}",
+        f"no layout fits: the best one needs {format_bytes(least)} on its fullest device, and {USABLE:.0%} of "
+        f"a device's memory is usable, so devices need {format_bytes(least / USABLE)}",
         f"give --parallel.recompute, --parallel.{offload}, or a smaller "
         "global_batch.micro_batch_size with more accumulation",
     )
@@ -136,7 +136,7 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
     each = batch.examples // processes
     if each * processes != batch.examples:
         where = f"global_batch ({count(batch.examples, 'example')} a step)"
-        remedy = "start a number of processes that divides it, or change the batch"
+        remedy = "choose a number of processes that divides the batch, or change the batch"
     else:
         micro_batch = max(n for n in range(1, batch.micro_batch_size + 1) if each % n == 0)
         numbers = {"micro-batch-size": micro_batch, "replicas": processes}

@@ -215,7 +215,7 @@ def _segments(
         first = max(1, round(last * (batch.start_fraction or 1.0)))
         sizes = min(MOST_SIZES, last - first)
         if batch.start_fraction and not sizes:
-            problem = f"of {count(last, 'micro-batch')} that a replica accumulates is all of them"
+            problem = f"has no effect on an accumulation of {count(last, 'micro-batch')}"
             remedy = "lower it, accumulate more, or leave it out"
             raise ConfigError(
                 f"global_batch.start_fraction ({batch.start_fraction})", problem, remedy
@@ -260,8 +260,8 @@ def describe(plan: Plan) -> str:
     if packed and not plan.rate_follows_batch:
         # Not changed automatically: the length of packs is known only now, and the settings fix the step.
         lines.append(
-            f"a pack holds {plan.sequences_per_example:.2f} sequences, so the batch of a step is larger by that factor "
-            "at the same learning rate: divide grad_acc_steps_per_replica by that, or give "
+            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has that many times more sequences at "
+            "the same learning rate: divide grad_acc_steps_per_replica by it, or give "
             "learning_rate.reference_batch_size"
         )
     sizes = [segment.micro_batches for segment in plan.segments if segment.stage == 0]
@@ -278,7 +278,7 @@ def describe(plan: Plan) -> str:
         lines.append(f"the learning rate decays from step {plan.decay_step:,}")
     if plan.mask_probabilities is not None:
         lines.append(
-            "masks {:.1%} of the tokens at first and {:.1%} at last".format(
+            "masks {:.1%} of the tokens in the first step and {:.1%} in the last".format(
                 *plan.mask_probabilities
             )
         )

@@ -65,13 +65,13 @@ def _check_command(settings: LaunchSettings) -> None:
     processes = settings.processes * max(1, len(settings.hosts))
     check_processes(inner.global_batch, processes, is_auto=inner.parallel.layout == "auto")
     if inner.exit_code_when_stopped:
-        problem = "would be a failure to bert launch, like every code except 0"
+        problem = "does not work under bert launch, which treats every code but 0 as a failure"
         raise ConfigError("exit_code_when_stopped", problem, "have a scheduler start the processes")
     group = find_processes(os.environ)
     if group.count > 1:
         where = f"{group.source} (rank {group.rank} of {group.count})"
-        problem = "this process is"
-        raise ConfigError(where, f"{problem} one of several already", f"run `bert {name}` itself")
+        problem = "this process already belongs to a group of processes"
+        raise ConfigError(where, problem, f"run `bert {name}` without bert launch")
 
 
 def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:

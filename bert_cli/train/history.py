@@ -164,7 +164,7 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
     for folder in folders:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
-            problem = f"nothing below it has {METRICS}" if folder.is_dir() else "no such folder"
+            problem = f"contains no run with {METRICS}" if folder.is_dir() else "no such folder"
             remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
             raise DataError(f"{where} ({folder})", problem, remedy)
         for run in below:

@@ -370,7 +370,7 @@ def in_background(
         waiting.put(None)
         thread.join(LEAVE_SECONDS)
         if thread.is_alive():
-            print_line(f"{name}: does not respond, so the run ends without it")
+            print_line(f"{name}: does not respond; the run ends without waiting")
 
     thread = threading.Thread(target=work, daemon=True, name=name)
     thread.start()

@@ -259,7 +259,7 @@ COMMANDS = [
     ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
-    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give one of them, such as --parallel."),
+    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give a setting of the group, such as "),
     ("squad", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"], ("pretrained_ckpt_path", "./c/2/")),
     ("squad", ["--do-training=no", "--save-ckpt-path", "a/"], ("save_ckpt_path", "a")),
     ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"], ("glue_task", "mrpc")),

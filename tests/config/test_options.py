@@ -133,7 +133,7 @@ MISTAKES = [
     (PretrainSettings, "mine.json", "write a list as A,B and a config as --config FILE"),
     (PretrainSettings, "--seed", "--seed: expected one argument"),
     (PretrainSettings, "--dry-run flase", "dry_run (--dry-run): got 'flase', not a boolean; give true or false"),
-    (PretrainSettings, "--parallel auto", "(--parallel): is a group of settings; give one of them, such as"),
+    (PretrainSettings, "--parallel auto", "(--parallel): is a group of settings; give a setting of the group, such as"),
     (PretrainSettings, "--parallel.pipeline-stages [[", "--parallel.pipeline-stages ([[): is not valid JSON"),
     (LaunchSettings, "pretrain --config x", "write bert launch -- COMMAND"),
     (PretrainSettings, "-- x", "bert (--): takes no command; leave out the --"),

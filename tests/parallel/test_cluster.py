@@ -77,12 +77,12 @@ WRONG = [
     ({"TF_CONFIG": "{broken"}, "Invalid JSON"),
     ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "is not a task of this cluster"),
     (tf_config({"worker": ["a:1"], "ps": ["b:1"]}), "cluster.ps"),
-    (tf_config({"worker": ["a:1", "a:1"]}), "named twice"),
+    (tf_config({"worker": ["a:1", "a:1"]}), "occurs twice"),
     (slurm(1, SLURM_DISTRIBUTION="plane"), "--distribution=block"),
     (slurm(1, SLURM_NODEID="1", SLURM_LOCALID="0"), "task 1 is number 0 on host 1"),
-    (slurm(1, SLURM_PROCID="3"), "is not one of 3"),
+    (slurm(1, SLURM_PROCID="3"), "is not a rank of 3"),
     (slurm(1, SLURM_STEP_TASKS_PER_NODE="2;1"), "tasks per node '2;1'"),
-    (slurm(1, SLURM_STEP_TASKS_PER_NODE="3"), "2 hosts and [3] on each"),
+    (slurm(1, SLURM_STEP_TASKS_PER_NODE="3"), "2 hosts, tasks per host [3]"),
     ({"SLURM_STEP_NODELIST": "n1,n2", "SLURM_NTASKS": "3"}, "SLURM_PROCID"),
 ]
 
@@ -94,7 +94,7 @@ def test_a_wrong_description_is_an_error_that_names_its_source():
         source = "TF_CONFIG" if "TF_CONFIG" in environment else "SLURM"
         assert str(error.value).startswith(source) and message in str(error.value), message
     for worker in ("b", "b:70000"):
-        with pytest.raises(ConfigError, match=rf"--cluster.workers \({worker}\): is no host:port"):
+        with pytest.raises(ConfigError, match=rf"--cluster.workers \({worker}\): is not host:port"):
             find_processes({}, ["a:1", worker], 0)
 
 
@@ -207,6 +207,8 @@ def test_a_system_that_cannot_bind_prints_a_message_or_is_an_error(monkeypatch, 
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
         bind_to_interface("lo", port, is_required=False)
-        assert "so on all interfaces; the network must be trusted" in capsys.readouterr().err
-        with pytest.raises(DeviceError, match="cannot take connections on lo alone"):
+        assert (
+            "listens on all interfaces, so the network must be trusted" in capsys.readouterr().err
+        )
+        with pytest.raises(DeviceError, match="cannot limit connections to lo"):
             bind_to_interface("lo", port, is_required=True)

@@ -254,7 +254,12 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     four = propose(given, 8, 7 * GB, processes=4)
     assert (four.global_batch.replicas, len(estimate(four))) == (4, 2)
     for name, devices, processes, problem in (
-        ("pretrain_tiny_128_phase1", 7, 7, r"1,200 examples a step.*among 7 processes; start a"),
+        (
+            "pretrain_tiny_128_phase1",
+            7,
+            7,
+            r"1,200 examples a step.*among 7 processes; choose a number",
+        ),
         ("pretrain_tiny_128_phase1", 3, 4, "fewer than the 4 processes"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -275,11 +280,11 @@ def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
 
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():
     given = shipped(LARGE)
-    with pytest.raises(ConfigError, match=r"nothing fits.*--parallel.recompute") as caught:
+    with pytest.raises(ConfigError, match=r"no layout fits.*--parallel.recompute") as caught:
         propose(given, 4, 10**9)
-    least = float(re.search(r"takes devices of ([\d.]+) GB", str(caught.value))[1])
+    least = float(re.search(r"devices need ([\d.]+) GB", str(caught.value))[1])
     propose(given, 4, int((least + 0.06) * GB))
-    with pytest.raises(ConfigError, match="nothing fits"):
+    with pytest.raises(ConfigError, match="no layout fits"):
         propose(given, 4, int((least - 0.06) * GB))
 
 

@@ -77,7 +77,7 @@ MISTAKES = [
     (["--", "bench", "data"], "(bench data): starts pretrain"),
     (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
     (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),
-    (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "would be a failure"),
+    (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "does not work under bert launch"),
     (["--processes", "3", "--", "pretrain", *TINY], "cannot be divided among 3 processes"),
 ]  # fmt: skip
 
@@ -91,7 +91,10 @@ def test_mistakes_are_reported_once_before_anything_starts(monkeypatch, capsys):
     config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     assert main(["launch", "--", "pretrain", *TINY]) == 2
-    assert "TF_CONFIG (rank 1 of 2): this process is one of several" in capsys.readouterr().err
+    assert (
+        "TF_CONFIG (rank 1 of 2): this process already belongs to a group"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):

@@ -106,7 +106,7 @@ def run(settings: InspectSettings) -> None:
         folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
     source = Records(folder, seed=settings.seed, masking=settings.masking)
     if not source.is_dynamic and is_set(settings, "masking"):
-        problem = f"has no effect on {settings.folder}, whose records are static and masked already"
+        problem = f"has no effect on {settings.folder}: static records are already masked"
         raise ConfigError("masking", problem, "leave it out")
     vocabulary = read_vocabulary(folder / VOCAB_FILE, source.corpus["vocab_sha256"])
     number = min(settings.sample, len(source))

@@ -89,7 +89,7 @@ def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
     damage = [note.partition(f"{path.name} ")[2] for note in counts.notes if DAMAGED in note]
     if not damage:
         return
-    more = f", and at {len(damage) - 1} more places" if damage[1:] else ""
+    more = f", and in {len(damage) - 1} more places" if damage[1:] else ""
     problem = f"{damage[0]}{more}; the text of {counts.documents:,} articles is in {settings.out}"
     if not settings.keep_damaged:
         remedy = "get the dump again, or add --keep-damaged to this command to accept that text"

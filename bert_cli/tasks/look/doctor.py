@@ -274,7 +274,7 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         report.add("ok", what, f"the run would continue from {existing[-1]}")
     if (so_far := history.Run(folder)).step:
         warning = health.warning_of(so_far)
-        state, _, remedy = (warning or "falls, as far as it is checked").partition(": ")
+        state, _, remedy = (warning or "no warning").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", state, remedy)
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
     each = checkpoint_bytes(settings)

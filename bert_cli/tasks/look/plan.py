@@ -36,13 +36,15 @@ def run(settings: PlanSettings) -> None:
     requested: PretrainSettings = with_sizes_of_records(settings)
     chosen = requested
     if requested.parallel.layout == "auto" and (devices is None or memory is None):
-        problem = "needs the number of devices and the memory of each"
+        problem = "needs the number and the memory of the devices"
         missing = "--memory" if devices else "--devices"
         raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
     if memory is not None:
         chosen = layout.choose(requested, "GPU", devices or 1, memory, processes)
     elif requested.global_batch.examples_per_step is not None:
-        print("micro_batch_size auto: --memory chooses it; this is the plan of the smallest")
+        print(
+            "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
+        )
     _print_layout(chosen)
     _check_devices(chosen, devices, processes)
     if memory is not None:

@@ -126,7 +126,7 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 def window_in_words(window: int) -> str:
     """Return the description of a smoothed metric."""
-    return f"means over {window:,} steps" if window > 1 else "those of single steps"
+    return f"means over {window:,} steps" if window > 1 else "values of single steps"
 
 
 def label_of(name: str) -> str:

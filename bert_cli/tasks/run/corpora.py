@@ -82,7 +82,7 @@ def describe_vocabulary(
     rows = settings.bert_config.vocab_size
     pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
     if rows != before:
-        origin = "the records have" if rows == pieces else "the model has"
+        origin = "in the records" if rows == pieces else "in the model"
         is_changed = is_set(configured.bert_config, "vocab_size")
         instead = f", instead of {before:,}" if is_changed else ""
         yield f"bert_config.vocab_size: {rows:,}, as {origin}{instead}"
@@ -111,7 +111,7 @@ def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) 
     is_for_held_out = held_out and read_corpus(held_out)["format"] == "dynamic"
     if settings.mask_probabilities or (is_set(settings, "masking") and not is_for_held_out):
         listed = ", ".join(str(source.folder) for source in stream.sources)
-        problem = f"has no effect on {listed}, whose records are static and masked already"
+        problem = f"has no effect on {listed}: static records are already masked"
         remedy = "leave it out, or make the records with --masking dynamic"
         raise ConfigError("masking", problem, remedy)
     return stream
@@ -132,11 +132,11 @@ def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> Examp
         )
     records = settings.dataset_dir
     if not records:
-        remedy = "a folder of records that `bert tokenize` has made, or --generated-dataset for synthetic examples"
+        remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"give --dataset-dir, {remedy}")
     corpora = [WeightedCorpus(path=records)] if isinstance(records, str) else records
     if settings.length_buckets is not None and len(corpora) > 1:
-        problem = "has no effect on several corpora, whose steps have examples of all lengths"
+        problem = "has no effect on several corpora: their steps mix examples of all lengths"
         remedy = "leave it out, or pack with --max-sequences-per-pack"
         raise ConfigError("length_buckets", problem, remedy)
     folders = [_folder_of(corpus.path, settings, "dataset_dir") for corpus in corpora]
@@ -216,8 +216,8 @@ def _open_source(
         (sizes.vocab_size for sizes in _stored_sizes(settings) if sizes.vocab_size), rows
     )
     if size != trained:
-        problem = f"has a vocabulary of {size}, but that of the run's records is {trained}"
-        remedy = "make these records with the vocabulary of dataset_dir"
+        problem = f"has a vocabulary of {size}, but the run's records have {trained}"
+        remedy = "make the held-out records with the vocabulary of dataset_dir"
         raise ConfigError(where, problem, remedy)
     return source
 
@@ -227,7 +227,7 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
     if is_remote(path):
         return local_copy(path, settings.dataset_cache.expanduser())
     if not Path(path).is_dir():
-        remedy = "give one that `bert tokenize` has made"
+        remedy = "give a folder of records made by `bert tokenize`"
         raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)
 
@@ -245,7 +245,7 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
     where = f"dataset_dir ({corpus})"
     remedy = "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
-        problem = f"holds a run with another vocabulary than the records in {corpus}"
+        problem = f"holds a run whose vocabulary differs from the records in {corpus}"
         remedy = "use another folder for a new run, or give this run its own records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):

@@ -109,7 +109,7 @@ def prepare(
     continued = newest_checkpoint(settings.save_ckpt_path)
     settings, mesh, stop = take_devices(settings, continued, stack)
     if is_default_length:
-        print_line(f"run: max_seq_length is {settings.max_seq_length}, as none was given")
+        print_line(f"run: max_seq_length is {settings.max_seq_length} (default)")
     if settings.generated_dataset:
         print_line("run: trains on synthetic examples; nothing is scored")
         labels = settings.head.outputs if label_names is None else len(label_names)
@@ -160,13 +160,15 @@ def _without_scores(settings: Settings) -> Settings:
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     remedies = {name: f"give --{name.replace('_', '-')}" for name in needs}
     if not settings.generated_dataset:
-        model = "give --pretrained-ckpt-path, the model to "
+        name = "pretrained_ckpt_path"
         if settings.do_training and settings.tokenizer_path is None:
-            model += "start from, or, to train new weights, --tokenizer-path and bert_config"
-            remedies["pretrained_ckpt_path"] = model
+            remedies[name] = (
+                "give --pretrained-ckpt-path MODEL, or for new weights --tokenizer-path and bert_config"
+            )
         elif not settings.do_training and settings.save_ckpt_path is None:
-            model += "score, or --save-ckpt-path, the folder of the run that trained it"
-            remedies["pretrained_ckpt_path"] = model
+            remedies[name] = (
+                "give --pretrained-ckpt-path MODEL, or --save-ckpt-path of a trained run"
+            )
     errors = [
         ConfigError(name, "is missing", remedy)
         for name, remedy in remedies.items()
@@ -368,9 +370,9 @@ def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | Non
         return None
     if sorted(model_names) != sorted(names):
         where = f"{source.where} (labels {', '.join(model_names)})"
-        problem = f"are not those of this task ({', '.join(names)})"
-        raise ConfigError(where, problem, "give a model that was trained for it")
-    print_line(f"run: the labels of {source.folder} are in another order, which is converted")
+        problem = f"are not the labels of this task ({', '.join(names)})"
+        raise ConfigError(where, problem, "give a model that was trained for the task")
+    print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
     return [model_names.index(name) for name in names]
 
 

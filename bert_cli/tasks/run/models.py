@@ -38,8 +38,8 @@ KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
 MODEL_FILES = (
-    f"a model's folder has config.json and {checkpoint.MODEL}, "
-    f"one of Google's {TF1_CONFIG} and bert_model.ckpt.*"
+    f"give a folder with config.json and {checkpoint.MODEL}, "
+    f"or one of Google's with {TF1_CONFIG} and bert_model.ckpt.*"
 )
 
 

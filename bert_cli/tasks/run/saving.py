@@ -52,7 +52,7 @@ def load_state(run: Run, stack: ExitStack) -> None:
         problem = (
             f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}"
         )
-        remedy = "the folder must be on a file system that all hosts share"
+        remedy = "use a folder on a file system that all hosts share"
         raise CheckpointError("save_ckpt_path", problem, remedy)
     _check_same_weights(group, state)
 
@@ -74,11 +74,11 @@ def _check_same_weights(group: ProcessGroup, state: State) -> None:
         return
     digest = 0
     for weight in state.weights.values():
-        if weight.is_sharded:  # there is one for all
+        if weight.is_sharded:  # all ranks together store it once
             continue
         digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
     if difference := _first_difference(group, digest):
-        problem = f"the weights of rank {difference[0]} are not those of rank 0"
+        problem = f"the weights of rank {difference[0]} differ from rank 0"
         remedy = "start all processes from the same files, on machines of the same kind"
         raise CheckpointError(f"step {state.step}", problem, remedy)
 

@@ -103,8 +103,10 @@ def branch_point(settings: PretrainSettings) -> Path:
     checkpoints = complete_checkpoints(run)
     if path not in checkpoints:
         steps = ", ".join(str(checkpoint.step_of(saved)) for saved in checkpoints) or "no step"
-        problem = f"the run in {run} has kept {steps}"
-        remedy = "give its folder and such a step (keep_checkpoints and keep_every_steps keep more)"
+        problem = f"no such checkpoint in {run}, which has {steps}"
+        remedy = (
+            "give a step of a saved checkpoint (keep_checkpoints and keep_every_steps keep more)"
+        )
         raise CheckpointError(where, problem, remedy)
     before = checkpoint.read_state(path).fixed
     rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
@@ -112,9 +114,9 @@ def branch_point(settings: PretrainSettings) -> Path:
     first = 0 if "decay_from" in before else int(rate.warmup_frac * before["total_steps"])
     if not first <= step <= end:
         problem = (
-            f"the learning rate of the run in {run} is constant from step {first:,} to {end:,}"
+            f"the learning rate of the run in {run} is constant only from step {first:,} to {end:,}"
         )
-        raise CheckpointError(where, problem, "decay from such a step")
+        raise CheckpointError(where, problem, "decay from one of these steps")
     return path
 
 
@@ -137,11 +139,11 @@ def load_pretrained(
     description += f"; trained with scaling {trained}" if trained else ""
     new_pieces = count(len(source.replaced), "new piece")
     description += (
-        f"; {new_pieces}, each starts as the mean of the pieces it replaces"
+        f"; {new_pieces}, each starting as the mean of the embeddings of the pieces it replaces"
         if source.replaced
         else ""
     )
-    description += f"; new from the seed: {', '.join(new)}" if new else ""
+    description += f"; new weights from the seed: {', '.join(new)}" if new else ""
     return description + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
 

@@ -63,7 +63,7 @@ def run(settings: AverageSettings) -> None:
         _write(out, paths[-1], mean, names)
     print_line(f"average: {out} is the mean of {names}")
     if trained is None or held_out is None:
-        scored_by = f"that is for pretrain, not {kind}"
+        scored_by = f"only runs of pretrain are scored, not {kind}"
         scored_by = "--validation-dir RECORDS scores it" if trained else scored_by
         return print_line(f"average: not scored; {scored_by}")
     newest, averaged = evaluate.scores_of(trained, held_out, (paths[-1], out)).values()

@@ -84,7 +84,7 @@ def run(settings: ExportSettings) -> None:
     task = task_of(source, None)
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if settings.texts and head is not None and head.is_per_position:
-        problem = "its outputs are of tokens, which a string does not show"
+        problem = "its outputs are per token, and --texts hides the tokens"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
     model = open_model(source, task, without_head=(POOL.name,))
     positions = source.config.max_position_embeddings
@@ -138,17 +138,15 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
             values = tensor.numpy()
             if name not in outputs or outputs[name].shape != values.shape:
                 problem = f"the export lacks the model's output {name} {values.shape}"
-                raise CheckpointError(where, problem, "it was removed")
+                raise CheckpointError(where, problem, "the export was removed")
             difference = float(np.abs(outputs[name] - values).max())
             # np.maximum, because a NaN must not be lost.
             largest = float(np.maximum(largest, difference))
             scale = float(np.clip(np.abs(values).max(), 1.0, LARGEST_OUTPUT))
             relative = float(np.maximum(relative, difference / scale))
     if not relative <= LARGEST_DIFFERENCE:
-        problem = (
-            f"the export's outputs differ from the model's by {largest:.1e}, more than rounding"
-        )
-        raise CheckpointError(where, problem, "it was removed")
+        problem = f"the outputs of export and model differ by {largest:.1e}, more than by rounding"
+        raise CheckpointError(where, problem, "the export was removed")
     return largest
 
 
@@ -430,7 +428,7 @@ def _normalizer_of(tokenizer: TextTokenizer) -> JSONObject:
     elif not normalizer.get("handle_chinese_chars", True):
         problem = "tensorflow-text splits Chinese characters, and the model's tokenizer does not"
     if problem:
-        raise ConfigError("texts (true)", problem, "leave out --texts and give ids")
+        raise ConfigError("texts (true)", problem, "leave out --texts and give token ids")
     return normalizer
 
 
@@ -448,5 +446,5 @@ def compare_encoders(tokenizer: TextTokenizer, encoder: Encoder, length: int) ->
             wrong = result.shape != column.shape or (result != column).any(axis=1)
             if np.any(wrong):
                 where = f"texts ({COMPARED[int(np.argmax(wrong))][:40]!r})"
-                problem = "becomes other pieces in the export than in the model's tokenizer"
-                raise CheckpointError(where, problem, "leave out --texts and give ids")
+                problem = "is split differently by the export and by the model's tokenizer"
+                raise CheckpointError(where, problem, "leave out --texts and give token ids")

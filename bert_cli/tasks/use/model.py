@@ -108,7 +108,7 @@ def task_of(source: models.Source, requested: str | None) -> str:
     known = head.task
     is_for_any = requested not in [head.task for head in heads() if head.needs]
     if not is_for_any and requested != known:
-        problem = f"{source.folder} is a {source.architecture}, which is for {known}"
+        problem = f"{source.folder} is a {source.architecture}, a model for {known}"
         remedy = f"leave out --task, or give a model that was trained for {requested}"
         raise ConfigError(f"task ({requested})", problem, remedy)
     return requested or known
@@ -141,9 +141,9 @@ def open_model(
     )
     new, _ = start.load_weights(source, named_weights(blocks))
     if lacking := [part for part in (head.needs if head else ()) if part in new]:
-        problem = f"has no {' and no '.join(lacking)} of its shape, so it cannot be used for {task}"
+        problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
         where = f"{source.folder} ({source.architecture})"
-        raise ConfigError(where, problem, "give a model that was trained for it")
+        raise ConfigError(where, problem, "give a model that was trained for the task")
     return Opened(source, blocks, new, head)
 
 

@@ -89,7 +89,9 @@ def _check_settings(settings: PredictSettings, task: str, positions: int) -> Non
         problem = f"is more than the model's {positions} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
     if kind.COMPARES and settings.text is None:
-        raise ConfigError("text", "is missing", "give a TEXT to compare the texts of --input with")
+        raise ConfigError(
+            "text", "is missing", "give a TEXT with which to compare the texts of --input"
+        )
 
 
 # --- inputs
@@ -120,7 +122,7 @@ def _read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) ->
         return
     lines = list(lines)
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
-        problem = "its lines end within sentences, and each line is taken as one text"
+        problem = "its lines end within sentences, but each line is read as one text"
         remedy = "write each text on one line, or as JSON lines with the key text"
         print(f"warning: {where}: {problem}; {remedy}", file=sys.stderr)
     for number, line in enumerate(lines, 1):

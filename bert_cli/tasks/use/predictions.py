@@ -161,9 +161,7 @@ class QuestionAnswering(Predictor):
         defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
         if settings.version_2 and settings.null_score_diff_threshold is None:
             chosen = read_null_threshold(run)
-            origin = (
-                "none was chosen for this model" if chosen is None else "chosen by `bert squad`"
-            )
+            origin = "the default" if chosen is None else "chosen by `bert squad`"
             print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
             defaults["null_score_diff_threshold"] = chosen or 0.0
         return defaults

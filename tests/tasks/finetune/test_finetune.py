@@ -138,7 +138,7 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     out = capsys.readouterr().out
     assert json.loads(out.splitlines()[-1]) == scores_of(run)
     # The model that they start from has a classifier for these labels.
-    assert "new from the seed" not in out
+    assert "new weights from the seed" not in out
     scores = scores_of(run / "seed_6")
     assert main(arguments(base, run / "seed_6", *words, "--no-do-training", **start)) == 0
     assert last_line(capsys) == scores
@@ -281,9 +281,9 @@ def test_without_a_length_the_tokenizers_is_used_and_a_classifier_for_other_labe
     words += ["--train-file", str(tmp_path / "train.csv")]
     assert main(without(words, "--max-seq-length")) == 0
     out = capsys.readouterr().out
-    assert "max_seq_length is 24, as none was given" in out
+    assert "max_seq_length is 24 (default)" in out
     assert "longer than 24 tokens, cut" in out
-    assert "new from the seed: glue_head; left out: classifier" in out
+    assert "new weights from the seed: glue_head; left out: classifier" in out
 
 
 def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
@@ -291,7 +291,7 @@ def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
     vocabulary = shutil.copytree(base / "model", tmp_path / "vocab", ignore=ignored)
     words = without(arguments(base, tmp_path / "run", "--dry-run"), "--pretrained-ckpt-path")
     assert main(words) == 2
-    assert "give --pretrained-ckpt-path, the model to start from" in capsys.readouterr().err
+    assert "give --pretrained-ckpt-path MODEL, or for new weights" in capsys.readouterr().err
     words += ["--tokenizer-path", str(vocabulary)]
     shape = ["--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "4"]
     shape += ["--bert-config.num-hidden-layers", "1", "--bert-config.intermediate-size", "64"]

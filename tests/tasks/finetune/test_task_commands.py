@@ -187,7 +187,7 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
     for names, order, code, message in (
         (LABELS[::-1], [2, 1, 0], 0, "are in another order"),
         (["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2], 0, "assumed to be in this order: entail"),
-        (["yes", "no", "maybe"], [0, 1, 2], 2, "yes, no, maybe): are not those of this task"),
+        (["yes", "no", "maybe"], [0, 1, 2], 2, "yes, no, maybe): are not the labels of this task"),
     ):
         heads = dict.fromkeys(("classifier.weight", "classifier.bias"), itemgetter(order))
         model = change_weights(best_checkpoint(entailed), tmp_path / names[0], heads)

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, b
     empty = write_run(tmp_path / "empty", 0)
     for other, message in {
         tmp_path / "absent": "no such folder",
-        tmp_path / "folder": "has metrics.jsonl",
+        tmp_path / "folder": "contains no run with metrics.jsonl",
         tmp_path: "contains 3 runs; give one of them",
         empty: "has no step in metrics.jsonl yet",
         two[0]: "is the same run as the first",

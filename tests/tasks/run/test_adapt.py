@@ -111,8 +111,10 @@ def test_a_new_row_is_the_mean_of_those_that_its_piece_replaces_and_all_else_sta
 def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_records(home, capsys):
     assert pretrain(home) == 0
     out = capsys.readouterr().out
-    assert f"bert_config.vocab_size: {len(PIECES) + 3}, as the records have" in out
-    assert "3 new pieces, each starts as the mean of the pieces it replaces" in out
+    assert f"bert_config.vocab_size: {len(PIECES) + 3}, as in the records" in out
+    assert (
+        "3 new pieces, each starting as the mean of the embeddings of the pieces it replaces" in out
+    )
     tensors = load_file(complete_checkpoints(home / "run")[-1] / MODEL)
     assert tensors[f"bert.embeddings.{WORDS}"].shape == (len(PIECES) + 3, 32)
     first, *lines = metrics_of(home / "run")

@@ -181,7 +181,7 @@ def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_pat
     assert main(words) == 0
     output = capsys.readouterr().out
     size = json.loads((home / "single" / "corpus.json").read_text())["vocab_size"]
-    assert f"bert_config.vocab_size: {size:,}, as the records have" in output
+    assert f"bert_config.vocab_size: {size:,}, as in the records" in output
     assert json.loads((run / "settings.json").read_text())["bert_config"]["vocab_size"] == size
     assert all("nsp_loss" not in line and line["mlm_loss"] > 1 for line in metrics_of(run))
     assert "nsp" not in output.split("traced in")[1]

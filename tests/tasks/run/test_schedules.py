@@ -115,11 +115,11 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     shutil.rmtree(constant / "step_00000003")
     rate = "optimizer-opts.learning-rate.max-learning-rate"
     for wrong, message in (
-        ({"decay-from": 3}, "has kept 1, 2, 4, 5"),
+        ({"decay-from": 3}, "which has 1, 2, 4, 5"),
         ({"seed": 3}, "seed was 1984, is 3"),
         ({rate: 0.02}, "max_learning_rate was 0.01, is 0.02"),
-        ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "is constant from step 0 to 6"),
-        ({"pretrained-ckpt-path": branch, "decay-from": 8}, "is constant from step 0 to 6"),
+        ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "is constant only from step 0 to 6"),
+        ({"pretrained-ckpt-path": branch, "decay-from": 8}, "is constant only from step 0 to 6"),
     ):
         assert pretrain(tmp_path / "wrong", decayed | wrong) != 0
         assert message in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
         decayed | {"decay-from": 3, "save-ckpt-path": tmp_path / "wrong", "no-build": None}
     )
     assert main(["doctor", *words]) != 0
-    assert "has kept 1, 2, 4, 5" in capsys.readouterr().out
+    assert "which has 1, 2, 4, 5" in capsys.readouterr().out
 
 
 def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
@@ -149,7 +149,7 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
         [line["learning_rate"] for line in metrics_of(branch)],
     )
     assert complete[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
-    for early, message in ((1, "constant from step 2 to 10"), (2, "new_rows_only_steps")):
+    for early, message in ((1, "constant only from step 2 to 10"), (2, "new_rows_only_steps")):
         more = {"decay-from": early} | ({"new-rows-only-steps": False} if early == 1 else {})
         assert pretrain(tmp_path / "early", decayed | more) != 0
         assert message in capsys.readouterr().err

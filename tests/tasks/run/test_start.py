@@ -182,7 +182,7 @@ def test_settings_with_fewer_tokens_than_the_records_train_and_more_are_padding(
         config.write_text(json.dumps({"bert_config": shape}))
         assert pretrain(home, run, "--config", config) == 0
         printed = capsys.readouterr().out
-        changed = f"bert_config.vocab_size: {ROWS}, as the records have, instead of {size}"
+        changed = f"bert_config.vocab_size: {ROWS}, as in the records, instead of {size}"
         assert (changed in printed) == (rows != size)
         saved = complete_checkpoints(run)[-1]
         assert rows_of(saved) == {rows}

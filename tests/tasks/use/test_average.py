@@ -124,7 +124,7 @@ def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_
 def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, capsys):
     (copied / "settings.json").write_text('{"glue_task": "mrpc"}')
     assert average(copied, tmp_path / "out") == 0
-    assert "not scored; that is for pretrain, not glue mrpc" in capsys.readouterr().out
+    assert "not scored; only runs of pretrain are scored, not glue mrpc" in capsys.readouterr().out
     assert average(copied, tmp_path / "two", "--validation-dir", "x") == 2
     assert "validation_dir (x): has no effect on a run of glue mrpc" in capsys.readouterr().err
 

@@ -260,7 +260,7 @@ def test_texts_with_hard_line_breaks_come_with_a_warning(models, capsys, tmp_pat
     for texts, is_warned in ((lines, True), (paragraphs, False)):
         path = as_file(tmp_path, "texts.txt", *texts)
         assert main(["predict", str(models["text"]), "--input", str(path)]) == 0
-        warning = f"warning: {path}: its lines end within sentences, and each line is taken as one"
+        warning = f"warning: {path}: its lines end within sentences, but each line is read as one"
         assert (warning in capsys.readouterr().err) == is_warned
 
 
