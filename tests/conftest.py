@@ -17,7 +17,7 @@ REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / 
 LONGEST_FIRST = (
     "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
     "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
-    "documents", "runner", "preprocess", "duplicates", "own_text", "remote", "torture",
+    "documents", "runner", "preprocess", "duplicates", "own_text", "remote", "torture", "architectures",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
