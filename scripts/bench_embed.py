@@ -5,7 +5,7 @@
 
 The pairs are the paraphrases of MRPC's training set, in the folder GLUE. A model is scored on the development set: the
 rank correlation of cosines with "is a paraphrase", and how well the first sentence of a paraphrase finds the second
-among the sentences of the development and the test set. SimCSE and TSDAE train on the sentences of the same pairs. All
+among the sentences of the development and the test set. SimCSE trains on the sentences of the same pairs. All
 files are in OUT, and the same command continues.
 """
 
@@ -23,7 +23,6 @@ BATCH = ["--global-batch.micro-batch-size", "32", "--max-seq-length", "64"]
 OBJECTIVES = {
     "pairs": ["--train-file", "pairs.tsv", "--global-batch.grad-acc-steps-per-replica", "4"],
     "simcse": ["--train-file", "texts.txt", "--global-batch.grad-acc-steps-per-replica", "2"],
-    "tsdae": ["--train-file", "texts.txt", "--pooling", "cls"],
 }
 
 

@@ -51,8 +51,6 @@ class Architecture:
     and never imported."""
     has_scaling: bool = False
     """Whether the table of Unit Scaling has its layers."""
-    has_decoder: bool = False
-    """Whether objective `tsdae` has a decoder of its layers."""
 
     @property
     def last_blocks(self) -> dict[str, Block]:
@@ -112,7 +110,6 @@ ARCHITECTURES = {
         },
         hf_copies=COPIES,
         has_scaling=True,
-        has_decoder=True,
     ),
     "groupbert": Architecture(
         shape=GroupBertConfig,

@@ -6,9 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config import heads
-from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.heads import Head
 from bert_cli.config.markers import Fixed
 from bert_cli.config.settings import SettingError
 from bert_cli.text import count
@@ -21,7 +19,7 @@ class EmbedSettings(FinetuneSettings):
     hard negatives of the batch. Gradient caching allows batches of a thousand pairs in the memory of a micro-batch.
     Example: bert embed --pretrained-ckpt-path runs/base --train-file pairs.tsv --save-ckpt-path runs/vectors
     --global-batch.grad-acc-steps-per-replica 32
-    Example: bert embed --objective tsdae --pretrained-ckpt-path runs/base --train-file sentences.txt
+    Example: bert embed --objective simcse --pretrained-ckpt-path runs/base --train-file sentences.txt
     --validation-file sts-dev.tsv --save-ckpt-path runs/vectors
     """
 
@@ -31,11 +29,9 @@ class EmbedSettings(FinetuneSettings):
         "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
     }
 
-    objective: Fixed[Literal["pairs", "simcse", "tsdae"]] = "pairs"
+    objective: Fixed[Literal["pairs", "simcse"]] = "pairs"
     """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches). For unlabelled
-    text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021), and `tsdae`
-    deletes 60 % of the words of a text and trains a decoder to restore the complete text from the vector of the
-    remaining words (Wang et al. 2021)."""
+    text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021)."""
     train_file: Path | None = None
     """Training texts: .csv, .tsv or .jsonl, also with .gz; without pairs also .txt with one text on each line."""
     text_column: list[str] | None = None
@@ -60,12 +56,6 @@ class EmbedSettings(FinetuneSettings):
     """Number of epochs."""
 
     @property
-    def head(self) -> Head:
-        """Return the head of this run."""
-        is_denoising = self.objective == "tsdae" and self.do_training
-        return heads.DENOISING if is_denoising else self.HEAD
-
-    @property
     def last_blocks(self) -> tuple[str, ...]:
         """Return the blocks after the encoder layers of this run."""
         return self.head.last_blocks if self.pooling == "mean" else (self.head.name,)
@@ -87,20 +77,9 @@ class EmbedSettings(FinetuneSettings):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"give {least}")
-        if (
-            self.objective != "tsdae"
-            and self.texts_per_example == 2
-            and self.global_batch.examples < 2
-        ):
+        if self.texts_per_example == 2 and self.global_batch.examples < 2:
             problem = "has one pair per step, so there is nothing to compare it with"
             raise SettingError(
                 "global_batch", problem, "raise micro_batch_size or the accumulation"
             )
-        if self.objective == "tsdae":
-            if not ARCHITECTURES[self.bert_config.architecture].has_decoder:
-                problem = f"has no decoder with the layers of {self.bert_config.architecture}"
-                raise SettingError("objective", problem, "choose simcse")
-            if self.parallel.pipeline_stages and len(self.parallel.pipeline_stages) > 1:
-                problem = "with objective tsdae: the decoder shares the weights of all layers"
-                raise SettingError("parallel.pipeline_stages", problem, "use replicas alone")
         return self

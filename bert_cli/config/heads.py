@@ -32,9 +32,6 @@ class Saved(NamedTuple):
     bpd: int
     bsd: int
     bnss: int
-    layers: int
-    layer_bytes: int
-    """Bytes that an encoder layer saves in tensors [B, S, D]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +73,6 @@ class Head(Block):
     """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
     has_label_names: bool = False
     """Whether config.json names the outputs."""
-    shares_layers: bool = False
-    """Whether it uses the weights of all encoder layers, so that the model has one stage."""
     outputs: int = 1
     """Outputs for synthetic examples of a task without names of labels."""
     predictor: str = "bert_cli.tasks.use.predictions:Embedding"
@@ -222,32 +217,11 @@ SENTENCE_EMBEDDING = Head(
     name="embed_head",
     layer="bert_cli.model.heads:SentenceEmbedding",
     before=(MEAN_POOL.name,),
+    # A decoder in checkpoints of earlier versions, which no command reads.
+    parts={"denoise_head": "denoise_head"},
     task="embed",
     hf_classes=("BertModel",),
     commands={"embed": "objective"},
-)
-DENOISING = Head(
-    name="denoise_head",
-    layer="bert_cli.model.denoising:DenoisingDecoder",
-    before=(MEAN_POOL.name,),
-    weights=lambda config: (
-        _masked_lm(config)
-        + config.num_hidden_layers * (2 * _dense(config) + 2 * config.hidden_size)
-    ),
-    # A second pass through the layers; a matrix of as many weights stands for a layer.
-    products=lambda config, shape: [
-        Product(shape.examples * shape.positions, config.layer_matrices, config.num_hidden_layers),
-        *_masked_lm_products(config, shape.examples * shape.positions),
-    ],
-    saved=lambda of: (
-        of.layers * (of.layer_bytes + (2 + of.more) * of.wide * of.bnss) + _masked_lm_saved(of)
-    ),
-    hf_names=_masked_lm_names("denoise_head/masked_lm"),
-    parts={"denoise_head/masked_lm": "cls.predictions", "denoise_head/cross": "denoise_head"},
-    reads_word_table=True,
-    task="embed",
-    hf_classes=("BertModel",),
-    shares_layers=True,
 )
 LAST_BLOCKS = {
     block.name: block
@@ -260,7 +234,6 @@ LAST_BLOCKS = {
         TOKEN_CLASSIFICATION,
         MEAN_POOL,
         SENTENCE_EMBEDDING,
-        DENOISING,
     )
 }
 """Every block after the encoder layers, by its name."""

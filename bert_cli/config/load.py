@@ -21,6 +21,7 @@ from bert_cli.config.help import help_text
 from bert_cli.config.markers import POSITIONAL, group_of, is_path
 from bert_cli.config.old_names import (
     DEFAULTS,
+    FORMER_VALUES,
     adapt,
     instead_of,
     is_former,
@@ -404,6 +405,9 @@ def _setting_error(
     message = item["msg"].removeprefix("Value error, ")
     if isinstance(error, SettingError):
         return ConfigError(where, error.problem, error.remedy)
+    former = FORMER_VALUES.get((path, str(item["input"])))
+    if former is not None:
+        return ConfigError(f"{where} {item['input']!r}", *former)
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":

@@ -79,6 +79,13 @@ INSTEAD = {
     "input_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
     "output_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
 }
+# Dotted key and former value -> problem and remedy.
+FORMER_VALUES = {
+    ("objective", "tsdae"): (
+        "is no longer supported, as no measurement shows a gain over simcse",
+        "give simcse",
+    ),
+}
 # Our dotted key -> the original's default, where ours differs.
 DEFAULTS = {
     "precision": "float16",

@@ -55,7 +55,6 @@ def build_block(
     architecture = ARCHITECTURES[config.architecture]
     layer = pkgutil.resolve_name(architecture.layer)
     options = {
-        "encoder": [block for n, block in (before or {}).items() if n == "emb" or "hid_" in n],
         "word_table": before["emb"].word.embeddings if before else None,
         "labels": labels,
         "chunks": chunks,

@@ -213,7 +213,7 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
             f"devices ({devices})", problem, f"start at most {devices // tensor_devices}"
         )
     check_processes(batch, processes, is_auto=True)
-    limit = 1 if settings.head.shares_layers else settings.bert_config.num_hidden_layers + 1
+    limit = settings.bert_config.num_hidden_layers + 1
     shapes: list[Shape] = []
     for each in (
         [tensor_devices] if settings.engine == "jax" else range(1, min(process_devices, limit) + 1)

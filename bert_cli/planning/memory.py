@@ -297,8 +297,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     if block in LAST_BLOCKS:
         bd = count_elements(settings, "BD")
         bpd = count_elements(settings, "BPD")
-        layers = config.num_hidden_layers
-        saved = Saved(compute, wide, more, bd, bpd, bsd, bnss, layers, layer)
+        saved = Saved(compute, wide, more, bd, bpd, bsd, bnss)
         return _last_blocks(config)[block].saved(saved)
     return {
         "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,

@@ -9,7 +9,7 @@ import tensorflow as tf
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples
 
 from bert_cli.model import fused
-from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
+from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.layers import Dense, LayerNorm
 
 COMPUTE = {
@@ -133,11 +133,8 @@ def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
     np.testing.assert_allclose(norm(product), [[-2.0, 3.0]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("last_blocks", [PRETRAINING, ("denoise_head",)])
-def test_the_size_above_which_operations_are_fused_reaches_every_layer_of_a_model(
-    last_blocks, tiny
-):
-    blocks = build_blocks(tiny, last_blocks=last_blocks, seed=1, policy="float32", fuse_above=7)
+def test_the_size_above_which_operations_are_fused_reaches_every_layer_of_a_model(tiny):
+    blocks = build_blocks(tiny, seed=1, policy="float32", fuse_above=7)
     inside = [layer for _, block in blocks for layer in block._flatten_layers()]
     assert len(inside) > 3 * len(blocks)
     assert {layer.fuse_above for layer in inside} == {7}

@@ -3,8 +3,7 @@
 The contrastive loss needs the vectors of the complete batch, so each step of several micro-batches begins with a
 forward pass of all (`Engine.forward`) and computes, on the host, the loss and its gradient with respect to the
 vectors. The update that follows has the gradients of the complete batch in the memory of one micro-batch (gradient
-caching). Before the steps of TSDAE, words are deleted from the texts. Both depend on the seed and the step alone.
-Shapes: n rows of G texts each, D size of a vector.
+caching). Shapes: n rows of G texts each, D size of a vector.
 """
 
 from collections.abc import Sequence
@@ -16,9 +15,8 @@ import numpy.typing as npt
 from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.heads import DENOISING
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import FeatureReader, PackReader
+from bert_cli.data.finetune.features import PackReader
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -28,7 +26,6 @@ from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
-DELETED = 0.6  # fraction of the words; the best of Wang et al. 2021, table 6
 
 
 def run(settings: EmbedSettings) -> None:
@@ -89,9 +86,6 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
 
     size = settings.global_batch.examples
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
-    prepare = partial(add_candidates if is_one else add_gradients, settings)
-    if settings.head is DENOISING:
-        prepare = partial(delete_words, tokenizer)
     return Task(
         labels=settings.bert_config.hidden_size,
         label_names=None,
@@ -99,10 +93,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         development=sets,
         evaluate=evaluate,
         best="ndcg_10" if judged is None else "spearman",
-        prepare=prepare,
-        make_reader=FeatureReader
-        if settings.head is DENOISING
-        else partial(PackReader, one_text=settings.pooling == "cls"),
+        prepare=partial(add_candidates if is_one else add_gradients, settings),
+        make_reader=partial(PackReader, one_text=settings.pooling == "cls"),
         digits=4,
     )
 
@@ -202,37 +194,3 @@ def contrastive_loss(
     # A vector's length does not matter, so its gradient is orthogonal to it.
     gradients -= (gradients * units).sum(2, keepdims=True) * units
     return losses, is_correct, gradients / lengths
-
-
-def delete_words(
-    tokenizer: TextTokenizer, engine: Engine, batch: Batch, request: UpdateRequest
-) -> Batch:
-    """Return the batch with words deleted from its texts, and the complete texts as targets."""
-    ids = batch["input_ids"]
-    mask = batch["input_mask"]
-    special = tokenizer.special
-    continues = np.array([piece.startswith("##") for piece in tokenizer.pieces])
-    is_fixed = (ids == special.cls) | (ids == special.sep) | (mask == 0)
-    words = np.cumsum(~continues[ids] & ~is_fixed, axis=2)  # 0 before the first word
-    first = request.first_micro_batch + engine.group.rank * len(ids)
-    keys = [[engine.seed, first + number] for number in range(len(ids))]
-    generators = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
-    draws = np.stack([generator.random(ids.shape[1:]) for generator in generators])
-    # A word has the draw of its number; the word with the largest draw stays.
-    last = words.max(axis=2, keepdims=True)
-    position = np.arange(ids.shape[2])
-    best = np.where((position >= 1) & (position <= last), draws, -1.0).argmax(2)[:, :, None]
-    stays = np.take_along_axis(draws, words, 2) >= DELETED
-    stays |= words == best
-    stays = (stays | is_fixed) & (mask > 0)
-    order = np.argsort(~stays, axis=2, kind="stable")
-    shortened = np.take_along_axis(stays, order, 2).astype(ids.dtype)
-    return {
-        **batch,
-        "input_ids": np.take_along_axis(ids, order, 2) * shortened,
-        "input_mask": shortened,
-        "segment_ids": np.zeros_like(ids),
-        "target_ids": ids,
-        # [CLS] is not predicted.
-        "target_weights": (mask * (position > 0)).astype(np.float32),
-    }

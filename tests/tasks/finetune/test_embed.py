@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support.runs import continues_bit_for_bit
 from support.tiny_models import OTHERS, TINY, metrics_of, write_model
 
@@ -21,7 +22,7 @@ from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, models, resolve, start
-from bert_cli.train.checkpoint import complete_checkpoints
+from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 FLAGS = ["--max-seq-length", "32", "--optimizer-opts.learning-rate.max-learning-rate", "0.001"]
@@ -102,12 +103,10 @@ def first_step(home, **changes):
         for stage in engine.replicas[0]
         for name, accumulator in stage.accumulators.items()
     }
-    over = counts.get("targets") or counts["examples"]
     shape = settings.bert_config
-    weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    if "target_ids" not in batch:  # not the packs of texts
-        batch = finetune.open_features(settings, task.train, mesh)[1][0]
-    return sums["loss"] / over, hf.to_hf(gradients, shape), hf.to_hf(weights, shape), batch
+    # Without the packs of texts.
+    batch = finetune.open_features(settings, task.train, mesh)[1][0]
+    return sums["loss"] / counts["examples"], hf.to_hf(gradients, shape), batch
 
 
 def opened(home, name, pooling):
@@ -156,7 +155,7 @@ def test_loss_and_gradients_of_pairs_are_pytorchs_of_the_complete_batch(
         "micro_batch_size": 12 // micro_batches,
         "grad_acc_steps_per_replica": micro_batches,
     }
-    loss, gradients, _, batch = first_step(home, **changes, pooling=pooling, global_batch=sizes)
+    loss, gradients, batch = first_step(home, **changes, pooling=pooling, global_batch=sizes)
     assert batch["input_ids"].shape[:2] == (micro_batches, 36 // micro_batches)
     model = opened(home, pooling, pooling)
     judge = MultipleNegativesRankingLoss(model, scale=10.0)
@@ -164,66 +163,6 @@ def test_loss_and_gradients_of_pairs_are_pytorchs_of_the_complete_batch(
     expected.backward()
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
     assert_gradients(gradients, model[0].auto_model, "bert.")
-
-
-def test_loss_and_gradients_of_tsdae_are_pytorchs(home):
-    """The decoder restores the complete text from the vector of the one without most words."""
-    import torch
-    from sentence_transformers.sentence_transformer.losses import DenoisingAutoEncoderLoss
-
-    changes = {"train_file": str(home / "texts.txt"), "objective": "tsdae", "pooling": "cls"}
-    loss, gradients, weights, batch = first_step(home, **changes)
-    model = opened(home, "cls", "cls")
-    del model[2]  # TSDAE decodes the vector as it is, not with length 1
-    judge = DenoisingAutoEncoderLoss(model, tie_encoder_decoder=True)
-    for number, layer in enumerate(judge.decoder.bert.encoder.layer):
-        cross, name = layer.crossattention, f"denoise_head.cross_{number}"
-        modules = {"value": cross.self.value, "output.dense": cross.output.dense}
-        modules["output.layer_norm"] = cross.output.LayerNorm
-        for part, module in modules.items():
-            for leaf, parameter in module.named_parameters():
-                parameter.data = torch.tensor(weights[f"{name}.{part}.{leaf}"])
-    judge.decoder.eval()
-    whole = {"input_ids": torch.tensor(batch["target_ids"].reshape(12, -1)).long()}
-    expected = judge([tensors(batch, 0, 1), whole], None)
-    expected.backward()
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert_gradients(gradients, judge.decoder)
-    crossing = dict(judge.decoder.named_parameters())
-    theirs = crossing["bert.encoder.layer.1.crossattention.self.value.weight"].grad.numpy()
-    np.testing.assert_allclose(gradients["denoise_head.cross_1.value.weight"], theirs, atol=1e-6)
-
-
-def test_most_words_are_deleted_and_one_stays(home):
-    """Complete words, in every epoch others, the same in every layout."""
-    tokenizer = read_tokenizer(home / "model")
-    pieces, special = tokenizer.pieces, tokenizer.special
-    row = [pieces.index(p) for p in ("[CLS]", "film", "p", "##l", "##o", "##t", "good", "[SEP]")]
-    ids = np.array([[[*row, 0, 0]] * 500, [[special.cls, row[1], special.sep] + [0] * 7] * 500])
-    batch = {"input_ids": ids, "input_mask": (ids > 0).astype(np.int32)}
-    engine = SimpleNamespace(seed=3, group=SimpleNamespace(rank=0))
-    noisy = embed.delete_words(tokenizer, engine, batch, UpdateRequest())
-    assert (noisy["target_ids"] == ids).all()
-    texts = [
-        " ".join(pieces[n] for n in one[mask > 0])
-        for one, mask in zip(noisy["input_ids"][0], noisy["input_mask"][0], strict=True)
-    ]
-    words = ("film", "p ##l ##o ##t", "good")
-    assert all(text.startswith("[CLS] ") and text.endswith(" [SEP]") for text in texts)
-    assert all(any(word in text for word in words) for text in texts)
-    for word in words:  # 40 % and, of the words of a text that would lose all, the last one
-        part = np.mean([f" {word} " in text for text in texts])
-        assert abs(part - (0.4 + 0.6**3 / 3)) < 5 * (0.25 / 500) ** 0.5
-    assert (noisy["input_ids"][1] == ids[1]).all(), "a single word stays"
-    shifted = UpdateRequest(first_micro_batch=2)
-    later = embed.delete_words(tokenizer, engine, batch, shifted)
-    assert (later["input_ids"][0] != noisy["input_ids"][0]).any()
-    second = SimpleNamespace(seed=3, group=SimpleNamespace(rank=1))
-    of_rank_1 = embed.delete_words(tokenizer, second, batch, UpdateRequest())
-    np.testing.assert_array_equal(of_rank_1["input_ids"], later["input_ids"])
-    other = SimpleNamespace(seed=4, group=SimpleNamespace(rank=0))
-    of_another_run = embed.delete_words(tokenizer, other, batch, UpdateRequest())
-    assert (of_another_run["input_ids"][0] != noisy["input_ids"][0]).any()
 
 
 def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
@@ -351,18 +290,10 @@ def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_p
         assert mine["accuracy"] == other["accuracy"] or "16" in name
 
 
-@pytest.mark.parametrize("objective", ["pairs", "tsdae"])
-def test_a_stopped_run_continues_bit_for_bit(objective, home, trained, tmp_path):
+def test_a_stopped_run_continues_bit_for_bit(home, trained):
     words = ["--total-num-train-samples", "64", "--checkpoint-every-steps", "2"]
-    complete = trained
-    if objective == "tsdae":
-        complete = tmp_path / "complete"
-        words += ["--objective", "tsdae", "--no-do-validation", "--train-file"]
-        words = arguments(home, complete, *words, str(home / "texts.txt"))
-        assert main(words) == 0
-    else:
-        words = pairs(home, "trained", *words, micro_batch=4, accumulation=4)
-    continues_bit_for_bit(complete, lambda run: main([*words, "--save-ckpt-path", str(run)]), 2)
+    words = pairs(home, "trained", *words, micro_batch=4, accumulation=4)
+    continues_bit_for_bit(trained, lambda run: main([*words, "--save-ckpt-path", str(run)]), 2)
 
 
 # --- scores and use
@@ -430,19 +361,20 @@ def test_sentence_transformers_opens_a_checkpoint_and_gives_the_vectors_of_predi
     assert all(row["truncated"] for row in rows), "at 32 tokens, as in training"
 
 
-def test_the_decoder_of_tsdae_does_not_disturb_predictions_and_exports(home, capsys):
-    from sentence_transformers import SentenceTransformer
-
-    run, exported = home / "tsdae", home / "exported"
-    words = ["--objective", "tsdae", "--no-do-validation", "--train-file", str(home / "texts.txt")]
-    assert main(arguments(home, run, *words, "--pooling", "cls")) == 0
-    assert main(["export", str(run), str(exported), "--format", "hf"]) == 0
-    capsys.readouterr()
-    for folder in (run, exported):
+def test_the_decoder_in_a_checkpoint_of_an_earlier_version_is_ignored(
+    home, trained, tmp_path, capsys
+):
+    old = tmp_path / "old"
+    shutil.copytree(newest(trained), old)
+    weights = load_file(old / MODEL)
+    weights["denoise_head.cross_0.value.weight"] = np.zeros((2, 2), np.float32)
+    save_file(weights, old / MODEL)
+    (old / "state.json").unlink()  # it has the checksum of the weights
+    vectors = []
+    for folder in (newest(trained), old):
         assert main(["predict", str(folder), "good film"]) == 0
-        vector = json.loads(capsys.readouterr().out)["embedding"]
-        opened = SentenceTransformer(str(exported), device="cpu")
-        np.testing.assert_allclose(vector, opened.encode("good film"), atol=1e-5)
+        vectors.append(capsys.readouterr().out)
+    assert vectors[0] == vectors[1]
 
 
 def test_similarity_ranks_the_texts_of_a_file(home, trained, capsys):
@@ -474,17 +406,7 @@ WRONG = {
     ),
     "has nothing to score on": ("", ["--objective", "simcse"]),
     "names 1 column for": ("", ["--text-column", "text"]),
-    "use replicas alone": (
-        "",
-        [
-            "--objective",
-            "tsdae",
-            "--parallel.pipeline-stages",
-            '[["emb"],["hid"]]',
-            "--parallel.pipeline-device-mapping",
-            "[0,1]",
-        ],
-    ),
+    "objective (--objective) 'tsdae': is no longer supported": ("", ["--objective", "tsdae"]),
 }
 
 
