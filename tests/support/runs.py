@@ -2,18 +2,28 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from support.tiny_models import metrics_of
 
+from bert_cli.cli import main
 from bert_cli.files import STATE
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints, step_of
 
 TIMES = {
     "examples_per_second", "tokens_per_second", "seconds_per_step", "seconds_left", "seconds_waited"
 }  # fmt: skip
+
+
+def run_command(words: list[str]) -> int:
+    """Run a command line: with JAX in a process of its own, because a process has one engine."""
+    if "jax" not in words:
+        return main(words)
+    return subprocess.run([sys.executable, "-m", "bert_cli", *words], check=False).returncode
 
 
 def numbers_of(run: Path) -> list[dict[str, Any]]:

@@ -48,6 +48,20 @@ TINY_RUN = {
 """Flags of a pre-training run of seconds; see `flags_of`."""
 
 
+RUN_OF_RECORDS = {
+    "max-seq-length": 32,
+    "max-predictions-per-seq": 5,
+    "global-batch.micro-batch-size": 4,
+    "optimizer-opts.name": "AdamW",
+    "optimizer-opts.learning-rate.max-learning-rate": 0.003,
+    "total-num-train-samples": 8,
+    "checkpoint-every-steps": 1,
+    "keep-checkpoints": 99,
+}
+"""Flags of a run of seconds that starts from `write_model` and reads `write_records`."""
+SENTENCES = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 20
+
+
 def flags_of(flags: dict[str, object], **changes: object) -> list[str]:
     """Return flags as words: None is a switch, and False leaves one out; `a__b_c` changes `--a.b-c`."""
     changed = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
@@ -56,6 +70,15 @@ def flags_of(flags: dict[str, object], **changes: object) -> list[str]:
         if value is not False:
             words += [f"--{name}"] if value is None else [f"--{name}", str(value)]
     return words
+
+
+def pretrain_words(
+    home: Path, run: str | Path = "run", *words: object, **changes: object
+) -> list[str]:
+    """Return the command line of a run from `home/model` on `home/records`, with changed flags."""
+    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
+    flags = {name: home / folder for name, folder in folders.items()} | RUN_OF_RECORDS
+    return ["pretrain", *flags_of(flags, **changes), *map(str, words)]
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 import yaml
-from support.tiny_models import write_model, write_records
+from support.tiny_models import SENTENCES, pretrain_words, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
@@ -15,27 +15,17 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.files import verify_checkpoint
 from bert_cli.train.card import CARD, command_of, model_card, training_section
 
-TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 20
-RUN = [
-    "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
-    "--total-num-train-samples", "8", "--checkpoint-every-steps", "1",
-    "--optimizer-opts.name", "AdamW", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
-]  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A run of two steps, and one in another folder that continues from its first checkpoint."""
     home = tmp_path_factory.mktemp("cards")
     write_model(home / "model")
-    write_records(home / "records", TEXT, home / "model", masking="static")
+    write_records(home / "records", SENTENCES, home / "model", masking="static")
     for run in ("run", "resumed"):
-        flags = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
-        flags["validation-dir"] = "records"
-        words = [word for flag, name in flags.items() for word in (f"--{flag}", str(home / name))]
         if run == "resumed":
             shutil.copytree(home / "run" / "step_00000001", home / run / "step_00000001")
-        assert main(["pretrain", *words, *RUN]) == 0
+        assert main(pretrain_words(home, run, validation_dir=home / "records")) == 0
     return home
 
 

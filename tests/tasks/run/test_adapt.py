@@ -1,13 +1,10 @@
 """Go on from a model with more words: its vocabulary is extended, and its other weights stay."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.runs import continues_bit_for_bit
-from support.tiny_models import PIECES, metrics_of, write_model, write_records
+from support.runs import continues_bit_for_bit, run_command
+from support.tiny_models import PIECES, metrics_of, pretrain_words, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
@@ -21,10 +18,6 @@ TEXT = [
     "The good plot was not gnocchi.",
     "Bad gnocchi is very bad, and fine gnocchis are not.",
 ] * 40
-RUN = [
-    "--max-seq-length", "32", "--max-predictions-per-seq", "5", "--global-batch.micro-batch-size", "4",
-    "--optimizer-opts.name", "LAMB", "--optimizer-opts.learning-rate.max-learning-rate", "0.001",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +34,8 @@ def home(tmp_path_factory):
 
 
 def pretrain(home, run="run", *flags):
-    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
-    folders["validation-dir"] = "records"
-    words = [word for flag, name in folders.items() for word in (f"--{flag}", str(home / name))]
-    words = ["pretrain", *words, *RUN, "--total-num-train-samples", "40", *flags]
-    if "jax" not in flags:
-        return main(words)
-    return subprocess.run([sys.executable, "-m", "bert_cli", *words], check=False).returncode
+    changes = {"validation_dir": home / "records", "total_num_train_samples": 40}
+    return run_command(pretrain_words(home, run, *flags, **changes))
 
 
 def by_pytorch(home):
@@ -134,8 +122,7 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
 
 @pytest.mark.parametrize("engine", ["tensorflow", "jax"])
 def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
-    flags = ["--new-rows-only-steps", "4", "--checkpoint-every-steps", "1"]
-    flags += ["--keep-checkpoints", "99", "--engine", engine]
+    flags = ["--new-rows-only-steps", "4", "--engine", engine]
     run = f"rows_{engine}"
     assert pretrain(home, run, *flags) == 0
     saved = complete_checkpoints(home / run)
@@ -156,8 +143,7 @@ def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, ca
     pieces[10], pieces[11] = pieces[11], pieces[10]
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*pieces, "gnocchi"]))
     write_records(tmp_path / "r", TEXT, tmp_path / "vocab.txt")
-    model = ["--pretrained-ckpt-path", str(home / "model"), "--save-ckpt-path", str(tmp_path / "x")]
-    assert main(["pretrain", "--dataset-dir", str(tmp_path / "r"), *model, *RUN]) == 2
+    assert main(pretrain_words(home, tmp_path / "x", dataset_dir=tmp_path / "r")) == 2
     assert "`bert vocab --extend`" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.tiny_models import metrics_of, write_model, write_records
+from support.tiny_models import metrics_of, pretrain_words, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
@@ -25,11 +25,6 @@ PAIRS = [
     ("The film and the plot was awful", "The film and the plot was what"),
 ]
 TEXT = ["The good plot was not bad.", "Bad music is very bad, and fine actors are not."] * 40
-RUN = {
-    "max-seq-length": 32, "max-predictions-per-seq": 5, "global-batch.micro-batch-size": 4,
-    "optimizer-opts.name": "LAMB", "optimizer-opts.learning-rate.max-learning-rate": 0.01,
-    "total-num-train-samples": 32, "evaluate-every-steps": 4,
-}  # fmt: skip
 # Called with a command line, prints the likelihoods of each evaluation as a line of JSON.
 PRINTING = """
 import json, sys
@@ -63,11 +58,8 @@ def home(tmp_path_factory):
 
 
 def words_of(home, run, *flags):
-    folders = {"dataset-dir": "records", "pretrained-ckpt-path": "model", "save-ckpt-path": run}
-    values = {name: home / folder for name, folder in folders.items()} | RUN
-    words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
-    probes = [] if "--probe" in flags else ["--probe", str(home / "pairs.jsonl")]
-    return ["pretrain", *words, *probes, *flags]
+    changes = {"total_num_train_samples": 32, "evaluate_every_steps": 4}
+    return pretrain_words(home, run, *flags, probe=home / "pairs.jsonl", **changes)
 
 
 @pytest.fixture

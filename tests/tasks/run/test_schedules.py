@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.runs import assert_same_end, continues_bit_for_bit
+from support.runs import assert_same_end, continues_bit_for_bit, run_command
 from support.settings import small_run
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
 
@@ -53,9 +53,7 @@ def write_corpora(folder, vocab=None):
 
 def pretrain(folder, flags=CHANGING, **changes):
     words = ["pretrain", "--save-ckpt-path", str(folder), *flags_of(flags, **changes)]
-    if changes.get("engine") != "jax":
-        return main(words)
-    return subprocess.run([sys.executable, "-m", "bert_cli", *words], check=False).returncode
+    return run_command(words)
 
 
 def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):

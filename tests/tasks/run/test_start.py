@@ -10,8 +10,9 @@ import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from safetensors.numpy import load_file, save_file
 from support.tiny_models import (
     PIECES,
+    SENTENCES,
     TINY,
-    flags_of,
+    pretrain_words,
     write_model,
     write_records,
     write_reviews,
@@ -21,25 +22,13 @@ from bert_cli.cli import main
 from bert_cli.tasks.run import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
-TEXT = ["The good plot was not very fine.", "Bad music is very bad, and it is not fine."] * 10
-RUN = {
-    "max-seq-length": 32,
-    "max-predictions-per-seq": 5,
-    "global-batch.micro-batch-size": 4,
-    "total-num-train-samples": 8,
-    "checkpoint-every-steps": 1,
-    "optimizer-opts.name": "AdamW",
-    "optimizer-opts.learning-rate.max-learning-rate": 0.001,
-}
-
 
 def bert(*words: object) -> int:
     return main([*map(str, words)])
 
 
-def pretrain(home: Path, run: Path, *words: object, **changes: object) -> int:
-    flags = flags_of(RUN, dataset_dir=home / "records", save_ckpt_path=run, **changes)
-    return bert("pretrain", *flags, *words)
+def pretrain(home: Path, run: Path, *words: object, model: object = False) -> int:
+    return main(pretrain_words(home, run, *words, pretrained_ckpt_path=model))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +36,9 @@ def home(tmp_path_factory):
     """Return a folder with a model, records, a table of texts, and a run of two steps."""
     home = tmp_path_factory.mktemp("start")
     write_model(home / "model")
-    write_records(home / "records", TEXT, home / "model")
+    write_records(home / "records", SENTENCES, home / "model")
     write_reviews(home / "reviews.csv", 8)
-    assert pretrain(home, home / "run", "--pretrained-ckpt-path", home / "model") == 0
+    assert pretrain(home, home / "run", model=home / "model") == 0
     return home
 
 
@@ -74,10 +63,7 @@ def readers(home: Path, model: Path, out: Path) -> dict[str, list[object]]:
             *("--save-ckpt-path", out / "t"),
         ],
         "tokenize": ["tokenize", home / "records_text", out / "r", "--vocab", model],
-        "pretrain": [
-            *("pretrain", *flags_of(RUN), "--dataset-dir", home / "records"),
-            *("--pretrained-ckpt-path", model, "--save-ckpt-path", out / "p"),
-        ],
+        "pretrain": pretrain_words(home, out / "p", pretrained_ckpt_path=model),
     }
 
 
@@ -156,8 +142,7 @@ def rows_of(model: Path) -> set[int]:
 
 
 def test_a_padded_model_is_trained_further_and_stays_padded(home, padded, tmp_path, capsys):
-    words = ["--pretrained-ckpt-path", padded]
-    assert pretrain(home, tmp_path / "run", *words) == 0
+    assert pretrain(home, tmp_path / "run", model=padded) == 0
     printed = capsys.readouterr().out
     message = f"bert_config.vocab_size: {PADDED}, and the records have {ROWS} tokens; 6 rows of"
     assert f"{message} the word embeddings are padding" in printed
@@ -168,7 +153,7 @@ def test_a_padded_model_is_trained_further_and_stays_padded(home, padded, tmp_pa
     assert bert("export", saved, tmp_path / "export", "--format", "hf") == 0
     # Any number in the settings: the model's rows decide, and the same command continues.
     sized = ["--bert-config.vocab-size", ROWS]
-    assert pretrain(home, tmp_path / "run", *words, *sized) == 0
+    assert pretrain(home, tmp_path / "run", *sized, model=padded) == 0
     assert "nothing to do" in capsys.readouterr().out
 
 
@@ -187,8 +172,7 @@ def test_settings_with_fewer_tokens_than_the_records_train_and_more_are_padding(
         saved = complete_checkpoints(run)[-1]
         assert rows_of(saved) == {rows}
         # Phase 2 has the same number in its config.
-        words = ["--config", config, "--pretrained-ckpt-path", run]
-        assert pretrain(home, tmp_path / f"next{size}", *words) == 0
+        assert pretrain(home, tmp_path / f"next{size}", "--config", config, model=run) == 0
         assert rows_of(complete_checkpoints(tmp_path / f"next{size}")[-1]) == {rows}
 
 
