@@ -14,7 +14,7 @@ from bert_cli.model.fused import (
     custom_gradient,
     float32,
     kernel_of,
-    matmul_transposed,
+    matmul,
     run_after,
 )
 
@@ -82,7 +82,7 @@ def _forward(
     for start, end in chunk_ranges(table_VD.shape[0], chunks):
         # One chunk after the other: all at once would need the memory of all scores.
         after_MD = run_after(x_MD, state)
-        product_MW = matmul_transposed(after_MD, table_VD[start:end], transpose_b=True)
+        product_MW = matmul(after_MD, table_VD[start:end], transpose_b=True)
         scores_MW = float32(product_MW) + float32(bias_V[start:end])
         state = _with_chunk(state, scores_MW, labels_M - start, start)
     return state
@@ -124,12 +124,12 @@ def _backward(
         done = (x_gradient_MD, scale_M, *table_gradients[-1:], *bias_gradients[-1:])
         x_again_MD = run_after(x_MD, done)
         table_WD = table_VD[start:end]
-        product_MW = matmul_transposed(x_again_MD, table_WD, transpose_b=True)
+        product_MW = matmul(x_again_MD, table_WD, transpose_b=True)
         gradient_MW = chunk_gradient(
             product_MW, bias_V[start:end], labels_M - start, log_sum_M, scale_M
         )
-        x_gradient_MD = x_gradient_MD + float32(ops.matmul(gradient_MW, table_WD))
-        table_gradients.append(matmul_transposed(gradient_MW, x_again_MD, transpose_a=True))
+        x_gradient_MD = x_gradient_MD + float32(matmul(gradient_MW, table_WD))
+        table_gradients.append(matmul(gradient_MW, x_again_MD, transpose_a=True))
         bias_gradients.append(ops.sum(float32(gradient_MW), axis=0))
     return (
         ops.cast(x_gradient_MD, x_MD.dtype),

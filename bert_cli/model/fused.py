@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -29,6 +30,8 @@ Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
 NEVER = math.inf
+MIN_ROWS = 8
+"""Rows and columns of a product from which XLA's library computes it; it refuses vectors and the smallest matrices."""
 
 # Odd, so that id -> id * constant is one to one in 32 bits. Large, so that dropouts of neighbouring run seeds differ.
 ID_STRIDE = 0x9E3779B1
@@ -108,17 +111,73 @@ def run_after(x: Tensor, earlier: Iterable[Tensor]) -> Tensor:
         return tf.identity(x)
 
 
-def matmul_transposed(
-    x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
-) -> Tensor:
-    """Return the product of two matrices of the same dtype; either may be transposed.
+def matmul(x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed.
 
-    TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of float16 is 6 times slower.
+    `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
+    float16 is 6 times slower.
     """
-    if tf is not None:
+    if multiplies_with_amx() and x.dtype == "bfloat16":
+        x = ops.swapaxes(x, -1, -2) if transpose_a else x
+        if min(x.shape[-2], y.shape[-2 if transpose_b else -1]) >= MIN_ROWS:
+            return row_major_matmul(x, value_of(y), transpose_b)
+        transpose_a = False
+    y = ops.cast(y, x.dtype)
+    if tf is not None and (transpose_a or transpose_b):
         return tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
-    x = ops.transpose(x) if transpose_a else x
-    return ops.matmul(x, ops.transpose(y) if transpose_b else y)
+    x = ops.swapaxes(x, -1, -2) if transpose_a else x
+    return ops.matmul(x, ops.swapaxes(y, -1, -2) if transpose_b else y)
+
+
+@cache
+def multiplies_with_amx() -> bool:
+    """Return whether JAX computes on a processor with AMX, the matrix instructions for bfloat16."""
+    if jax is None or jax.default_backend() != "cpu":
+        return False
+    return has_amx(Path("/proc/cpuinfo"))
+
+
+def has_amx(cpuinfo: Path) -> bool:
+    """Return whether the flags of Linux' description of the processor name AMX for bfloat16."""
+    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text()
+
+
+def row_major_matmul(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:
+    """Return the product in bfloat16 as XLA's library for CPUs takes it.
+
+    In JAX 0.10 XLA gives a product to the library, which uses AMX, only if its operands are bfloat16, its
+    result is float32, and all three are stored row by row, the contracted axis of the first operand last; other
+    products of bfloat16 run in float32. The second operand may be contracted along either axis.
+    """
+
+    def operation(x: Tensor, y: Tensor) -> tuple[Tensor, Operation]:
+        cast = ops.cast(y, x.dtype)
+
+        def pull(gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x_gradient = _row_major_dot(gradient, cast, not transpose_b)
+            factors = (gradient, x) if transpose_b else (x, gradient)
+            y_gradient = _row_major_dot(ops.swapaxes(factors[0], -1, -2), factors[1], False)
+            return ops.cast(x_gradient, x.dtype), ops.cast(y_gradient, y.dtype)
+
+        return ops.cast(_row_major_dot(x, cast, transpose_b), x.dtype), pull
+
+    return custom_gradient(operation)(x, y)
+
+
+def _row_major_dot(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:
+    layout = import_module("jax.experimental.layout")
+
+    def row_major(array: Tensor) -> Tensor:
+        # Without it a transposed operand stays a view, and the layout of the result is that of its reader.
+        return layout.with_layout_constraint(array, layout.Layout(tuple(range(array.ndim))))
+
+    stack = tuple(range(x.ndim - 2))
+    contracted = (x.ndim - 1,), (y.ndim - (1 if transpose_b else 2),)
+    axes = contracted, (stack, stack)
+    product = jax.lax.dot_general(
+        row_major(x), row_major(y), axes, preferred_element_type="float32"
+    )
+    return row_major(product)
 
 
 def argmax(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from keras import ops
 
 from bert_cli.config.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
-from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, matmul
+from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, linear
 
 
 class Grouped(Layer):
@@ -45,7 +45,7 @@ class Grouped(Layer):
 
     def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
         if len(self.shape) == 2:
-            return matmul(x, kernel)
+            return linear(x, kernel)
         dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
         return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
@@ -110,7 +110,7 @@ class GroupedFeedForward(ConfiguredLayer):
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
-        inner_BSF = bias_gelu(matmul(x_BSD, self.inner.kernel), self.inner.bias, self.fuse_above)
+        inner_BSF = bias_gelu(linear(x_BSD, self.inner.kernel), self.inner.bias, self.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 

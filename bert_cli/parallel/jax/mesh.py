@@ -38,7 +38,7 @@ from bert_cli.parallel.cluster import (
     find_interface,
     wait_for_processes,
 )
-from bert_cli.parallel.devices import device_memory, part_of_gpus, visible_gpus
+from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus, visible_gpus
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
@@ -216,6 +216,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     elif kind == "GPU":
         gpus = ",".join(map(str, _gpus(processes)[:needed]))
         jax.config.update("jax_cuda_visible_devices", gpus)
+    keep_freed_memory()
     links = Links(rendezvous.lost_after_seconds)
     if processes.count > 1:
         processes = _join(processes, rendezvous, links)

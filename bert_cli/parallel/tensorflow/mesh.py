@@ -5,7 +5,6 @@ TensorFlow's own operation (ring on CPUs, NCCL on GPUs), one to a tf.function, s
 order. Imports from `tensorflow.python` or `tensorflow.compiler` are not public in TensorFlow 2.21.
 """
 
-import ctypes
 import itertools
 import os
 import re
@@ -28,16 +27,12 @@ from bert_cli.parallel.cluster import (
     find_interface,
     wait_for_processes,
 )
-from bert_cli.parallel.devices import device_memory, part_of_gpus
+from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus
 from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
 LEAVE_SECONDS = 20  # that a finished process waits for the others
-# Options of glibc's mallopt(3).
-M_TRIM_THRESHOLD = -1
-M_MMAP_MAX = -4
-M_ARENA_MAX = -8
 FUSES_RESULTS = "xla_cpu_use_multi_output_fusion"  # an option of XLA that has no flag
 # TensorFlow identifies a collective, and the shape of its tensors, by a key; the keys of its own collectives
 # count up from 1. Each mesh has a million keys, each device 10,000 of its mesh's keys.
@@ -270,18 +265,6 @@ def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> Non
     if logical > len(tf.config.get_logical_device_configuration(cpu) or [None]):
         device = tf.config.LogicalDeviceConfiguration()
         tf.config.set_logical_device_configuration(cpu, [device] * logical)
-
-
-def keep_freed_memory() -> None:
-    """Make the C library reuse freed memory instead of returning it to the kernel each time.
-
-    The kernel zeroes each new page: 5 % of a step of BERT-base on a CPU. The process keeps its maximum size.
-    """
-    c_library = ctypes.CDLL(None)
-    if hasattr(c_library, "gnu_get_libc_version"):
-        c_library.mallopt(M_MMAP_MAX, 0)  # allocate large blocks on the heap too
-        c_library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # do not return free memory at its end
-        c_library.mallopt(M_ARENA_MAX, 1)  # one heap, so that threads reuse one another's memory
 
 
 def fuse_results() -> None:
