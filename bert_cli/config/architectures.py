@@ -1,4 +1,4 @@
-"""The architectures of encoders: a row each, with what the rest of the package must know of one.
+"""The architectures of encoders: a row each, with the facts that the rest of the package needs.
 
 The arithmetic of its sizes is the class of its shape; its layers are in a file of `model/`. Classes of layers are given
 as names for `pkgutil.resolve_name`, so that a row loads no Keras.
@@ -19,13 +19,13 @@ from bert_cli.config.shape import BertConfig
 
 
 class Part(NamedTuple):
-    """A layer of which Hugging Face fuses several into one: its outputs are a part of the outputs of theirs."""
+    """A layer of ours that Hugging Face fuses with others: its outputs are a part of the fused layer's outputs."""
 
     layer: str
-    """The name of their layer."""
+    """Name of the fused layer."""
     number: int = 0
     of: int = 1
-    """Number of layers in theirs, all of the same size."""
+    """Number of our layers in the fused layer, all of the same size."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The optimizers: a row each, with what the rest of a run must know of it.
+"""The optimizers: a row each, with the facts that the rest of a run needs.
 
 The arithmetic of an optimizer is the function `update_direction` in a file of its own in `optim/`.
 """

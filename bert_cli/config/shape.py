@@ -100,7 +100,7 @@ class BertConfig(Settings):
 
     @property
     def uneven_weights(self) -> int:
-        """Return how many more weights all layers have than so many equal ones: a LayerNorm after the last layer."""
+        """Return the number of weights of the LayerNorm after the last layer, 0 without it."""
         return self.IS_PRE_NORM * self.norm_weights
 
     def keys_read(self, positions: int) -> int:

@@ -47,7 +47,8 @@ class PredictSettings(Settings):
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum length of a text in tokens; by default that of the run of `bert squad` or `bert embed`, or of the model.
+    """Maximum length of a text in tokens; by default the length of the run of `bert squad` or `bert embed`,
+    or of the model.
     Longer texts are truncated; their row has `"truncated": true`."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
@@ -62,15 +63,15 @@ class PredictSettings(Settings):
     """Scale the vectors of task embed to length 1; by default as in the run of `bert embed`, otherwise not."""
     doc_stride: Positive = 128
     """Distance in tokens between the starts of consecutive windows of a long context, for question-answering; by
-    default that of the run, otherwise less for a model with few positions."""
+    default the run's distance, otherwise less for a model with few positions."""
     max_query_length: Positive = 64
     """Maximum length of a question, in tokens; the rest is cut off. By default as for doc_stride."""
     max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens; by default that of the run."""
+    """Maximum length of an answer, in tokens; by default the run's length."""
     version_2: bool = False
     """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
     null_score_diff_threshold: float | None = None
-    """With version_2, give no answer if the score of no answer exceeds that of the best answer by more than this;
+    """With version_2, give no answer if the score of no answer exceeds the best answer's score by more than this;
     by default the threshold that `bert squad` chose for this model, or 0."""
 
     @model_validator(mode="after")

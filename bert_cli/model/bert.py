@@ -28,7 +28,7 @@ PRETRAINING = heads.PRETRAINING.last_blocks
 
 
 def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
-    """Return the names of the blocks in the order in which they run."""
+    """Return the names of the blocks in running order."""
     layers = [f"hid_{layer}" for layer in range(config.num_hidden_layers)]
     return ["emb", *layers, *last_blocks]
 

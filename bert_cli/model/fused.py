@@ -23,7 +23,7 @@ jax: Any = import_module("jax") if BACKEND == "jax" else None
 Tensor = Any
 """A tensor of Keras' backend; Keras carries no types."""
 Operation = Callable[..., Any]
-"""Of tensors; it returns a tensor, several, or a tensor and the function of its gradient."""
+"""A function of tensors that returns a tensor, several tensors, or a tensor and its gradient function."""
 Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows."""
 
@@ -40,8 +40,8 @@ ID_STRIDE = 0x9E3779B1
 def is_fused(x: Tensor, fuse_above: float) -> bool:
     """Return whether the operation on a tensor is fused.
 
-    On JAX each is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow those of more
-    elements are, and none for batches of any shape, as in prediction.
+    On JAX every operation is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow
+    operations of more elements are, but none for batches of any shape, as in prediction.
     """
     if tf is None:
         return jax is not None and fuse_above < NEVER
@@ -102,7 +102,7 @@ def convolution(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def run_after(x: Tensor, earlier: Iterable[Tensor]) -> Tensor:
-    """Return the same tensor, which is not read before the others are computed."""
+    """Return the tensor unchanged; it is read only after the others are computed."""
     if jax is not None:
         return jax.lax.optimization_barrier((x, *earlier))[0]
     if tf is None:

@@ -4,7 +4,7 @@
 loss is a sum divided by a count of the complete step (masked positions, examples). Micro-batches, replicas and
 accumulation then only add, and the gradient is the gradient of the complete batch, for any distribution of padding.
 
-Sections are those of Devlin et al. 2019. Shapes: B examples, S sequence length, P masked positions, M = B * P, C
+Section numbers refer to Devlin et al. 2019. Shapes: B examples, S sequence length, P masked positions, M = B * P, C
 sequences of a pack (1 without packing), D hidden size, V vocabulary size, L labels.
 """
 
@@ -279,7 +279,7 @@ class SentenceEmbedding(Head):
         """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B].
 
         In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
-        `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] are the candidates that are no negatives.
+        `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] masks candidates that are not negatives.
         """
         if "text_slots" in labels:
             return self._contrastive_loss(self.logits(hidden, key), labels, counts)

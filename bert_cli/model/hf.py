@@ -33,7 +33,7 @@ LEAVES = {
 
 
 def part_of(name: str, config: BertConfig) -> Part:
-    """Return Hugging Face's tensor of our weight, and the part of it that the weight is."""
+    """Return the name of Hugging Face's tensor of our weight, and the weight's part of a fused tensor."""
     path, _, leaf = name.rpartition("/")
     number = re.match(r"hid_(\d+)/", path)
     row = re.sub(r"^hid_\d+/", "hid_{}/", path)

@@ -97,7 +97,7 @@ class Layer(keras.layers.Layer):
                 layer.set_factors(table)
 
     def fuse_operations(self, above: float) -> None:
-        """Fuse the operations of more elements, in this layer and in those in it."""
+        """Fuse operations of more elements, in this layer and its inner layers."""
         self.fuse_above = above
         for value in vars(self).values():
             for layer in value if isinstance(value, list) else [value]:

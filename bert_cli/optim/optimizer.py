@@ -22,7 +22,7 @@ from bert_cli.errors import ConfigError, nearest
 
 Array = Any  # a tensor of the Keras backend or anything that it converts
 RandomBits = Callable[[Array, tuple[int, ...], int], Array]
-"""(key, shape, start) -> uniform uint32 of the shape, those that a complete weight has from element `start` on."""
+"""(key, shape, start) -> uniform uint32 of the shape: a complete weight's bits from element `start` on."""
 
 KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")  # last parts of names of weights
 
@@ -64,7 +64,7 @@ class Optimizer:
         """The function of the optimizer's file, of (rule, weight, gradient, slots, factor, updates).
 
         It returns the update direction and the new slots of a weight or a part of it, in float32. The gradient is
-        multiplied by `factor`; `updates` counts those made before this one.
+        multiplied by `factor`; `updates` counts the earlier updates.
         """
         update = import_module(self.kind.module).update_direction
         return partial(update, self.hyperparameters)
@@ -106,7 +106,7 @@ class Optimizer:
 
     @staticmethod
     def key(weight_id: Array, step: Array) -> Array:
-        """Return int32 [2], from which the random bits of a weight in a step are drawn."""
+        """Return the key of the random bits of a weight in a step, int32 [2]."""
         return ops.stack([weight_id, step])
 
 

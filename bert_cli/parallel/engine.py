@@ -71,7 +71,7 @@ class Block(Protocol):
     def stateless_call(
         self, weights: Sequence[Tensor], state: Sequence[Tensor], *inputs: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the same with these values of its weights, and its state, which is empty."""
+        """Return the hidden values for these weight values, and the block's state, which is empty."""
 
 
 class Head(Block, Protocol):

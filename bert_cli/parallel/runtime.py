@@ -30,7 +30,7 @@ class Devices(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Layout of a step over devices. An engine ignores values that it does not support: settings refuse them before."""
+    """Layout of a step over devices. Settings refuse values that an engine does not support, so the engine ignores them."""
 
     replicas: int = 1
     accumulation: int = 1
@@ -121,7 +121,7 @@ class Model(NamedTuple):
     """The model of an engine, and how it is trained."""
 
     names: Sequence[str]
-    """The names of its blocks, in the order in which they run."""
+    """The names of its blocks, in running order."""
     build_block: Callable[[str, Mapping[str, Block]], Block]
     """Builds a block by its name, on the current device; it may share weights of the blocks built before it."""
     seed: int

@@ -107,7 +107,7 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     """Return the settings with the fitting layout of the fewest devices per replica, then the most replicas.
 
     `memory` is the memory of one device in bytes. The micro-batches of a step stay the same; all devices of a
-    replica are in one process. Raises ConfigError, with the smallest sufficient memory, when nothing fits.
+    replica are in one process. Raises ConfigError, with the smallest sufficient memory, when no layout fits.
     """
     shapes = _shapes(settings, devices, processes)
     for shape in shapes:
@@ -152,7 +152,7 @@ def choose(
 ) -> Settings:
     """Return the settings with a layout and a micro-batch, if they leave them open; `kind` is GPU or CPU.
 
-    The layout is chosen for the smallest micro-batch. Raises ConfigError when nothing fits.
+    The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
     is_auto = settings.parallel.layout == "auto"
     laid = propose(settings, devices, memory, processes) if is_auto else settings

@@ -169,7 +169,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
 def on_device(
     settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
 ) -> Estimate:
-    """Return the estimate of one device for these stages, instead of those of the settings."""
+    """Return the estimate of one device for these stages instead of the settings' stages."""
     config = settings.bert_config
     parallel = settings.parallel
     numbers = [number for number, on in enumerate(mapping) if on == device]
@@ -282,7 +282,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     products = config.products(count_elements(settings, "BS"))
     activated = [product.rows * product.outputs for product in products if product.is_activated]
     bsf = sum(activated)
-    # Of products, without those after GELU; and queries, keys and values.
+    # Of products, except products after GELU; and queries, keys and values.
     inputs = sum(product.rows * product.inputs for product in products if product.has_own_input)
     inputs += 3 * bsd - bsf
     tensors = 2 * config.LAYER_NORMS + config.GATE_TENSORS + hidden * config.RESIDUALS * (1 + more)

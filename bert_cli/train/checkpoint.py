@@ -125,7 +125,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path | None) -> Path | None:
-    """Return the newest complete checkpoint of a run, if it has a folder and one in it."""
+    """Return the newest complete checkpoint of a run; None without a folder or a checkpoint."""
     checkpoints = complete_checkpoints(folder) if folder is not None else []
     return checkpoints[-1] if checkpoints else None
 

@@ -25,7 +25,7 @@ TOKENS_OF_A_STEP = 2048
 """Tokens after which the loss must be below the entropy: four times the need of healthy runs. A step counts at most
 TOKENS_OF_A_STEP tokens."""
 MARGIN = 0.05
-"""Nats by which the loss must be lower: a model of frequencies alone comes as near, by the errors of both means."""
+"""Nats by which the loss must be below the entropy: the means of both have sampling errors."""
 STEPS = 50
 """Steps of a mean loss: with 300 masked tokens each, its standard error is about 0.02."""
 FLAT_STEPS = 1000

@@ -273,7 +273,7 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
             least = min(least, 0.5 - chance)
             maximum = max(maximum, 0.5 + chance)
         if name == "repeats":
-            # Static records repeat each pair with other masks; those of other tools do not say how often.
+            # Static records repeat each pair with other masks; records of other tools do not say how often.
             maximum *= report["copies"] or (math.inf if report["format"] == "static" else 1)
         if not least <= value <= maximum:
             yield Finding(problem.format(value), value, remedy)

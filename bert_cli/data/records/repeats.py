@@ -14,7 +14,7 @@ from bert_cli.data.stream.permutation import GOLDEN, mix
 N = 8
 TEXT_SAMPLE = 4000
 MAX_REPEATS = 2.0
-"""Examples in which repeated text is counted, and repetitions without a warning: articles have 0.3, tenfold ones 4."""
+"""Examples of the sample, and repetitions without a warning: articles have 0.3, articles repeated ten times 4."""
 WITHOUT_COPIES = "remove the copies of documents (`bert preprocess --deduplicate`) or lines"
 LEAST_RUNS = 1000
 LEAST_RATE = 0.005

@@ -225,7 +225,7 @@ class Dump:
 
 
 def _default_header(language: str) -> bytes:
-    """Return the header fields without which WikiExtractor returns no page."""
+    """Return the header fields that WikiExtractor needs to return any page."""
     names = {0: "", 6: "File", 10: "Template", 14: "Category", 828: "Module"}
     lines = "".join(f'<namespace key="{key}">{name}</namespace>\n' for key, name in names.items())
     base = f"https://{language}.wikipedia.org/wiki/Main_Page"

@@ -74,7 +74,7 @@ def abort_collectives() -> None:
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """The same device of all replicas, and the rank of a replica; a `number` identifies a collective of the device."""
+    """Collectives of one device of a replica with the same device of all others; `number` identifies a collective."""
 
     key: int
     size: int

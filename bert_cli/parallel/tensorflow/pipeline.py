@@ -28,7 +28,7 @@ class Work(NamedTuple):
     """One pass of a micro-batch through a stage."""
 
     kind: Literal["forward", "backward", "forward-backward"]
-    micro_batch: int  # among those of the replica's step
+    micro_batch: int  # its number in the replica's step
 
 
 # Schedule -> (stage, stages, micro-batches) -> the forward passes before the first backward pass.

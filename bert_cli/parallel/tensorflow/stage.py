@@ -18,7 +18,7 @@ from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]
 Saved = Tensor
-"""Whatever the backward pass reads of a forward pass."""
+"""The values of a forward pass that the backward pass reads."""
 
 
 class SharedTraces:

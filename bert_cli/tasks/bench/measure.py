@@ -1,6 +1,6 @@
 """Measure a training run: its steps, memory, the time of a checkpoint, and the rate of matrix products.
 
-The run is that of every command, without a folder, and with a hook that times its steps. With several processes rank
+The run is a command's ordinary run, without a folder and with a hook that times its steps. With several processes rank
 0 prints, and the metrics cover all processes.
 """
 

@@ -118,9 +118,9 @@ def add_candidates(
 def _left_out(
     texts: npt.NDArray[np.integer[Any]], rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return the candidates [rows, n * (G - 1)] that are no negatives of some of the rows [n, G].
+    """Return a mask [rows, n * (G - 1)] of the candidates that are not negatives of some of the rows [n, G].
 
-    They have the text of the row's anchor or positive.
+    Their text equals the row's anchor or positive.
     """
     candidates = texts[:, 1:].reshape(-1)
     left_out = (candidates == texts[rows, :1]) | (candidates == texts[rows, 1:2])

@@ -355,7 +355,7 @@ def _check_examples(
 
 
 def add_checks(report: Report, results: Iterable[Check]) -> None:
-    """Add the results of checks that a run makes, too."""
+    """Add the results of the checks that a run also makes."""
     for check in results:
         level: Level = "warning" if check.warns else "ok"
         report.add(level, check.what, check.text, check.remedy, **check.values)

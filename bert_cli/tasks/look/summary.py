@@ -114,7 +114,7 @@ def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, f
 
 
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return dotted name -> value in each run, or `ABSENT`, of the settings that are not the same in all."""
+    """Return the settings that differ between runs: dotted name -> the value in each run, or `ABSENT`."""
     names = dict.fromkeys(name for run in runs for name in run.flat_settings)
     values_by_name = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
     return {

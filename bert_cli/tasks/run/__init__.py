@@ -1,1 +1,1 @@
-"""What every training run does, from settings to checkpoints."""
+"""The code of every training run, from settings to checkpoints."""

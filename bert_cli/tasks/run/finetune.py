@@ -89,7 +89,7 @@ def prepare(
     needs: Sequence[str] = (),
     label_names: Sequence[str] | None = None,
 ) -> TaskRun[Settings]:
-    """Return the run on its devices, with the examples of its task; the arguments are those of `run`.
+    """Return the run on its devices, with the examples of its task; takes the arguments of `run`.
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """

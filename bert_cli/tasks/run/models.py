@@ -56,7 +56,7 @@ class Source:
     weights: Path
     """The file or index of a Hugging Face folder, or the prefix of a TensorFlow checkpoint."""
     replaced: Sequence[Sequence[int]] = ()
-    """For each new row of an extended vocabulary, the rows whose mean it is."""
+    """The rows whose mean initializes each new row of an extended vocabulary."""
     first_new: int = 0
     """Number of the first new row; rows after the new rows are padding."""
 

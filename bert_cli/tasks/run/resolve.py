@@ -153,7 +153,7 @@ def with_layout(
 ) -> Settings:
     """Return the settings with the layout and the micro-batch that they leave open.
 
-    `devices` belong to one process. Dropout depends on the micro-batch, so a continued run has that of its checkpoint.
+    `devices` belong to one process. Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
     """
     kind, number, memory = devices
     if continued is not None and settings.global_batch.examples_per_step is not None:

@@ -28,7 +28,7 @@ class Result:
 
     scores: Scores = field(default_factory=dict)
     write: Callable[[Path, Logits], None] = lambda folder, logits: None
-    """Writes predictions into output_dir, also those from the logits of the sets without labels."""
+    """Writes predictions into output_dir, also for the sets without labels, from their logits."""
     table: str = ""
     """Printed before the scores."""
     run_files: Mapping[str, JSON] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Scorer:
         self.max_seq_length = settings.max_seq_length
         self.is_per_position = settings.head.is_per_position
         self.best: tuple[int, float] | None = None
-        """Step and score; of equal scores the older."""
+        """Step and score of the best result; of equal scores, the older result."""
         self.result = Result()
 
     def evaluate(self, engine: Engine, step: int) -> Scores:

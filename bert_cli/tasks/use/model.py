@@ -1,4 +1,4 @@
-"""A model from disk, and what its predictions for all tasks share.
+"""A model from disk, and the code that predictions for all tasks share.
 
 The model has the blocks of training without a loss, dropout or gradients, on one device. A prediction turns a list of
 inputs into their rows, in the same order; inside, inputs of similar length go through the model together.
@@ -215,7 +215,7 @@ class Predictor:
         return self.EMPTY
 
     def outputs(self, columns: Columns) -> Any:
-        """Return what is computed from the columns of a batch."""
+        """Return the model's outputs for the columns of a batch."""
         return self.model.logits(columns)
 
     def more_columns(self, input_ids: npt.NDArray[np.int32]) -> Columns:
