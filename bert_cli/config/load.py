@@ -462,5 +462,5 @@ def _how_to_give(settings: type[BaseModel], path: str) -> str:
     inside = [option for option in options if f"{option.name}.".startswith(f"{path}.")]
     needed = [option for option in inside if option.is_required] or inside
     flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
-    in_config = " or set it in the config" if "about" in settings.model_fields else ""
+    in_config = " or set it in a config (--config FILE)" if "about" in settings.model_fields else ""
     return f"give {flags}{in_config}" if flags else "set it there"

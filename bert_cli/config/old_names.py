@@ -96,7 +96,7 @@ DEFAULTS = {
 }
 # Maximum sequence length -> the original's default number of examples of a pre-training run.
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
-# The original counts checkpoints in executions of `global_batches_per_log` steps.
+# The original's checkpoint interval counts executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 NO_MASKS = "fine-tuning masks no tokens"

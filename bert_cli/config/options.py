@@ -249,7 +249,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
                 where = f"{flag_of(key)} ({error.doc})"
                 raise ConfigError(where, f"is not valid JSON ({error.msg})", "fix that") from error
             first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
-            remedy = f"give a setting of the group, such as {first}; {program} --help lists all"
+            remedy = f"give a setting of the group, such as {first}; see {program} --help"
             where = f"{program} ({flag_of(key)})"
             in_json = f", in JSON ({error.msg})" if error.doc.startswith("{") else ""
             problem = f"is a group of settings{in_json}"

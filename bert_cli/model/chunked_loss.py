@@ -119,7 +119,7 @@ def _backward(
     table_gradients: list[Tensor] = []
     bias_gradients: list[Tensor] = []
     for start, end in chunk_ranges(table_VD.shape[0], chunks):
-        # The dependency also keeps the graph optimizer from merging this with the forward pass, which
+        # The dependency also prevents the graph optimizer from merging this with the forward pass, which
         # would save all scores.
         done = (x_gradient_MD, scale_M, *table_gradients[-1:], *bias_gradients[-1:])
         x_again_MD = run_after(x_MD, done)

@@ -21,7 +21,7 @@ from bert_cli.errors import ConfigError
 # a standard deviation of 1, and 1.48 the gradient. The factor of tanh is by integration.
 GELU = 1.767
 TANH = 1.593
-# Factor of attention's output. The library's sqrt(S) is for independent values. BERT's positions share their segment,
+# Factor of attention's output. The library's sqrt(S) assumes independent values. BERT's positions share a segment,
 # and with sqrt(S) all become nearly equal: in layer 12 the gradient of the scores was 1e-6 of layer 1's.
 MEAN = 2.0
 

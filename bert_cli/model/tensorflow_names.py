@@ -57,7 +57,7 @@ IGNORED = (
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VARIABLE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# TensorFlow 2: variables that are no weights: the optimizer, metrics and counters.
+# TensorFlow 2: variables that are not weights: optimizer, metrics and counters.
 TRAINING_OBJECTS = re.compile(
     r"(optimizer|keras_api|.*/?\.OPTIMIZER_SLOT|save_counter|step|iterations)(/.*)?"
 )

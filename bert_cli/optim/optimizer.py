@@ -81,8 +81,8 @@ class Optimizer:
     ) -> Array:
         """Return the new weight, or the part of it that starts at element `start`, in its format.
 
-        `squared_norms` are those of the complete weight and direction, None if not adapted; `key` is of weight
-        and step.
+        `squared_norms` belong to the complete weight and direction, None without a trust ratio; `key` depends on
+        weight and step.
         """
         scale = ops.cast(learning_rate, "float32")
         if rule.rate != 1.0:

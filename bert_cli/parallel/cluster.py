@@ -80,7 +80,7 @@ def find_processes(
         return _checked(workers, rank, "--cluster.workers")
     if environment.get("TF_CONFIG", "").strip():
         return _from_tf_config(environment["TF_CONFIG"])
-    # Only `srun` sets it: the shell of an allocation and the script of a job are single processes.
+    # Only `srun` sets this variable: an allocation's shell and a job's script are single processes.
     if environment.get("SLURM_STEP_NODELIST"):
         return _from_slurm(environment)
     return Processes(())

@@ -39,7 +39,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
-        # As CUDA reads it: what follows a -1 is hidden.
+        # As CUDA reads it: devices after a -1 are hidden.
         return [name for name in names[: [*names, "-1"].index("-1")] if name]
     try:
         listed = subprocess.check_output(

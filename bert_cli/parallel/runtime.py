@@ -30,7 +30,7 @@ class Devices(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Layout of a step over devices. Settings refuse values that an engine does not support, so the engine ignores them."""
+    """Layout of a step over devices. Settings refuse values that the engine does not support."""
 
     replicas: int = 1
     accumulation: int = 1

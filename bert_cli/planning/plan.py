@@ -258,7 +258,7 @@ def describe(plan: Plan) -> str:
         f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
     ]
     if packed and not plan.rate_follows_batch:
-        # Not changed automatically: the length of packs is known only now, and the settings fix the step.
+        # The batch is not changed: the length of packs is known only now, and the settings fix the step.
         lines.append(
             f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has that many times more sequences at "
             "the same learning rate: divide grad_acc_steps_per_replica by it, or give "

@@ -56,7 +56,7 @@ def _check_command(settings: LaunchSettings) -> None:
         remedy = (
             "give a command after --, such as `bert launch --processes 2 -- pretrain --config ...`"
         )
-        raise ConfigError(f"bert launch ({name})", f"starts {', '.join(several)}", remedy)
+        raise ConfigError(f"bert launch ({name})", f"can only start {', '.join(several)}", remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
     inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")

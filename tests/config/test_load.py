@@ -99,7 +99,10 @@ def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name(tmp_path
     assert f"global_batch.micro_batch_size ({origin}): got 0" in text
     assert f"optimizer_opts.name ({origin}): got 'LAMP'" in text
     text = rejection("--generated-dataset")
-    assert "max_seq_length: is not given; give --max-seq-length or set it in the config" in text
+    assert (
+        "max_seq_length: is not given; give --max-seq-length or set it in a config (--config FILE)"
+        in text
+    )
     needed = "--optimizer-opts.name and --optimizer-opts.learning-rate.max-learning-rate"
     assert f"optimizer_opts: is not given; give {needed} or set" in text
 

@@ -187,7 +187,7 @@ class PackReader(FeatureReader):
         micro_batches = len(numbers) // texts
         unit = -(-texts // ROWS_IN_A_BATCH)
         rows = min(texts, -(-(1 + int(pack.max())) // (micro_batches * unit)) * unit)
-        # In turn, so that each micro-batch has long and short texts.
+        # Dealt in turn, so that each micro-batch has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
         inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         source = np.repeat(self.features.starts[numbers], lengths) + inside
@@ -292,7 +292,7 @@ def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
     At equal lengths the second text loses a piece.
     """
     over = max(0, first + second - room)
-    # First the longer text is cut to the length of the shorter; then both are cut alternately.
+    # First the longer text is truncated to the shorter length; then both are truncated alternately.
     alone = min(over, abs(first - second))
     first, second = (first - alone, second) if first > second else (first, second - alone)
     rest = over - alone

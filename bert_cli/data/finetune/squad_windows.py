@@ -219,7 +219,7 @@ def _best_context(
     left = piece - np.repeat(first, length)
     sizes = np.repeat(length, length)
     value = 100 * np.minimum(left, sizes - 1 - left) + sizes
-    # For each piece of each question the best window comes first, at ties the earlier window.
+    # For each piece of each question the best window comes first, the earlier window at ties.
     owner = np.repeat(question, length)
     order = np.lexsort((-value, piece, owner))
     owner = owner[order]
@@ -266,7 +266,7 @@ def answers(
     finish = windows.offsets[last, 1].tolist()
     starts = start[first].tolist()
     ends = end[last].tolist()
-    # [q]: each question's [CLS] in the window where no answer scores lowest, at ties the first.
+    # [q]: each question's [CLS] in the window where no answer scores lowest, the first window at ties.
     cls = windows.features.starts
     order = np.lexsort((cls, (start + end)[cls], windows.question))
     nulls = cls[order[np.searchsorted(windows.question[order], np.arange(len(questions)))]]

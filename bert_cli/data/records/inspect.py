@@ -268,7 +268,7 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
         if value is None or count < enough:
             continue
         if name == "random_next_fraction":
-            # Few pairs deviate by chance: three standard deviations of a half.
+            # A small number of pairs deviates by chance: allow three standard deviations of a half.
             chance = 1.5 / math.sqrt(count)
             least = min(least, 0.5 - chance)
             maximum = max(maximum, 0.5 + chance)

@@ -189,7 +189,7 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
     data = np.frombuffer(joined, np.uint8)
     windows = sliding_window_view(data, longest)
     numbers = {name.encode(): number for number, name in enumerate(kinds)}
-    # The last tag stands for all other features.
+    # The last tag stands for every other feature.
     tags = np.frombuffer(b"".join([*(_LIST_TAG[kind] for kind in kinds.values()), b"\0"]), np.uint8)
     spans = np.zeros((len(tags), 2, len(payloads)), np.int64)
     sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))

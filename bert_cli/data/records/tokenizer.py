@@ -234,7 +234,7 @@ class TextTokenizer:
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
     """Read the tokenizer of a model's folder. Raises DataError if it is absent or not of BERT's kind."""
-    # The library reads this at its first use. The texts of a task are encoded by one process.
+    # The library reads this variable at its first use. One process encodes the texts of a task.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if not has_tokenizer(folder):
         problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"

@@ -187,7 +187,7 @@ def run_on_worker(
     import cloudpickle
 
     worker = f"worker on {socket.gethostname()}"
-    # Another Python of the same line writes the same bytes.
+    # Another patch version of Python writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
     installed = manifest.package_versions(names) | {"python": versions["python"]}
     differing = [

@@ -240,7 +240,7 @@ class OutputFolder:
             versions=self.versions,
         )
         write_json_atomically(path, marker.model_dump(mode="json"))
-        # A cluster's worker that was given up may still write in there.
+        # A cluster's worker that was given up may still write into it.
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
     def total(self, notes: Sequence[str]) -> Stats:

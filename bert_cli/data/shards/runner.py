@@ -90,7 +90,7 @@ def run_shards(
         counts = output.total(notes)
         check(counts)
         if fresh == Stats() and (output.out / manifest.MANIFEST).exists():
-            # With the times of the run that did the work.
+            # Its times stay the times of the run that did the work.
             record = manifest.read_manifest(output.out)
         else:
             made = {name: marker.stats for name, marker in output.markers.items() if marker}

@@ -220,7 +220,7 @@ class Buckets:
 
     An epoch is a list of records, bucket by bucket from the shortest to the longest, in random order within a bucket.
     A step takes consecutive records of the list and pads them to the bucket of its last record. A few records of the
-    longest bucket (fewer than a step has) are left out, chosen anew in each epoch. The order of the steps is random too.
+    longest bucket (fewer than a step has) are left out, chosen anew in each epoch. The order of steps is random too.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ SIGNATURE_SIZE = 128  # numbers; the standard error of the similarity is at most
 SEED = 1
 WORDS_PER_RUN = 5
 RECALL = 0.99  # fraction of pairs at the threshold to detect; decides the band width
-# A letter of a script without spaces between words counts as a word.
+# In scripts without spaces between words, each letter counts as a word.
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
 NO_WORDS = np.iinfo(np.uint32).max  # in the signature of a document without words
 
@@ -207,7 +207,7 @@ def _bands(signatures: Signatures, exact: Flags, threshold: float) -> npt.NDArra
     multipliers = random * np.uint64(2) + np.uint64(1)
     for band in range(bands.shape[1]):
         columns = slice(band * width, (band + 1) * width)
-        # Sums that collide by chance cost one comparison.
+        # A chance collision of sums costs one comparison.
         sums = [(rows[:, columns] * multipliers).sum(axis=1) for rows in signatures]
         keys = np.concatenate(sums)[is_compared]
         order = np.argsort(keys, kind="stable")

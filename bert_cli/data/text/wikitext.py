@@ -55,10 +55,10 @@ BRACES = re.compile(r"\{\{+|\}\}+")
 BRACKETS = re.compile(r"\[\[+|\]\]+")
 # Possessive quantifiers: characters that cannot match otherwise are not tried again.
 EXTERNAL = re.compile(r"(?i)\[(?:(?:https?|ftps?|irc|mailto):|//)[^\s\[\]]*+\s*+([^\[\]\n]*+)\]")
-# A link to a file in any language, by its extension, and one to the same page in another language.
+# A link to a file in any language, by its extension, and a link to the same page in another language.
 MEDIA_LINK = r"(?i:[^\[\]|{}:]+:[^\[\]|{}]*\.(?:jpe?g|png|gif|svg|tiff?|og[agv]|oga|web[mp]|djvu|pdf|mp3|wav)\s*[|\]])"
 LANGUAGE_LINK = r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple):[^\[\]|{}]*\]"
-# Three apostrophes are one and the begin of italics in l'''Iliade'', but not in ''g'''o'''lds''.
+# Three apostrophes are one apostrophe and the start of italics in l'''Iliade'', but not in ''g'''o'''lds''.
 ELISION = re.compile(r"'''(?<=[^\w'][^\W\d_]''')(?=[^'\n]+''(?!'))")
 QUOTES = re.compile(r"''+")
 MAGIC_WORD = re.compile(r"__[^\Wa-z_]+__")
@@ -67,7 +67,7 @@ LINE_STARTS = (*ITEM_MARKS, "----", "{|", "|", "! ", "!!")
 """How lines begin that are not paragraphs: list items, and rules and remains of unbalanced tables (both dropped)."""
 HEADING = re.compile(r"(={1,6})(.+)\1$")
 # Remains of dropped elements: empty brackets, separators at the ends of others, white space before a stop.
-# Separate patterns: the search for a pattern with a fixed first letter takes a third of the time.
+# The patterns are separate, because searching for a fixed first letter takes a third of the time.
 TIDY: dict[re.Pattern[str], Any] = {
     re.compile(pattern): text
     for pattern, text in {

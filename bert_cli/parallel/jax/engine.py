@@ -300,7 +300,7 @@ class JaxEngine(Engine):
                 shape = (replicas, *shape)
             totals[name] = lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), spec)
         totals, sums = lax.scan(add, totals, columns)
-        # From here on divided as the update is.
+        # From here on divided like the update.
         for name, total in totals.items():
             total = total if is_sharded else total.sum(0)
             totals[name] = lax.with_sharding_constraint(total, self.update_shardings[name].spec)

@@ -144,7 +144,7 @@ class JaxProcessGroup(ProcessGroup):
         self.links.waiting_since = time.monotonic()
         try:
             yield
-        except (RuntimeError, ValueError) as error:  # JAX raises both
+        except (RuntimeError, ValueError) as error:  # JAX raises either
             until = time.monotonic() + NOTICE_SECONDS
             while self.links.sockets and not self.links.lost and time.monotonic() < until:
                 time.sleep(0.1)

@@ -184,7 +184,7 @@ class Stage:
         inputs = []
         for segment in self.segments:
             inputs.append(hidden)
-            # Otherwise TensorFlow first draws the dropout masks of all segments and stores them all.
+            # Otherwise TensorFlow draws and stores the dropout masks of all segments first.
             with tf.control_dependencies([] if hidden is None else [tf.identity(hidden)]):
                 segment_key = tf.identity(key)
             for block in segment:

@@ -205,7 +205,7 @@ class DeviceUpdate:
         factor, rate, updates, step = numbers
         with tf.device(self.slot_device):
             key = self.optimizer.key(weight_id, step)
-            # Copied to the device that computes, if the weight is on another device.
+            # A weight on another device is copied to the device that computes.
             is_copied = self.layout.offload_moments
             inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
             if rule.adapts:

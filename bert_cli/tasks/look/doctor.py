@@ -430,7 +430,7 @@ def judge(
     )
     text = f"{text or 'nothing to predict'}; {notes}"
     values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
-    # Both are false also for NaN.
+    # Both comparisons are false for NaN.
     is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
     # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
     wider = 1.5 if settings.scaling == "unit" else 0.0

@@ -113,7 +113,7 @@ def prepare(
     if settings.generated_dataset:
         print_line("run: trains on synthetic examples; nothing is scored")
         labels = settings.head.outputs if label_names is None else len(label_names)
-        # As many as Graphcore's example generates.
+        # Graphcore's example generates as many.
         task = Task(labels, label_names, synthetic_examples(settings, 12_000, labels))
     else:
         assert folder is not None

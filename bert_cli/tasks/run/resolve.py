@@ -255,6 +255,6 @@ def take_devices(
         text = "run: stopped before all processes had started; nothing was done"
         print(text, file=sys.stderr, flush=True)
         raise SystemExit(settings.exit_code_when_stopped) from None
-    # Again: TensorFlow's runtime of several processes installs its own handler of SIGTERM.
+    # Installed again: TensorFlow's runtime for several processes replaces the handler of SIGTERM.
     stop.listen()
     return settings, mesh, stop

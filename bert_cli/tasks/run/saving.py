@@ -108,7 +108,7 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
         checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
 
     def save() -> None:
-        # Decided without looking at files, which may appear later on another host.
+        # Decided without reading files, which may appear later on another host.
         nonlocal saved
         if saved == state.step:
             return
@@ -120,6 +120,6 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
         saved = state.step
 
     if run.is_first_rank:
-        # Only now: a start that fails must not leave its settings in another run's folder.
+        # Written only now: a start that fails must not leave its settings in another run's folder.
         write_json_atomically(folder / checkpoint.SETTINGS, dumped)
     return save

@@ -78,7 +78,7 @@ def load_state(run: Run) -> str:
     """
     resolved = run.resolved
     settings = resolved.settings
-    # Under the lock of the folder, before which another process may have saved.
+    # Read under the folder's lock: another process may have saved before.
     newest = newest_checkpoint(settings.save_ckpt_path)
     path = newest or resolved.branch
     if path is not None:

@@ -43,7 +43,7 @@ def read_weights(path: Path) -> Tensors:
     readers = {".bin": _read_torch, ".safetensors": checkpoint.read_tensors}
     tensors = readers.get(path.suffix, _read_tensorflow)(path)
     for name, value in tensors.items():
-        # Integers are buffers of transformers, such as position_ids.
+        # Integer tensors are buffers of transformers, such as position_ids.
         is_weight = value.size and value.dtype.kind not in "biuc"
         if is_weight and (fault := checkpoint.find_fault(value)):
             raise CheckpointError(f"{path}: {name}", fault, "use another checkpoint")

@@ -405,7 +405,7 @@ def text_encoder(tokenizer: TextTokenizer, length: int) -> Encoder:
         ids, segments = joined(parts[:1])
         if len(parts) == 2:
             both = zip((ids, segments), joined(parts), strict=True)
-            # Each row from the single texts or, after them, from the pairs.
+            # The rows of single texts come first, then the rows of pairs.
             count = ids.nrows()
             rows = tf.range(count) + tf.where(parts[1].row_lengths() > 0, count, 0)
             ids, segments = (tf.gather(tf.concat(pair, 0), rows) for pair in both)

@@ -68,7 +68,7 @@ class FillMask(Predictor):
     def more_columns(self, input_ids: npt.NDArray[np.int32]) -> Columns:
         """Return the positions of the masks."""
         is_mask = input_ids == self.tokenizer.special.mask
-        # The masks first; a row with fewer masks has other positions after them.
+        # Masks come first; in a row with fewer masks, other positions follow.
         order = np.argsort(~is_mask, axis=1, kind="stable").astype(np.int32)
         masks = max(1, int(is_mask.sum(axis=1).max()))
         if keras.config.backend() == "jax":  # few shapes
@@ -155,7 +155,7 @@ class QuestionAnswering(Predictor):
         sizes = read_window_sizes(run)
         longest = source.config.max_position_embeddings
         length = settings.max_seq_length or min(longest, sizes.get("max_seq_length", longest))
-        # Half of the window for the question, and half of the rest for the stride, at most.
+        # At most half of the window for the question, and half of the rest for the stride.
         query = min(settings.max_query_length, length // 2)
         stride = min(settings.doc_stride, max(1, (length - QUESTION_SPECIALS - query) // 2))
         defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
