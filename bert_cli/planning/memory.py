@@ -31,6 +31,8 @@ BUCKETS = 3
 GAPS = 1.15
 # For JAX: saved bytes of a layer relative to `saved_bytes`, and the saved tensors that `tensor` divides; copies of the
 # logits, of the word embeddings and their gradient (as many again in chunks), and of weights gathered at once.
+# XLA's own analysis of the compiled steps of 1 and 2 layers, extrapolated to 8, is not better: it errs by -11 to +10 %
+# in six cases on a CPU, these constants by -11 to +15 %, and it takes 10 s instead of 0.2 ms.
 JAX_SAVED = 0.85
 JAX_DIVIDED = {"BSD": 4, "BNSS": 3, "BSF": 4}
 JAX_LOGITS = 2
