@@ -1,31 +1,25 @@
-"""Build the parts of a resolved run: optimizer, engine, state and step; and score held-out examples with an engine."""
+"""Build the parts of a resolved run: optimizer, engine, state and step."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
-from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
-from bert_cli.parallel.engine import Block, Engine, UpdateRequest, count
+from bert_cli.parallel.engine import Block, Engine, UpdateRequest
 from bert_cli.parallel.runtime import BuildEngine, Mesh, Model
 from bert_cli.planning.plan import Plan
 from bert_cli.tasks.run.resolve import ResolvedRun
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import Prepare, State, Step
-from bert_cli.train.metrics import BITS_PER_BYTE
 
 
 class Parts(NamedTuple):
@@ -166,41 +160,3 @@ def build_run(
         prepare=prepare,
     )
     return Parts(engine, state, step)
-
-
-def evaluate(
-    engine: Engine,
-    stream: ExampleStream,
-    examples: int,
-    micro_batch_size: int,
-    text_bytes: npt.NDArray[np.int64] | None = None,
-) -> dict[str, float]:
-    """Return means over the first examples of a held-out corpus, which the processes divide among them.
-
-    With the bytes of each piece [V], `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces:
-    unlike the loss per piece it can be compared between vocabularies.
-    """
-    engine.gather_weights()
-    total = min(examples, stream.epoch_size or examples)
-    group = engine.group
-    head = engine.head
-    sums = dict.fromkeys(sorted({over for over, _ in head.MEANS.values()}), 0.0)
-    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
-    starts = range(0, total, micro_batch_size)
-    for first in starts[group.rank :: group.world_size]:
-        rows = stream.rows(np.arange(first, min(total, first + micro_batch_size)))
-        for name, value in count(rows, head.COUNTS).items():
-            counts[name] += value
-        if text_bytes is not None:
-            masked = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
-            counts["bytes"] += float(text_bytes[masked].sum())
-        for name, value in engine.evaluate(rows).items():
-            sums[name] += value
-    reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
-    summed = dict(zip(sums, reduced, strict=False))
-    counts = dict(zip(counts, reduced[len(sums) :], strict=True))
-    metrics = engine.means(summed, counts)
-    if counts["bytes"]:
-        bits = metrics["mlm_loss"] * counts["masked"] / math.log(2)
-        metrics[BITS_PER_BYTE] = bits / counts["bytes"]
-    return metrics

@@ -3,14 +3,18 @@
 Phase 2 is the same command with other lengths; it starts from the weights of phase 1.
 """
 
+import math
 from contextlib import ExitStack
+
+import numpy as np
 
 from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.parallel.engine import Engine
-from bert_cli.tasks.run import build, corpora, probe, start, train
+from bert_cli.parallel.engine import count as counts_of
+from bert_cli.tasks.run import corpora, probe, start, train
 from bert_cli.tasks.run.models import extended
 from bert_cli.tasks.run.resolve import (
     ResolvedRun,
@@ -22,7 +26,7 @@ from bert_cli.tasks.run.resolve import (
 from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint
-from bert_cli.train.metrics import PROBE, print_line
+from bert_cli.train.metrics import BITS_PER_BYTE, PROBE, print_line
 
 
 def run(settings: PretrainSettings) -> None:
@@ -77,7 +81,9 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
                 print_line(check.warning)
 
     def score(engine: Engine, step: int) -> dict[str, float]:
-        values = {} if held_out is None else evaluate(settings, held_out, engine)
+        values = (
+            {} if held_out is None else evaluate(engine, held_out, settings.evaluation_examples)
+        )
         if pairs is not None:
             values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
         return values
@@ -99,12 +105,34 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
     )
 
 
-def evaluate(
-    settings: PretrainSettings, held_out: ExampleStream, engine: Engine
-) -> dict[str, float]:
-    """Return metrics, with bits per byte, on the first held-out examples."""
+def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:
+    """Return means over the first examples of a held-out corpus, which the processes divide among them.
+
+    `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces: unlike the loss per piece it can be
+    compared between vocabularies.
+    """
     assert held_out.folder is not None
-    examples = settings.evaluation_examples
-    size = held_out.batching.micro_batch_size
     text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
-    return build.evaluate(engine, held_out, examples, size, text_bytes)
+    engine.gather_weights()
+    total = min(examples, held_out.epoch_size or examples)
+    size = held_out.batching.micro_batch_size
+    group = engine.group
+    head = engine.head
+    sums = dict.fromkeys(sorted({over for over, _ in head.MEANS.values()}), 0.0)
+    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
+    for first in range(0, total, size)[group.rank :: group.world_size]:
+        rows = held_out.rows(np.arange(first, min(total, first + size)))
+        for name, value in counts_of(rows, head.COUNTS).items():
+            counts[name] += value
+        masked = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
+        counts["bytes"] += float(text_bytes[masked].sum())
+        for name, value in engine.evaluate(rows).items():
+            sums[name] += value
+    reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
+    summed = dict(zip(sums, reduced, strict=False))
+    counts = dict(zip(counts, reduced[len(sums) :], strict=True))
+    metrics = engine.means(summed, counts)
+    if counts["bytes"]:
+        bits = metrics["mlm_loss"] * counts["masked"] / math.log(2)
+        metrics[BITS_PER_BYTE] = bits / counts["bytes"]
+    return metrics

@@ -87,5 +87,5 @@ def scores_of(
     scores = {}
     for model in models:
         start.load_pretrained(find_source(str(model)), settings, state)
-        scores[model] = pretrain.evaluate(settings, held_out, engine)
+        scores[model] = pretrain.evaluate(engine, held_out, settings.evaluation_examples)
     return scores

@@ -14,7 +14,7 @@ from support.tiny_models import TINY, WORDS, metrics_of, write_model
 
 from bert_cli.cli import main
 from bert_cli.planning.layout import estimate
-from bert_cli.tasks.run import build, corpora
+from bert_cli.tasks.run import corpora, pretrain
 from bert_cli.train import health
 from bert_cli.train.checkpoint import complete_checkpoints
 
@@ -245,14 +245,17 @@ def test_synthetic_examples_of_a_run_are_masked_as_it_is_set():
     assert not np.array_equal(*rows)
 
 
-def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_batch():
+def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_batch(home):
     reads = []
-    stream = SimpleNamespace(epoch_size=9)
-    stream.rows = lambda numbers: reads.extend(numbers) or {"input_mask": np.ones([1, 2])}
+    batching = SimpleNamespace(micro_batch_size=3)
+    stream = SimpleNamespace(epoch_size=9, folder=home / "one", batching=batching)
+    columns = dict.fromkeys(("masked_lm_ids", "masked_lm_weights"), np.zeros([1, 2], np.int32))
+    columns["input_mask"] = np.ones([1, 2])
+    stream.rows = lambda numbers: reads.extend(numbers) or columns
     engine = SimpleNamespace(evaluate=lambda _: {}, gather_weights=lambda: None)
     engine.means = lambda sums, counts: {}
     engine.head = SimpleNamespace(COUNTS={}, MEANS={})
     for rank in (0, 1):
         engine.group = SimpleNamespace(rank=rank, world_size=2, all_reduce=list)
-        build.evaluate(engine, stream, 7, 3)
+        pretrain.evaluate(engine, stream, 7)
     assert sorted(reads) == list(range(7))
