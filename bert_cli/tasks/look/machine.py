@@ -10,22 +10,19 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from bert_cli.config.training import Precision
+from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.processes import cpu_count
 from bert_cli.text import count, format_bytes
 
-MAIN_PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
-"""Packages whose versions are always reported, also if they are the pinned versions."""
+PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -43,15 +40,6 @@ FAST_INSTRUCTIONS = {
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
 """Processor flags for matrix products in 16 bits."""
-HARMFUL = {
-    "TF_ENABLE_ONEDNN_OPTS": ("0|false", "turns off the fast matrix products of a CPU"),
-    "CUDA_VISIBLE_DEVICES": ("|-1|NoDevFiles", "hides every GPU"),
-    "CUDA_LAUNCH_BLOCKING": ("1", "makes a GPU wait after each operation"),
-    "NVIDIA_TF32_OVERRIDE": ("0", "makes float32 products on a GPU slower"),
-    "TF_FORCE_GPU_ALLOW_GROWTH": ("0|false", "takes all memory of a GPU at the start"),
-    "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
-}
-"""Environment variable -> values that slow a run down, and their effect."""
 BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 Level = Literal["ok", "warning", "error"]
@@ -205,11 +193,13 @@ def _read(path: str | Path) -> str:
 # --- checks
 
 
-def check_machine(report: Report, environment: Mapping[str, str]) -> None:
-    """Check the installed packages, the processor, the memory and the environment."""
-    python = platform.python_version()
-    report.add("ok", "python", f"{python} on {platform.platform()}", python=python)
-    check_packages(report, required_packages())
+def check_machine(report: Report) -> None:
+    """Report the versions of the packages and the memory, and check the processor."""
+    versions = package_versions(PACKAGES)
+    text = f"{versions['python']} on {platform.platform()}"
+    report.add("ok", "python", text, python=versions["python"])
+    text = ", ".join(f"{name} {versions[name]}" for name in PACKAGES)
+    report.add("ok", "packages", text, "", **versions)
     check_processor(report)
     total, free = memory()
     report.add(
@@ -219,46 +209,6 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
         free=free,
         total=total,
     )
-    check_environment(report, environment)
-
-
-def required_packages() -> dict[str, SpecifierSet]:
-    """Return package -> versions that this tool requires; empty if the tool is not installed."""
-    try:
-        required = requires("bert-cli") or []
-    except PackageNotFoundError:
-        return {}
-    requirements = map(Requirement, required)
-    return {
-        requirement.name: requirement.specifier
-        for requirement in requirements
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-    }
-
-
-def check_packages(report: Report, required: Mapping[str, SpecifierSet]) -> None:
-    """Compare the installed packages with the required versions."""
-    installed = {name: _version(name) for name in (*MAIN_PACKAGES, *required)}
-    text = ", ".join(f"{name} {installed[name] or 'absent'}" for name in MAIN_PACKAGES)
-    report.add("ok", "packages", text, "", **installed)
-    if not required:
-        problem = "the tool is not installed, so the required versions are unknown"
-        report.add("warning", "packages", problem, "pip install -c requirements.lock -e .")
-    for name, specifier in required.items():
-        remedy = f"pip install '{name}{specifier}'"
-        present = installed[name]
-        if present is None:
-            report.add("error", "packages", f"{name}: is not installed", remedy)
-        elif not specifier.contains(present, prereleases=True):
-            problem = f"{name} is {present}; the tool was tested with {specifier}"
-            report.add("warning", "packages", problem, remedy)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def check_processor(report: Report) -> None:
@@ -280,19 +230,6 @@ def check_processor(report: Report) -> None:
             f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores"
         )
         report.add("warning", "processor", problem, remedy, **values)
-
-
-def check_environment(report: Report, environment: Mapping[str, str]) -> None:
-    """Check the environment variables that slow a run down or stop it."""
-    for name, (values, effect) in HARMFUL.items():
-        value = environment.get(name)
-        if value is not None and re.fullmatch(values, value.strip(), re.IGNORECASE):
-            report.add("warning", "environment", f"{name} ({value}): {effect}", "unset it")
-    threads = environment.get("TF_NUM_INTRAOP_THREADS", "")
-    if threads.isdigit() and 0 < int(threads) < cpu_count():
-        problem = f"TF_NUM_INTRAOP_THREADS ({threads}): an operation uses {threads} of {cpu_count()} cores"
-        remedy = "unset it, unless several runs share this machine"
-        report.add("warning", "environment", problem, remedy)
 
 
 def check_engine(report: Report, engine: str, kind: str) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from bert_cli.errors import DataError
 from bert_cli.tasks.look import machine
@@ -47,18 +46,6 @@ def test_the_memory_of_a_process_is_measured():
     assert after - now > 32 * 2**20 and peak_after >= max(peak, after - 2**20)
 
 
-def test_another_version_is_a_warning_and_an_absent_package_an_error():
-    assert "tensorflow" in machine.required_packages()
-    assert "torch" not in machine.required_packages()
-    required = {"numpy": "<2,>=1", "rich": ">=1", "no-such": "==2.0"}
-    required = {name: SpecifierSet(versions) for name, versions in required.items()}
-    _, numpy, absent = findings(machine.check_packages, required)
-    assert numpy.level == "warning" and "tested with <2,>=1" in numpy.found
-    assert numpy.remedy == "pip install 'numpy<2,>=1'"
-    assert absent.level == "error" and absent.remedy == "pip install 'no-such==2.0'"
-    assert levels(machine.check_packages, {}) == ["ok", "warning"]
-
-
 def test_the_instructions_that_matter_are_listed(files):
     for text, level, part in (
         (NEW, "ok", "Fast 9, 8 cores; AVX2, AVX-512, bf16 in AVX-512, bf16 in AMX"),
@@ -92,19 +79,6 @@ def test_the_limits_of_a_container_count(files, monkeypatch):
     files["/sys/fs/cgroup/memory.current"] = "2500000000\n"
     files["/sys/fs/cgroup/memory.max"] = "3000000000\n"
     assert machine.memory() == (3 * 10**9, 5 * 10**8)
-
-
-def test_harmful_variables_are_warned_of(files):
-    for name, value in {
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TF_XLA_FLAGS": "--tf_xla_auto_jit=2",
-        "TF_NUM_INTRAOP_THREADS": "1",
-    }.items():
-        (finding,) = findings(machine.check_environment, {name: value})
-        assert finding.level == "warning" and f"{name} ({value})" in finding.found
-    harmless = {"CUDA_VISIBLE_DEVICES": "0,1", "TF_VAR_x": "x", "TF_NUM_INTRAOP_THREADS": "8"}
-    assert findings(machine.check_environment, harmless) == []
 
 
 def test_jax_on_a_cpu_is_warned_of_and_on_a_gpu_it_is_recommended():
