@@ -1,6 +1,5 @@
 """Atomic files, locks, JSON, sizes; child processes that end with their parent; text on a terminal."""
 
-import io
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 from support.processes import assert_gone, wait_for
+from support.terminal import Terminal
 
 import bert_cli
 from bert_cli.errors import CheckpointError, DataError
@@ -154,11 +154,6 @@ def test_a_program_ends_with_a_parent_that_is_killed_by_signal_9(tmp_path):
 
 
 HELP = "options:\n  --size INT  a number\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def print_on_a_terminal(monkeypatch) -> str:

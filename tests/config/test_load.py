@@ -419,23 +419,6 @@ def test_a_flag_obeys_the_rules_of_a_file(tmp_path):
     assert "--config (.): no such file" in rejection("--config", ".")
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "message"),
-    [
-        ("extract", ("dump", ""), "out: is empty; give a path, '.' for the current folder"),
-        ("runs", ("",), "folders: is empty"),
-        ("predict", ("",), "model: is empty"),
-        ("tokenize", ("in", "out", "--vocab", ""), "vocab (--vocab): is empty"),
-        ("extract", ("dump", "out", "--chunk-megabytes", "9" * 25), "less than or equal to 10000000"),
-        ("vocab", ("in", "out", "--size", str(10**12)), "size (--size): got 1000000000000; give a number from 100 to"),
-    ],
-)  # fmt: skip
-def test_no_command_takes_an_empty_path_or_a_size_beyond_memory(command, words, message):
-    with pytest.raises(ConfigError) as caught:
-        load(COMMANDS[command].settings_class(), words, f"bert {command}")
-    assert message in str(caught.value)
-
-
 def test_a_changed_copy_keeps_what_was_set_and_is_checked_like_a_file():
     settings, _ = load(
         SquadSettings, ["--version-2", "--null-score-diff-threshold", "1"], "bert squad"

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 
 from bert_cli.commands import COMMANDS
@@ -15,9 +14,8 @@ from bert_cli.config.load import field_paths, load
 from bert_cli.config.markers import HIDDEN, group_of, marked
 from bert_cli.config.options import parse_words, sections_of
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import LaunchSettings, RunsSettings
+from bert_cli.config.tools import RunsSettings
 from bert_cli.config.use import PredictSettings
-from bert_cli.errors import ConfigError
 
 
 def settings_of(name: str) -> type[BaseModel]:
@@ -125,24 +123,3 @@ def test_positional_arguments_are_read_between_flags():
     assert (settings.folders, str(settings.json_file)) == ([Path("a"), Path("b")], "-")
     settings, _ = load(PredictSettings, ["a", "--top", "3", "-5, [MASK]"], "bert predict")
     assert settings.text == "-5, [MASK]"
-
-
-MISTAKES = [
-    (PretrainSettings, "--precison float16", "bert (--precison): no such flag; did you mean '--precision'?"),
-    (PretrainSettings, "--seed 1 'a b,c' d", "bert (a b,c d): too many arguments"),
-    (PretrainSettings, "mine.json", "write a list as A,B and a config as --config FILE"),
-    (PretrainSettings, "--seed", "--seed: expected one argument"),
-    (PretrainSettings, "--dry-run flase", "dry_run (--dry-run): got 'flase', not a boolean; give true or false"),
-    (PretrainSettings, "--parallel auto", "(--parallel): is a group of settings; give a setting of the group, such as"),
-    (PretrainSettings, "--parallel.pipeline-stages [[", "--parallel.pipeline-stages ([[): is not valid JSON"),
-    (LaunchSettings, "pretrain --config x", "write bert launch -- COMMAND"),
-    (PretrainSettings, "-- x", "bert (--): takes no command; leave out the --"),
-    (TokenizeSettings, "in --vocab v.txt", "out: is not given; give OUT"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "words", "message"), MISTAKES)
-def test_words_that_cannot_be_read_are_errors(kind, words, message):
-    with pytest.raises(ConfigError) as error:
-        load(kind, shlex.split(words), "bert launch" if kind is LaunchSettings else "bert")
-    assert message in str(error.value)

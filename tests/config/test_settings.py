@@ -9,9 +9,8 @@ from support.settings import merged
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config import data, finetune, tools
+from bert_cli.config import finetune
 from bert_cli.config.bench import (
-    BenchDataSettings,
     BenchPretrainSettings,
     BenchSquadSettings,
     benchmarks,
@@ -160,34 +159,6 @@ def test_a_plain_run_writes_no_settings_of_other_architectures(config):
 def test_a_cache_is_for_records_at_an_address(where, config):
     flags = [*config(SMALL | {"dataset_dir": "a"}), where, "s3://bucket/a", "--dataset-cache", "b"]
     assert load(PretrainSettings, flags, "bert pretrain")[0].dataset_cache == Path("b")
-
-
-@pytest.mark.parametrize(
-    ("kind", "words", "message"),
-    [
-        (data.TokenizeSettings, "a b --vocab v --masking dynamic --duplication-factor 5", "has no effect with masking"),
-        (data.TokenizeSettings, "a b --vocab v --masking dynamic --whole-word-masking", "the run has --masking.unit"),
-        (data.DataChainSettings, "a b --vocab v --mask-tokens 200", "mask_tokens (--mask-tokens): 200 is more than"),
-        (data.PackSettings, "a gs://bucket/out", "out: gs://bucket/out is an address, but this command needs"),
-        (data.ExtractSettings, "a b --executor dask", "dask needs the address of the scheduler"),
-        (data.ExtractSettings, "a b --executor dask --scheduler s --processes 2", "processes (--processes): has no"),
-        (finetune.GlueSettings, "--do-test", "do_test (--do-test): has no folder for its predictions"),
-        (finetune.SquadSettings, "--max-seq-length 150", "leaves 83 tokens of a paragraph"),
-        (finetune.SquadSettings, "--no-do-training --no-do-validation", "and do_validation are both off"),
-        (finetune.ClassifySettings, "--held-out-fraction 0.2 --validation-file f", "no effect with validation_file"),
-        (finetune.ClassifySettings, "--text-column a,b,c", "names 3 columns; give one or two"),
-        (tools.DoctorSettings, "--seed 3", "max_seq_length: is not given"),
-        (tools.InspectSettings, "folder --dataset-cache a", "has no effect on a folder of this machine"),
-        (BenchPretrainSettings, "--checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
-        (BenchPretrainSettings, "--dry-run", "dry_run (--dry-run): has no effect on a measurement"),
-        (BenchDataSettings, "text --megabytes 3", "megabytes (--megabytes): has no effect with input"),
-    ],
-)  # fmt: skip
-def test_flags_that_contradict_one_another_are_rejected(kind, words, message):
-    start = TINY if kind is BenchPretrainSettings else []
-    text = rejection(kind, *start, *words.split())
-    assert message in text
-    assert len(text.splitlines()) == 1 or kind is tools.DoctorSettings
 
 
 def test_a_run_has_a_number_of_epochs_or_of_samples(config):

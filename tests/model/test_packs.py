@@ -1,4 +1,4 @@
-"""A pack gives what its sequences give alone: no position reads another sequence, forward or backward."""
+"""No position reads padding or another sequence: a pack gives what its sequences give alone, forward or backward."""
 
 import numpy as np
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples
@@ -41,3 +41,18 @@ def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(mode
         largest = max(1.0, np.abs(gradient).max())
         np.testing.assert_allclose(packed_gradients[name], gradient, atol=1e-5 * largest)
     assert max(np.abs(gradient).max() for gradient in gradients.values()) > 0.01
+
+
+def test_no_example_depends_on_padding(model):
+    columns = make_examples(model.vocab_size)
+    longer = {
+        name: np.pad(column, ((0, 0), (0, 4)))
+        for name, column in columns.items()
+        if column.ndim == 2
+    }
+    # Padding is masked, and not empty.
+    longer["input_ids"] = np.where(longer["input_mask"], longer["input_ids"], 7)
+    blocks = build_blocks(model, seed=1, policy="float32")[:-2]
+    alone, padded = (hidden_of(blocks, batch) for batch in (columns, longer))
+    is_real = columns["input_mask"] > 0
+    np.testing.assert_allclose(padded.numpy()[:, :16][is_real], alone.numpy()[is_real], atol=1e-6)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config.data import Masking
+from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import Batch, DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.masking import MaskRecipe, mask_examples, row_keys
@@ -102,6 +103,12 @@ def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> P
         else:
             shards.append(dynamic_payloads(dynamic_records(first, count)) if count else ())
     return write_folder(folder, kind, shards, PIECES, **changes)
+
+
+def payloads(folder: Path) -> list[bytes]:
+    """Return the payloads of all records of a folder."""
+    files = RecordFiles(folder, read_corpus(folder))
+    return files.payloads(np.arange(files.records))
 
 
 def _example(rows: Batch, row: int, tokens: Any, chosen: Any, number: int | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
@@ -24,6 +25,16 @@ def run_command(words: list[str]) -> int:
     if "jax" not in words:
         return main(words)
     return subprocess.run([sys.executable, "-m", "bert_cli", *words], check=False).returncode
+
+
+def lines_of(path: Path) -> list[Any]:
+    """Return the objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return the object that was printed last."""
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def numbers_of(run: Path) -> list[dict[str, Any]]:

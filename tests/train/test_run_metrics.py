@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+from support.terminal import Terminal
 
 from bert_cli.train import metrics
 from bert_cli.train.checkpoint import write_best
@@ -104,11 +105,6 @@ def test_the_pace_excludes_the_first_step_and_the_time_between_steps():
         pace.restart()
     assert (speed["examples_per_second"], speed["tokens_per_second"]) == (32.0, 320.0)
     assert speed["seconds_left"] == 14.0
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class ClosedTerminal(Terminal):

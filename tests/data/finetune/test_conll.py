@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune import conll
-from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 
 PIECES = [
@@ -17,10 +16,8 @@ NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    tmp_path = tmp_path_factory.mktemp("tokenizer")
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
-    return read_tokenizer(tmp_path)
+def tokenizer(tokenizer_of):
+    return tokenizer_of(PIECES)
 
 
 def put(folder, text):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune import features
-from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.data.stream.reader import Batching
 from bert_cli.errors import DataError
 
@@ -15,9 +14,8 @@ CLS, SEP = 2, 3
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
-    write_vocabulary(tmp_path, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization())
-    return read_tokenizer(tmp_path)
+def tokenizer(tokenizer_of):
+    return tokenizer_of(PIECES)
 
 
 def synthetic(lengths, **labels) -> features.Features:

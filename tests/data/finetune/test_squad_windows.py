@@ -15,15 +15,12 @@ SIZES = {"max_seq_length": 24, "doc_stride": 5, "max_query_length": 8}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
+def tokenizer(tokenizer_of):
     """Every ASCII letter and digit, some other characters, and a few words in pieces."""
-    folder = tmp_path_factory.mktemp("vocabulary")
     letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     words = ["walk", "##ing", "the", "cafe", "北", "😀", "##😀"]
     plain = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
-    pieces = dict.fromkeys([*plain, *(f"##{letter}" for letter in letters), *words])
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    return read_tokenizer(folder)
+    return tokenizer_of(dict.fromkeys([*plain, *(f"##{letter}" for letter in letters), *words]))
 
 
 def question(context=LETTERS, *, answer=None, text="who?", name="a"):

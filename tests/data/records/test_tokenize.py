@@ -9,10 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.corpora import payloads
 
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.records import tokenize
-from bert_cli.data.records.corpus import RecordFiles, read_corpus
+from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.index import read_index
@@ -78,11 +79,6 @@ def make(home, out, **changed):
 @pytest.fixture(scope="module")
 def static(home):
     return make(home, home / "static")
-
-
-def payloads(folder):
-    files = RecordFiles(folder, read_corpus(folder))
-    return files.payloads(np.arange(files.records))
 
 
 def columns_of(folder):

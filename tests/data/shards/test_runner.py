@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import sys
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from support.processes import alive, wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
+from support.terminal import Terminal
 
 from bert_cli.data.shards import manifest, runner
 from bert_cli.data.shards.manifest import Shard, Stats, Step, finished_files, read_manifest
@@ -113,7 +113,7 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
         assert tree(tmp_path / "out") == {}
     with pytest.raises(DataError, match="has not finished"):
         finished_files(tmp_path / "out")
-    with pytest.raises(DataError, match=r"4 shards gave no documents \(nothing here\)"):
+    with pytest.raises(DataError, match=r"4 shards contain no documents \(nothing here\)"):
         run(make_inputs(tmp_path), tmp_path / "out", convert=give_nothing)
     assert not (tmp_path / "out/manifest.json").exists()
 
@@ -200,10 +200,6 @@ def test_progress_is_lines_where_there_is_no_terminal(monkeypatch, capsys):
 
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch):
-    class Terminal(StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "110")

@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.corpora import payloads
 from support.processes import kill_after_a_shard
 
 from bert_cli.config import data
 from bert_cli.data.records import tokenize, vocab
-from bert_cli.data.records.corpus import RecordFiles, read_corpus
+from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.shards.manifest import read_manifest
@@ -57,11 +58,6 @@ def make(source, out, pieces, **settings):
     settings = {"processes": 1, "sequence_length": S, "mask_tokens": P, **settings}
     tokenize.run(data.TokenizeSettings(input=source, out=out, vocab=pieces, **settings))
     return out
-
-
-def payloads(folder):
-    files = RecordFiles(folder, read_corpus(folder))
-    return files.payloads(np.arange(files.records))
 
 
 def test_a_compressed_file_gives_the_same_sentences_and_records_directly(tmp_path, pieces):

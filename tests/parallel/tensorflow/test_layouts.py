@@ -28,6 +28,7 @@ from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import State, Step, copy_state
 
+GROUP = {"architecture": "groupbert", "conv_group_size": 4, "ffn_groups": 2}
 BY_LAYER = {"recompute": True}
 BY_STAGE = {"recompute": True, "recompute_by": "stage"}
 OFFLOADED = {"optimizer_state_offload": True}
@@ -117,21 +118,19 @@ def test_some_steps_of_replicated_pipelines_are_those_of_one_device():
 
 
 @pytest.mark.parametrize(
-    ("layout", "parallel"),
-    [("1x2", BY_LAYER), slow("gather alone", {}), slow("2x2", BY_LAYER), slow("1x2", BY_STAGE)],
+    ("layout", "parallel", "model"),
+    [
+        ("1x2", BY_LAYER, {}),
+        slow("gather alone", {}, {}),
+        slow("2x2", BY_LAYER, {}),
+        slow("1x2", BY_STAGE, {}),
+        ("1x2", BY_LAYER, GROUP),
+        slow("2x2", BY_LAYER, GROUP),
+    ],
 )
-def test_loss_and_gradients_are_those_of_one_device(layout, parallel):
-    expected_sums, expected = run_of("1x1", **LAMB).gradients[4]
-    sums, gradient = first_step(*engine_of(layout, parallel=parallel))
-    assert sums == pytest.approx(expected_sums, rel=1e-6)
-    assert_close(gradient, expected, 1e-6)
-
-
-@pytest.mark.parametrize("layout", ["1x2", slow("2x2")])
-def test_gradients_of_groupbert_are_those_of_one_device(layout):
-    model = {"architecture": "groupbert", "conv_group_size": 4, "ffn_groups": 2}
+def test_loss_and_gradients_are_those_of_one_device(layout, parallel, model):
     expected_sums, expected = first_step(*engine_of(model=model))
-    sums, gradient = first_step(*engine_of(layout, model=model, parallel=BY_LAYER))
+    sums, gradient = first_step(*engine_of(layout, model=model, parallel=parallel))
     assert sums == pytest.approx(expected_sums, rel=1e-6)
     assert_close(gradient, expected, 1e-6)
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
 from support.processes import wait_for
-from support.runs import assert_same_end
+from support.runs import assert_same_end, last_line, lines_of
 from support.tiny_models import PIECES, TINY, write_model, write_reviews
 
 from bert_cli.cli import main
@@ -58,14 +58,6 @@ def trained(base):
 
 def scores_of(run):
     return json.loads((run / "scores.json").read_text())
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def last_line(capsys):
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 # --- training and scores

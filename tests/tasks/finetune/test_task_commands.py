@@ -6,6 +6,7 @@ from operator import itemgetter
 import numpy as np
 import pytest
 from support.hf_models import change_weights
+from support.runs import last_line, lines_of
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
 from bert_cli.cli import main
@@ -35,14 +36,6 @@ def train(base, run, *words, model="model"):
 
 def read(path):
     return json.loads(path.read_text())
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def last_line(capsys):
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 # --- questions
