@@ -170,7 +170,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
     """
     kind = described.get("model_type", "bert")
     if kind not in ARCHITECTURES:
-        raise CheckpointError(f"{where} (model_type {kind})", "is no BERT", "give a BERT model")
+        raise CheckpointError(f"{where} (model_type {kind})", "is not a BERT", "give a BERT model")
     shape = ARCHITECTURES[kind].shape
     try:
         return shape.model_validate({**shape.from_hf(described), "architecture": kind})

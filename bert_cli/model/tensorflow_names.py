@@ -152,11 +152,11 @@ def config_of(content: Any) -> JSONObject:
     """Return the contents of a bert_config.json as a Hugging Face config.json, which has the same names."""
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
-        raise CheckpointError(where, "is no JSON object", "give Google's file")
+        raise CheckpointError(where, "is not a JSON object", "give Google's file")
     described = {name: value for name, value in content.items() if name not in IGNORED}
     if unknown := sorted({*described} - {*BertConfig.model_fields, "model_type"}):
         where = f"bert_config.json ({', '.join(unknown)})"
-        raise CheckpointError(where, "no settings of BERT", "give Google's file")
+        raise CheckpointError(where, "are not settings of BERT", "give Google's file")
     return {"model_type": "bert", **described}
 
 

@@ -129,7 +129,7 @@ def weight_rules(
         near = nearest(unknown[0], KINDS)
         remedy = f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}"
         where = f"optimizer_opts.{setting} ({unknown[0]})"
-        raise ConfigError(where, "no weight has a name that ends so", remedy)
+        raise ConfigError(where, "is not the last part of any weight name", remedy)
     names = list(names)
     layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
     count = 1 + max(layers.values(), default=-1)

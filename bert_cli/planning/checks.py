@@ -33,7 +33,7 @@ def of_epochs(plan: Plan) -> list[Check]:
     warns = plan.epochs > MAX_EPOCHS
     text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} examples"
     text += ": it will overfit" if warns else ""
-    remedy = "use more text, or fewer --num-epochs or --total-num-train-samples"
+    remedy = "use more text, or lower --num-epochs or --total-num-train-samples"
     return [Check("epochs", warns, text, remedy, {"epochs": plan.epochs})]
 
 
@@ -41,11 +41,9 @@ def of_vocabulary(vocab_size: int, tokens: float) -> Check:
     """Return a check whether a text of `tokens` tokens suffices to learn a vocabulary from scratch."""
     each = tokens / vocab_size
     warns = each < MIN_TOKENS
-    text = f"the text has {each:,.1f} tokens for each of the {vocab_size:,} in the vocabulary"
-    text += ": most occur too rarely to be learnt" if warns else ""
-    remedy = (
-        "train a smaller one (`bert vocab --size`), or start from a model (--pretrained-ckpt-path)"
-    )
+    text = f"the text has {each:,.1f} tokens for each of the {vocab_size:,} vocabulary entries"
+    text += ": most entries occur too rarely to be learnt" if warns else ""
+    remedy = "train a smaller vocabulary (`bert vocab --size`), or start from a model (--pretrained-ckpt-path)"
     return Check("vocabulary", warns, text, remedy, {"tokens_for_each": each})
 
 
@@ -53,6 +51,6 @@ def of_duration(seconds: float) -> Check:
     """Return a check of a run's duration."""
     days = seconds / 86400
     text = f"the run takes {days:,.0f} days at this pace"
-    remedy = "take fewer --num-epochs or --total-num-train-samples, a smaller model or a faster machine; "
+    remedy = "lower --num-epochs or --total-num-train-samples, or use a smaller model or a faster machine; "
     remedy += "`bert init --hours` chooses a run that fits the hours"
     return Check("duration", days > MAX_DAYS, text, remedy, {"seconds": seconds})

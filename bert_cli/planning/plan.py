@@ -128,7 +128,7 @@ def make_plan(
         return plan
     if first >= plan.total_steps:
         problem = f"is not before the last step, {plan.total_steps:,}"
-        remedy = "give more --num-epochs or --total-num-train-samples, up to the end of the decay"
+        remedy = "raise --num-epochs or --total-num-train-samples to the end of the decay"
         raise ConfigError(f"decay_from ({first:,})", problem, remedy)
     return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
 
@@ -144,7 +144,7 @@ def samples_of(settings: TrainSettings, epoch: float | None) -> int:
         return samples
     if epochs is None:
         remedy = "give --num-epochs, passes over the records, or --total-num-train-samples"
-        raise ConfigError("num_epochs", "is not given, nor is total_num_train_samples", remedy)
+        raise ConfigError("num_epochs", "and total_num_train_samples are both not given", remedy)
     if epoch is None:
         problem = "has no effect on synthetic examples, which have no epochs"
         raise ConfigError(f"num_epochs ({epochs:g})", problem, "give --total-num-train-samples")

@@ -67,7 +67,7 @@ def _number(word: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise DataError(where, f"{word!r} is no number", "fix the score")
+        raise DataError(where, f"{word!r} is not a number", "fix the score")
     return value
 
 

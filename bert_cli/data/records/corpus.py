@@ -95,7 +95,7 @@ def read_corpus(folder: Path) -> JSONObject:
     path = folder / CORPUS
     refuse_unfinished(folder)
     if not path.exists():
-        remedy = "give a folder of records that `bert tokenize` or `bert index` has finished"
+        remedy = "give a complete folder of records, from `bert tokenize` or `bert index`"
         if any(folder.glob("step_*/")):
             remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
         raise DataError(str(path), "does not exist", remedy)
@@ -118,8 +118,8 @@ def parse_corpus(address: str, text: bytes) -> JSONObject:
 def refuse_unfinished(folder: Path) -> None:
     """Raise DataError while a step is writing the folder: an older corpus.json does not describe it."""
     if (folder / ".done").exists() and not (folder / MANIFEST).exists():
-        problem = f"`bert {recorded_step(folder) or 'tokenize'}` has not finished in it"
-        raise DataError(f"folder ({folder})", problem, "run it again to continue")
+        problem = f"the output of `bert {recorded_step(folder) or 'tokenize'}` is not complete"
+        raise DataError(f"folder ({folder})", problem, "run the step again to continue")
 
 
 def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
@@ -162,8 +162,8 @@ class RecordFiles:
             first = wrong[0]
             raise DataError(
                 f"{self.folder / OFFSETS} (record {numbers[first]})",
-                f"gives bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}, which is "
-                "impossible; it is damaged or belongs to another corpus",
+                f"gives the impossible bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}: "
+                "it is damaged or belongs to another corpus",
                 self._remedy,
             )
         in_file_order: list[bytes] = []

@@ -130,7 +130,7 @@ def run(settings: InspectSettings) -> None:
         f"{settings.folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
         f"in {count(report['files'], 'file')}, {format_bytes(report['bytes'])}, "
         f"vocabulary of {report['vocab_size']:,} tokens\n"
-        f"read: {'all of them' if number == len(source) else sampled} (seed {settings.seed})"
+        f"read: {'all records' if number == len(source) else sampled} (seed {settings.seed})"
     )
     if settings.examples:
         _print_examples(console, source, vocabulary, min(settings.examples, len(source)))

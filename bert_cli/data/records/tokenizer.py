@@ -259,7 +259,7 @@ def _read_wordpiece(path: Path) -> JSONObject:
     description = _read_part(path, JSONObject)
     if (kind := description.get("model", {}).get("type")) != "WordPiece":
         where = f"{path} (model.type {kind})"
-        raise DataError(where, "is no WordPiece tokenizer", "give a BERT model")
+        raise DataError(where, "is not a WordPiece tokenizer", "give a BERT model")
     return description
 
 

@@ -114,7 +114,7 @@ class Remote:
                 "az:// with adlfs",
             ) from error
         except FileNotFoundError:
-            remedy = "give the address of a folder of records that `bert tokenize` or `bert index` has finished"
+            remedy = "give the address of a complete folder of records, from `bert tokenize` or `bert index`"
             raise DataError(where, "does not exist", remedy) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_IS_FULL:

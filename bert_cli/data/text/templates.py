@@ -83,7 +83,7 @@ def read_rules(path: Path) -> dict[str, str]:
     remedy = 'write {"name of a template": "text with {1}", ...}'
     rules = read_json(path, JSONObject, ConfigError, remedy)
     for name, rule in rules.items():
-        problem = "" if isinstance(rule, str) else "is no text"
+        problem = "" if isinstance(rule, str) else "is not a text"
         if not problem and re.search(r"[{}]", ARGUMENT.sub("", rule)):
             problem = "has a brace without its partner"
         if problem:

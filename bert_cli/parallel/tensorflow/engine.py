@@ -397,7 +397,7 @@ def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:
     make = model.make_optimizer
     optimizer = make and make(list(replicated_weights(replicas)), random_bits)
     if optimizer and optimizer.kind.needs_complete_matrix and layout.shard_moments:
-        problem = "divides weights whose update needs all of their elements"
+        problem = "shards the optimizer, but an update of this optimizer needs complete weights"
         remedy = "leave it out, or choose another optimizer_opts.name"
         raise ConfigError("parallel.replicated_tensor_sharding", problem, remedy)
     return TensorFlowEngine(replicas, mesh, seed=model.seed, optimizer=optimizer)

@@ -208,7 +208,7 @@ def new_model(
     if available < needed:
         subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: its {epochs} epochs are"
         remedy = "continue from a model with --from MODEL"
-    tokens = f"{min(available, fitting) / 1e6:.2g} million tokens, and the smallest model wants"
+    tokens = f"{min(available, fitting) / 1e6:.2g} million tokens, and the smallest model needs"
     warnings.append(f"{subject} {tokens} {needed / 1e6:.0f} million; {remedy}")
     return size, config
 

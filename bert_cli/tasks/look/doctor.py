@@ -80,7 +80,7 @@ def run(settings: DoctorSettings | MachineSettings) -> None:
     if not report.quiet:
         print(f"{count(len(report.findings), 'check')}: {total}", flush=True)
     if errors:
-        raise errors[0].kind(failed, f"did not pass ({total})", "fix what each finding names")
+        raise errors[0].kind(failed, f"did not pass ({total})", "follow the remedies above")
 
 
 def examine(settings: DoctorSettings | MachineSettings, report: Report) -> Report:

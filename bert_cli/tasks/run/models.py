@@ -170,7 +170,7 @@ def find_folder(name: str, flag: str) -> Path:
             remedy = f"wait, or see bert runs {path}"
         raise CheckpointError(where, problem, remedy)
     if len(name.split()) != 1 or "[" in name:
-        raise CheckpointError(where, "is no model's name", "give the model first, then the text")
+        raise CheckpointError(where, "is not a model name", "give the model first, then the text")
     # A name on the hub is MODEL or OWNER/MODEL.
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):

@@ -62,7 +62,7 @@ def read_probe(settings: PretrainSettings, records: Path) -> Probe:
     path = SHIPPED if name == ENGLISH else Path(name)
     if not path.is_file():
         remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
-        raise DataError(f"probe ({name})", "there is no such file", remedy)
+        raise DataError(f"probe ({name})", "no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
     texts = [_text(row, name, where) for where, row in lines for name in NAMES]
     tokenizer = read_tokenizer(records)

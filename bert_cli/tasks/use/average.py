@@ -21,6 +21,7 @@ from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkp
 from bert_cli.processes import print_table
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
+from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array
@@ -40,7 +41,9 @@ def run(settings: AverageSettings) -> None:
         check_new_folder(out)
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
     if len(paths) < settings.last:
-        problem = f"has {len(paths)} complete checkpoints, fewer than --last {settings.last}"
+        problem = (
+            f"has {count(len(paths), 'complete checkpoint')}, fewer than --last {settings.last}"
+        )
         remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
         remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
         remedy = remedy if paths else "give a run's folder"

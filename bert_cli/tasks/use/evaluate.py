@@ -35,7 +35,7 @@ def run(settings: EvaluateSettings) -> None:
     folder = model if (model / SETTINGS).is_file() else model.parent
     kind = history.Run(folder).kind
     if kind != "pretrain":
-        problem = "is no run of pretrain" if kind == "?" else f"is a run of {kind}"
+        problem = "is not a run of pretrain" if kind == "?" else f"is a run of {kind}"
         remedy = (
             "give a run of `bert pretrain`; the command of another run scores with --no-do-training"
         )
@@ -43,7 +43,9 @@ def run(settings: EvaluateSettings) -> None:
     trained = settings_of(folder, settings.engine)
     records = settings.dataset_dir or trained.validation_dir
     if records is None:
-        raise ConfigError(NAME, "is missing, and the run has no validation_dir", "give it")
+        raise ConfigError(
+            NAME, "is missing, and the run has no validation_dir", "give --dataset-dir"
+        )
     examples = settings.examples or trained.evaluation_examples
     trained = changed(trained, validation_dir=records, evaluation_examples=examples)
     held_out = corpora.open_held_out(trained, NAME)

@@ -171,7 +171,7 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path):
     for changed in (data + data[:21], data[:-24]):
         path.write_bytes(changed)
         os.utime(path, ns=(time, time))
-        with pytest.raises(DataError, match=r"does not fit it; run `bert index"):
+        with pytest.raises(DataError, match=r"does not match the file; run `bert index"):
             write_corpus(tmp_path, DESCRIBED)
 
 
@@ -220,7 +220,7 @@ def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_com
             read_corpus(tmp_path)
     (tmp_path / ".done").mkdir()
     for refused in (read_corpus, index):
-        with pytest.raises(DataError, match="`bert tokenize` has not finished in it"):
+        with pytest.raises(DataError, match="output of `bert tokenize` is not complete"):
             refused(tmp_path)
     (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
     (tmp_path / "manifest.json").write_text("{}")

@@ -196,7 +196,7 @@ def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corp
     assert {name: report[name] for name in expected} == expected
     assert json.loads(inspected(capsys, corpus, "--json", "-")) == report
     text = inspected(capsys, corpus, "--sample", 600)
-    assert "no warnings" in text and "read: all of them" in text
+    assert "no warnings" in text and "read: all records" in text
     # The masks of dynamic records are those of the run's settings.
     masking = corpus, "--masking.probability", "0.1", "--masking.unit", "word"
     if report["format"] == "static":
@@ -261,7 +261,9 @@ def test_no_piece_of_a_vocabulary_controls_the_terminal(monkeypatch):
 
 def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
     (tmp_path / "runs/mine/step_00000010").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"mine is a run, see `bert runs .*runs`; give a folder"):
+    with pytest.raises(
+        DataError, match=r"mine is a run, see `bert runs .*runs`; give a complete folder"
+    ):
         inspected(capsys, tmp_path / "runs/mine")
 
 

@@ -53,7 +53,7 @@ def test_templates_of_the_largest_wikipedias_are_filled(language, wikitext, expe
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"a": 1}', r"templates \(.*, 'a': 1\): is no text; write {"),
+        ('{"a": 1}', r"templates \(.*, 'a': 1\): is not a text; write {"),
         ('{"a": "{1"}', r"templates \(.*, 'a': '{1'\): has a brace without its partner; write {"),
         ('["a"]', r"rules.json: Input should be an object; write {"),
         ('{"a": ', r"rules.json: Invalid JSON.*; write {"),

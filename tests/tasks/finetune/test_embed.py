@@ -395,7 +395,7 @@ WRONG = {
     "has an empty text": ("anchor,positive\ngood,\n", []),
     "is not in": ("anchor,positive\na,b\nc,d\n", ["--retrieval-file", "qrels/wrong.tsv"]),
     "has a text on each line": ("", ["--train-file", "texts.txt"]),
-    "is no number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
+    "is not a number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
     "has the same score in every row": (
         "anchor,positive\na,b\nc,d\n",
         ["--validation-file", "same.csv"],

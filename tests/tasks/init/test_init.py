@@ -161,7 +161,7 @@ def test_mistakes_are_refused(home, monkeypatch, capsys):
         (
             ["text.jsonl", "x", "--from", "other"],
             4,
-            "other/config.json (model_type gpt2): is no BERT",
+            "other/config.json (model_type gpt2): is not a BERT",
         ),
         (["text.jsonl", "x", "--hours", "0"], 2, "hours"),
     ):

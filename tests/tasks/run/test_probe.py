@@ -220,7 +220,7 @@ def test_a_bad_line_is_refused_before_the_first_step(home, tmp_path, line, messa
 
 def test_a_missing_or_empty_file_is_refused(home, tmp_path, capsys):
     assert main(words_of(home, "bad", "--probe", "englsh")) == 3
-    assert "probe (englsh): there is no such file; give" in capsys.readouterr().err
+    assert "probe (englsh): no such file; give" in capsys.readouterr().err
     (tmp_path / "p.jsonl").write_text("\n")
     assert main(words_of(home, "bad", "--probe", str(tmp_path / "p.jsonl"))) == 3
     assert "p.jsonl: is empty" in capsys.readouterr().err

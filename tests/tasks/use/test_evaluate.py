@@ -36,6 +36,6 @@ def test_other_records_are_scored_and_their_mistakes_have_the_name_of_the_flag(p
 
 def test_what_is_no_run_of_pretrain_is_refused(pretrained, tmp_path, capsys):
     assert main(["evaluate", str(pretrained / "model")]) == 2
-    assert "is no run of pretrain; give a run of `bert pretrain`" in capsys.readouterr().err
+    assert "is not a run of pretrain; give a run of `bert pretrain`" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path)]) == 4
     assert "has neither a checkpoint nor a model" in capsys.readouterr().err
