@@ -1,8 +1,7 @@
-"""The table of commands, and `bert completion`, which completes them in a shell.
+"""The table of commands.
 
-The table has only names, so that importing it loads no command. A command may have two words; its first word
-is then a command too. shtab writes the completion script from a parser with the options of every command, so
-a shell does not start Python when the tab key is pressed.
+It has only names, so that importing it loads no command. A command may have two words; its first word is then a command
+too.
 """
 
 import importlib

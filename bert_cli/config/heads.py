@@ -31,7 +31,6 @@ class Saved(NamedTuple):
     """Elements of a tensor [B, D]; the next fields likewise, where P counts the positions that the head reads."""
     bpd: int
     bsd: int
-    bnss: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,29 +94,6 @@ def _dense(config: "BertConfig") -> int:
     return config.hidden_size * (config.hidden_size + 1)
 
 
-def _masked_lm(config: "BertConfig") -> int:
-    """Return the weights of the transform, its LayerNorm and the bias of the vocabulary."""
-    return _dense(config) + 2 * config.hidden_size + config.vocab_size
-
-
-def _masked_lm_products(config: "BertConfig", rows: int) -> list[Product]:
-    width = config.hidden_size
-    return [Product(rows, width, width), Product(rows, width, config.vocab_size)]
-
-
-def _masked_lm_saved(of: Saved) -> int:
-    return (2 * of.compute + 5 * of.wide) * of.bpd
-
-
-def _masked_lm_names(part: str) -> dict[str, str]:
-    theirs = "cls.predictions"
-    return {
-        part: theirs,
-        f"{part}/transform": f"{theirs}.transform.dense",
-        f"{part}/layer_norm": f"{theirs}.transform.LayerNorm",
-    }
-
-
 def _classifier(config: "BertConfig") -> int:
     return LABELS * (config.hidden_size + 1)
 
@@ -143,13 +119,22 @@ PRETRAINING = Head(
     name="heads",
     layer="bert_cli.model.heads:PretrainingHeads",
     before=(GATHER.name, POOL.name),
-    weights=lambda config: _masked_lm(config) + 2 * config.hidden_size + 2,
+    # The transform, its LayerNorm, the bias of the vocabulary, and next-sentence prediction.
+    weights=lambda config: (
+        _dense(config) + 2 * config.hidden_size + config.vocab_size + 2 * (config.hidden_size + 1)
+    ),
     products=lambda config, shape: [
         Product(shape.examples * shape.sequences, config.hidden_size, 2),
-        *_masked_lm_products(config, shape.examples * shape.masked),
+        Product(shape.examples * shape.masked, config.hidden_size, config.hidden_size),
+        Product(shape.examples * shape.masked, config.hidden_size, config.vocab_size),
     ],
-    saved=_masked_lm_saved,
-    hf_names={**_masked_lm_names("heads/masked_lm"), "heads/next_sentence": "cls.seq_relationship"},
+    saved=lambda of: (2 * of.compute + 5 * of.wide) * of.bpd,
+    hf_names={
+        "heads/masked_lm": "cls.predictions",
+        "heads/masked_lm/transform": "cls.predictions.transform.dense",
+        "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
+        "heads/next_sentence": "cls.seq_relationship",
+    },
     parts={"heads/masked_lm": "cls.predictions", "heads/next_sentence": "cls.seq_relationship"},
     reads_word_table=True,
     task="fill-mask",

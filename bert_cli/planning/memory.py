@@ -299,7 +299,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     if block in LAST_BLOCKS:
         bd = count_elements(settings, "BD")
         bpd = count_elements(settings, "BPD")
-        saved = Saved(compute, wide, more, bd, bpd, bsd, bnss)
+        saved = Saved(compute, wide, more, bd, bpd, bsd)
         return _last_blocks(config)[block].saved(saved)
     return {
         "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
