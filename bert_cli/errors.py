@@ -116,7 +116,7 @@ def install_command(extra: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, or None.
 
-    The known name contains `name`, or is similar to it as a whole or in its last part: `batch-size` is near
+    The known name contains `name`, or is similar to it completely or in its last part: `batch-size` is near
     `global-batch.micro-batch-size`, and `output_dir` is not near `dataset_dir`.
     """
     plain = _plain(name)

@@ -129,7 +129,7 @@ class SquadSettings(FinetuneSettings):
     doc_stride: Positive = 128
     """Distance in tokens between the starts of consecutive windows of a long paragraph."""
     max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; the rest is cut off."""
+    """Maximum length of a question, in tokens; longer questions are truncated."""
     max_answer_length: Positive = 30
     """Maximum length of an answer, in tokens."""
     null_score_diff_threshold: float | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the settings import this file
     from bert_cli.config.training import BatchShape
 
 LABELS = 2
-"""Labels of a classifier before its examples are known; the real number is negligible beside the hidden size."""
+"""Labels of a classifier before its examples are known; the real number is negligible compared with the hidden size."""
 
 
 class Saved(NamedTuple):

@@ -65,7 +65,7 @@ class PredictSettings(Settings):
     """Distance in tokens between the starts of consecutive windows of a long context, for question-answering; by
     default the run's distance, otherwise less for a model with few positions."""
     max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; the rest is cut off. By default as for doc_stride."""
+    """Maximum length of a question, in tokens; longer questions are truncated. By default as for doc_stride."""
     max_answer_length: Positive = 30
     """Maximum length of an answer, in tokens; by default the run's length."""
     version_2: bool = False

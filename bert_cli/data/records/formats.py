@@ -347,7 +347,7 @@ def pack_columns(
             raise DataError(
                 f"a pack ({totals.max()} {unit})",
                 f"is more than the {room} that fit the lengths and masked_lm_prob in corpus.json",
-                "the records were made with other settings; make them again",
+                "make the records again: they were made with other settings",
             )
 
     packed: Batch = {}

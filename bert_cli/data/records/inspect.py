@@ -182,7 +182,7 @@ class SampleStatistics:
         is_token_BS = batch["input_mask"] > 0
         is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
         is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
-        # A continuation whose first piece was cut off begins a word, as it does for masks.
+        # A continuation whose first piece was truncated begins a word, as it does for masks.
         continues_BS = is_text_BS & self._is_continuation_V[tokens_BS]
         continues_BS[:, 0] = False
         continues_BS[:, 1:] &= is_text_BS[:, :-1]

@@ -127,7 +127,7 @@ def _choose_tokens(
 
 
 def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> _Words:
-    """Return the words; a continuation whose first piece was cut off begins a word."""
+    """Return the words; a continuation whose first piece was truncated begins a word."""
     rows, length = tokens_BS.shape
     continues_BS = is_continuation[tokens_BS]
     continues_BS[:, 0] = False

@@ -82,7 +82,7 @@ class RecordWriter:
 
 
 def read_payloads(frames: Sequence[bytes], where: Callable[[int], str], remedy: str) -> list[bytes]:
-    """Return the payloads of frames [n]. Raises DataError at `where(row)` for a row that is cut, shifted or changed."""
+    """Return the payloads of frames [n]. Raises DataError at `where(row)` for a truncated, shifted or changed row."""
     if not frames:
         return []
     sizes = np.fromiter(map(len, frames), np.int64, len(frames))
@@ -101,7 +101,7 @@ def read_payloads(frames: Sequence[bytes], where: Callable[[int], str], remedy: 
         is_wrong = (stored_heads != expected_heads).any(axis=1) | (stored != expected)
         if not is_wrong.any():
             return payloads
-    problem = "no record starts here, or it is cut or corrupt (wrong checksum)"
+    problem = "no record starts here, or it is truncated or corrupt (wrong checksum)"
     raise DataError(where(int(np.argmax(is_wrong))), problem, remedy)
 
 
@@ -230,7 +230,7 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
 
 
 def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """Return the numbers of packed lists in a row, and how many each has; ValueError for a list that is cut."""
+    """Return the numbers of packed lists in a row, and how many each has; ValueError for a truncated list."""
     data = np.frombuffer(b"".join(lists), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)))
     last_bytes = np.flatnonzero(data < 128)
@@ -238,7 +238,7 @@ def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
     if len(last_bytes) == len(data):  # of one byte each
         return data.astype(np.int64), counts
     if (data.take(ends[ends > 0] - 1) > 127).any():
-        raise ValueError("a number is cut")
+        raise ValueError("a number is truncated")
     numbers = data.take(last_bytes).astype(np.int64)
     is_longer = np.ones(len(numbers), np.bool_)
     for byte in range(1, 10):  # a negative number has ten bytes

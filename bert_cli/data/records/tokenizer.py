@@ -168,7 +168,7 @@ def vocabulary_bytes(path: Path) -> bytes:
 def _check_special(where: str, pieces: Iterable[str]) -> None:
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     if missing:
-        raise DataError(where, f"{' '.join(missing)} missing", "give a model's BERT vocabulary")
+        raise DataError(where, f"lacks {' '.join(missing)}", "give a model's BERT vocabulary")
 
 
 def tokenizer_config(normalization: Normalization) -> JSONObject:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 END = ("state", "steps", "time in steps", "examples per second, median")
-"""Rows of the short table at the top of the page, beside the last losses and the scores."""
+"""Rows of the short table at the top of the page, besides the last losses and the scores."""
 PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 # Distinguishable also with red-green colour blindness (Okabe and Ito 2008).
