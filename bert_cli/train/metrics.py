@@ -263,18 +263,13 @@ class ProgressBar(TerminalBar):
 # --- trackers
 
 
-def tensorboard(
-    folder: Path, hyperparameters: Mapping[str, Any], last: int, closing: ExitStack
-) -> Reporter:
-    """Return a reporter that writes TensorBoard's event files, with hyperparameters and success at step `last`."""
+def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitStack) -> Reporter:
+    """Return a reporter that writes TensorBoard's event files, with hyperparameters."""
 
     def start(stack: ExitStack) -> Reporter:
         # TensorBoard's own switch: it imports TensorFlow unless there is a module of this name.
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import api_pb2, metadata
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.scalar.summary_v2 import scalar_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -288,15 +283,6 @@ def tensorboard(
         def report(step: int, metrics: Metrics) -> None:
             for name, value in metrics.items():
                 write(step, scalar_pb(name, value))
-            if step >= last:
-                # `hparams.summary` has a function for this, but imports TensorFlow.
-                success = HParamsPluginData()
-                success.session_end_info.status = api_pb2.STATUS_SUCCESS
-                about = metadata.create_summary_metadata(success)
-                end = Summary.Value(
-                    tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR
-                )
-                write(0, Summary(value=[end]))
             writer.flush()
 
         kinds = (bool, str, int, float)

@@ -186,29 +186,19 @@ def test_a_server_that_hangs_neither_stops_a_run_nor_delays_it(tmp_path):
 # --- TensorBoard
 
 
-def hparams_tab(folder: Path) -> tuple[dict, set[str], int | None]:
-    """Return the settings, names of metrics and status of a run, as TensorBoard reads them from its files."""
+def hparams_tab(folder: Path) -> tuple[dict, set[str]]:
+    """Return the settings and the names of the metrics of a run, as TensorBoard reads them from its files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
     reader = EventAccumulator(str(folder)).Reload()
     tags = reader.PluginTagToContent("hparams")
     start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
-    end = tags.get(metadata.SESSION_END_INFO_TAG)
     settings = {n: getattr(v, v.WhichOneof("kind")) for n, v in start.hparams.items()}
-    status = metadata.parse_session_end_info_plugin_data(end).status if end else None
-    return settings, {*reader.PluginTagToContent("scalars")}, status
-
-
-def test_a_run_that_has_not_reached_its_last_step_is_no_success(tmp_path):
-    with ExitStack() as closing:
-        trackers.tensorboard(tmp_path, {"seed": 1}, 2, closing)(1, {"mlm_loss": 2.5})
-    assert hparams_tab(tmp_path) == ({"seed": 1.0}, {"mlm_loss"}, None)
+    return settings, {*reader.PluginTagToContent("scalars")}
 
 
 def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, offline):
-    from tensorboard.plugins.hparams import api_pb2
-
     folder, board = tmp_path / "run", tmp_path / "board"
     words = [*TINY, "--save-ckpt-path", str(folder), "--tensorboard-dir", str(board)]
     words += ["--wandb.enabled", "--wandb.project", "mine", "--wandb.tags", "one"]
@@ -216,12 +206,12 @@ def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_pat
     # As one that was killed after its second step.
     shutil.rmtree(folder / "step_00000004")
     assert main(words) == 0
-    chosen, names, status = hparams_tab(board)
+    chosen, names = hparams_tab(board)
     assert chosen["seed"] == 1984 and chosen["global_batch.micro_batch_size"] == 2
     assert chosen["optimizer_opts.name"] == "LAMB" and chosen["generated_dataset"] is True
     # A folder does not influence how good a run is, and null is no value to compare.
     assert not {"save_ckpt_path", "length_buckets", "wandb.project"} & {*chosen}
-    assert "mlm_loss" in names and status == api_pb2.STATUS_SUCCESS
+    assert "mlm_loss" in names
     runs, config, steps = wandb_run(folder, starts=2)
     settings = json.loads((folder / "settings.json").read_text())
     del settings["checkpoint_every_steps"]

@@ -51,7 +51,7 @@ def hooks_of(
             hooks.append((lambda info: save(), scored))
         if resolved.evaluate is not None:
             hooks.append((partial(_evaluate, run), scored))
-        reporters = _reporters(run, last, stack)
+        reporters = _reporters(run, stack)
     hooks.append((_report(run, last, bar, reporters), each))
     if save is not None:
         saved = Every(
@@ -109,7 +109,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     return hook
 
 
-def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
+def _reporters(run: Run, stack: ExitStack) -> list[metrics.Reporter]:
     if not run.is_first_rank:
         return []
     resolved = run.resolved
@@ -119,7 +119,7 @@ def _reporters(run: Run, last: int, stack: ExitStack) -> list[metrics.Reporter]:
     if settings.tensorboard_dir is not None:
         untracked = resolved.dumped_with(UNTRACKED)
         hparams = {name: value for name, value in dumped.items() if name not in untracked}
-        reporters.append(metrics.tensorboard(settings.tensorboard_dir, hparams, last, stack))
+        reporters.append(metrics.tensorboard(settings.tensorboard_dir, hparams, stack))
     if settings.wandb.enabled:
         reporters.append(metrics.wandb(dumped["wandb"], dumped, resolved.folder, stack))
     return reporters
