@@ -151,14 +151,18 @@ def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_u
     assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
     plan = make_plan(planned(total_num_train_samples=65_281), None)
     assert (plan.total_steps, plan.examples) == (2, 130_560)
-    with pytest.raises(ConfigError, match=r"num_epochs: is not given.*--num-epochs"):
+    with pytest.raises(
+        ConfigError,
+        match=r"num_epochs: and total_num_train_samples are both not given; give --num-epochs",
+    ):
         make_plan(planned(), 10**6)
 
 
 def test_epochs_are_a_number_of_examples_that_the_records_decide():
     for epochs, records, sequences, samples in ((2.5, 130_560, 1.0, 326_400), (3, 1000, 2.5, 7500)):
-        plan = make_plan(planned(num_epochs=epochs), records, sequences)
-        number = planned(total_num_train_samples=samples)
+        # Of a small batch: steps of 65,280 examples would not show the packs.
+        plan = make_plan(small_run(num_epochs=epochs), records, sequences)
+        number = small_run(total_num_train_samples=samples)
         assert plan == make_plan(number, records, sequences)
     assert make_plan(planned(num_epochs=0.001), 10).total_steps == 1
     problem = r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
