@@ -110,11 +110,11 @@ class ExportSettings(Settings):
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
     push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
     """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
-    finds the token (HF_TOKEN, or that of `hf auth login`) and the address (HF_ENDPOINT)."""
+    finds the token (HF_TOKEN, or the token of `hf auth login`) and the address (HF_ENDPOINT)."""
 
 
 class AverageSettings(Settings):
-    """Average the weights of a run's newest checkpoints, and compare the mean with the newest one.
+    """Average the weights of a run's newest checkpoints, and compare the mean with the newest checkpoint.
 
     The mean is a model folder without an optimizer, for --pretrained-ckpt-path and transformers.
     Example: bert average runs/base_128_phase1 runs/base_mean

@@ -36,12 +36,12 @@ def find_dump(path: Path) -> Path:
         files = [file for file in path.iterdir() if not IGNORED.search(file.name)]
         dumps = in_order(file for file in files if file.suffix in (".xml", *SUFFIXES))
         if len(dumps) != 1:
-            names = ", ".join(dump.name for dump in dumps[:4]) or "none"
-            problem = f"holds {len(dumps)} dumps ({names})"
+            names = ", ".join(dump.name for dump in dumps[:4])
+            problem = f"holds {len(dumps)} dumps ({names})" if dumps else "holds no dump"
             raise DataError(f"dump ({path})", problem, "give one file")
         return dumps[0]
     if not path.is_file():
-        raise DataError(f"dump ({path})", "no such file", "`bert download` fetches one")
+        raise DataError(f"dump ({path})", "no such file", "run `bert download`, or give a dump")
     return path
 
 
