@@ -17,15 +17,19 @@ from keras import ops
 
 from bert_cli.config.shape import BertConfig
 from bert_cli.model.fused import (
+    BY_LIBRARY,
     NEVER,
     Tensor,
     add_and_normalize,
     attention_probabilities,
     bias_gelu,
+    dense_by_library,
     dropout,
     dropout_seed,
+    float32,
     matmul,
     normalize,
+    normalize_by_library,
     scaled,
 )
 from bert_cli.model.scaling import Factor
@@ -138,6 +142,12 @@ class Dense(Layer):
             return product
         return product + ops.cast(self.scaled("bias", self.bias), "float32")
 
+    def project(self, x: Tensor) -> Tensor:
+        """Return the same, in the compute dtype where the library adds the bias."""
+        if self.fuse_above == BY_LIBRARY and self.bias is not None:
+            return dense_by_library(x, self.kernel, self.bias)
+        return self(x)
+
 
 class LayerNorm(Layer):
     """LayerNorm over the last axis, float32 in and out."""
@@ -162,6 +172,8 @@ class LayerNorm(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], both float32."""
+        if self.fuse_above == BY_LIBRARY and self.beta is not None:
+            return normalize_by_library(x, self.gamma, self.beta, self.epsilon)
         epsilon = self.scaled("epsilon", self.epsilon)
         return normalize(x, *self.scales, epsilon)
 
@@ -265,6 +277,9 @@ class Output(ConfiguredLayer):
         """Project to [B, S, D], add the residual and normalise."""
         norm = self.layer_norm
         projection = self.projection
+        if self.fuse_above == BY_LIBRARY:
+            joined = float32(projection.project(x)) + float32(residual_BSD)
+            return ops.cast(norm(joined), residual_BSD.dtype)
         x = self.scaled("input", x)
         return add_and_normalize(
             linear(x, projection.scaled("kernel", projection.kernel)),
@@ -307,15 +322,24 @@ class SelfAttention(ConfiguredLayer):
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         scored_BSD = self.scaled("split_scores", x_BSD)
-        query_BSD = self.scaled("queries", self.query(scored_BSD) * scale)
+        query_BSD = self.query.project(scored_BSD)
+        if self.fuse_above != BY_LIBRARY:
+            query_BSD = self.scaled("queries", query_BSD * scale)
         query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
-        key_BNHS = self._heads(self.scaled("keys", self.key(scored_BSD)), (0, 2, 3, 1))
-        value_BSD = self.scaled("values", self.value(self.scaled("split", x_BSD)))
+        key_BNHS = self._heads(self.scaled("keys", self.key.project(scored_BSD)), (0, 2, 3, 1))
+        value_BSD = self.scaled("values", self.value.project(self.scaled("split", x_BSD)))
         value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
         rate = self.config.attention_probs_dropout_prob
         seed = dropout_seed(key, self.dropout_id)
         scores_BNSS = matmul(query_BNSH, key_BNHS)
-        probabilities_BNSS = attention_probabilities(scores_BNSS, bias, rate, seed, self.fuse_above)
+        if self.fuse_above == BY_LIBRARY:
+            # The library multiplies, adds and takes the softmax in float32, and rounds the results.
+            scores_BNSS = scores_BNSS * scale + ops.cast(bias, self.compute_dtype)
+            probabilities_BNSS = ops.softmax(scores_BNSS, axis=-1)
+        else:
+            probabilities_BNSS = attention_probabilities(
+                scores_BNSS, bias, rate, seed, self.fuse_above
+            )
         context_BNSH = matmul(probabilities_BNSS, value_BNSH)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key)))
@@ -343,6 +367,9 @@ class FeedForward(ConfiguredLayer):
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
         inner = self.inner
+        if self.fuse_above == BY_LIBRARY:
+            inner_BSF = dense_by_library(x_BSD, inner.kernel, inner.bias, is_gelu=True)
+            return self.project(inner_BSF, x_BSD, key)
         product_BSF = linear(self.scaled("split", x_BSD), inner.scaled("kernel", inner.kernel))
         bias = inner.scaled("bias", inner.bias)
         inner_BSF = bias_gelu(product_BSF, bias, self.fuse_above)

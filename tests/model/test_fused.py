@@ -92,3 +92,34 @@ def test_layer_norm_is_that_of_the_paper_also_where_the_mean_is_large():
     normal = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-12)
     ours = fused.normalize(*(tf.constant(value) for value in (x, gamma, beta)), 1e-12).numpy()
     np.testing.assert_allclose(ours, normal * gamma + beta, atol=5e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_operations_by_the_library_are_the_plain_ones(dtype):
+    """In a graph for batches of any shape, as in prediction; the reference is float64."""
+    draw = np.random.default_rng(3)
+    size = {"float32": 1e-5, "bfloat16": 2**-7}[dtype]
+    x, kernel, bias, gamma, beta = (
+        draw.standard_normal(shape).astype(np.float32)
+        for shape in ((3, 17, 64), (64, 96), *[(96,)] * 3)
+    )
+    x_any = tf.TensorSpec([None, None, 64], dtype)
+    for is_gelu in (False, True):
+        run = tf.function(
+            lambda x, is_gelu=is_gelu: fused.dense_by_library(
+                x, tf.constant(kernel), tf.constant(bias), is_gelu=is_gelu
+            ),
+            input_signature=[x_any],
+        )
+        rounded = [tf.cast(tf.cast(value, dtype), tf.float64) for value in (x, kernel, bias)]
+        expected = tf.tensordot(rounded[0], rounded[1], 1) + rounded[2]
+        expected = tf.nn.gelu(expected) if is_gelu else expected
+        result = tf.cast(run(tf.cast(x, dtype)), tf.float64)
+        np.testing.assert_allclose(result, expected, rtol=size, atol=size)
+    rows = draw.standard_normal((3, 17, 96)).astype(np.float32) * 3 + 1
+    normalize = tf.function(
+        lambda x: fused.normalize_by_library(x, tf.constant(gamma), tf.constant(beta), 1e-12),
+        input_signature=[tf.TensorSpec([None, None, 96])],
+    )
+    plain = fused.normalize(rows, gamma, beta, 1e-12)
+    np.testing.assert_allclose(normalize(rows), plain, atol=1e-5)

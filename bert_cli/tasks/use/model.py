@@ -33,6 +33,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.fused import BY_LIBRARY
 from bert_cli.tasks.run import models, start
 
 UNLIMITED = 2**31 - 1
@@ -238,6 +239,9 @@ class Predictor:
             return partial(jax.jit(run), [weight.value for weight in weights])
         import tensorflow as tf
 
+        if not tf.config.get_visible_devices("GPU"):
+            for _, block in self.model.blocks:
+                block.fuse_operations(BY_LIBRARY)
         shapes = {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in self.COLUMNS}
         return tf.function(self.outputs, input_signature=[shapes], autograph=False)
 
