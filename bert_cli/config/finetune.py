@@ -77,7 +77,7 @@ class FinetuneSettings(TrainSettings):
     def _check_run(self) -> "FinetuneSettings":
         if not self.do_training and not self.do_validation:
             raise SettingError(
-                "do_training", "and do_validation are both off", "turn one of them on"
+                "do_training", "is off, and so is do_validation", "turn one of them on"
             )
         if self.global_batch.start_fraction is not None:
             name = "global_batch.start_fraction"

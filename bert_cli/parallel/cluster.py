@@ -88,15 +88,12 @@ def find_processes(
 
 def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
     for worker in workers:
+        where = f"{source} ({worker})"
         match = re.fullmatch(r"(?:[^\s:/\[\]]+|\[[^\s\[\]]+\]):(\d{1,5})", worker)
         if not match or not 0 < int(match[1]) < 65_536:
-            raise ConfigError(
-                f"{source} ({worker})", "is not host:port", "give an address to each process"
-            )
+            raise ConfigError(where, "is not host:port", "give an address to each process")
         if list(workers).count(worker) > 1:
-            raise ConfigError(
-                f"{source} ({worker})", "occurs twice", "give each process another port"
-            )
+            raise ConfigError(where, "occurs twice", "give each process another port")
     if not 0 <= rank < len(workers):
         problem = f"is not a rank of {len(workers)} processes"
         raise ConfigError(f"{source} (rank {rank})", problem, "ranks count from 0")

@@ -144,7 +144,9 @@ def samples_of(settings: TrainSettings, epoch: float | None) -> int:
         return samples
     if epochs is None:
         remedy = "give --num-epochs, passes over the records, or --total-num-train-samples"
-        raise ConfigError("num_epochs", "and total_num_train_samples are both not given", remedy)
+        raise ConfigError(
+            "num_epochs", "is not given, and neither is total_num_train_samples", remedy
+        )
     if epoch is None:
         problem = "has no effect on synthetic examples, which have no epochs"
         raise ConfigError(f"num_epochs ({epochs:g})", problem, "give --total-num-train-samples")

@@ -28,7 +28,7 @@ REFUSALS = [
     ("extract a b --executor dask --scheduler s --processes 2", "processes (--processes): has no"),
     ("glue --do-test", "do_test (--do-test): has no folder for its predictions"),
     ("squad --max-seq-length 150", "leaves 83 tokens of a paragraph"),
-    ("squad --no-do-training --no-do-validation", "and do_validation are both off"),
+    ("squad --no-do-training --no-do-validation", "is off, and so is do_validation"),
     ("classify --held-out-fraction 0.2 --validation-file f", "no effect with validation_file"),
     ("classify --text-column a,b,c", "names 3 columns; give one or two"),
     ("doctor --seed 3", "max_seq_length: is not given"),

@@ -153,7 +153,7 @@ def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_u
     assert (plan.total_steps, plan.examples) == (2, 130_560)
     with pytest.raises(
         ConfigError,
-        match=r"num_epochs: and total_num_train_samples are both not given; give --num-epochs",
+        match=r"num_epochs: is not given, and neither is total_num_train_samples; give --num-epochs",
     ):
         make_plan(planned(), 10**6)
 

@@ -104,9 +104,7 @@ def branch_point(settings: PretrainSettings) -> Path:
     if path not in checkpoints:
         steps = ", ".join(str(checkpoint.step_of(saved)) for saved in checkpoints) or "no step"
         problem = f"no such checkpoint in {run}, which has {steps}"
-        remedy = (
-            "give a step of a saved checkpoint (keep_checkpoints and keep_every_steps keep more)"
-        )
+        remedy = "give one of these steps (keep_checkpoints and keep_every_steps keep more)"
         raise CheckpointError(where, problem, remedy)
     before = checkpoint.read_state(path).fixed
     rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
