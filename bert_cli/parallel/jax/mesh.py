@@ -45,9 +45,11 @@ from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections show its cause
-# The first flag saves memory on a CPU: else XLA computes all chunks of the vocabulary at once, in 1.7 times the memory.
 FLAGS = (
+    # Else XLA computes all chunks of the vocabulary at once on a CPU, in 1.7 times the memory.
     "--xla_cpu_enable_concurrency_optimized_scheduler=false",
+    # A weight and its moments are updated in one loop on a CPU: 4 times faster.
+    "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion",
     "--xla_gpu_deterministic_ops=true",
 )
 SERVICE = """
@@ -195,7 +197,7 @@ def configure_runtime(precision: str, deterministic: bool) -> None:
     """Set the options of XLA, after the options of the user. They do not depend on the precision."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags[:1] in ("", "-") and FLAGS[0] not in flags:  # not the name of a file
-        os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 1 + deterministic]])
+        os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 2 + deterministic]])
 
 
 def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
