@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import label_numbers, read_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 
 CONVERTED = "entities starting with I- (IOB1), converted to B-"
 DOCUMENTS = "-DOCSTART- lines, left out"
@@ -127,13 +127,10 @@ def word_features(
     """Return the features, [CLS] pieces [SEP] for each sentence, and the number of cuts of each kind.
 
     Position labels are `labels` and `label_weights` [T]; the weight is 1 at a word's first piece. A sentence that is
-    too long becomes several examples of complete words. Raises ConfigError if max_seq_length has no room for a word.
+    too long becomes several examples of complete words.
     """
     room = max_seq_length - 2
     special = tokenizer.special
-    if room < 1:
-        where = f"max_seq_length ({max_seq_length})"
-        raise ConfigError(where, "has no room for a word", "give 3 or more")
     # A word's pieces do not depend on its neighbours.
     distinct = list(dict.fromkeys(word for words in sentences.words for word in words))
     encodings = tokenizer.library.encode_batch_fast(distinct, add_special_tokens=False)

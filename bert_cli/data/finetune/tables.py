@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.stream.permutation import permute
-from bert_cli.errors import ConfigError, DataError, nearest
+from bert_cli.errors import DataError, nearest
 from bert_cli.files import JSONObject, write_atomically
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -203,10 +203,6 @@ def read_table(
 
     Without label names, the sorted labels of the file are the names. Raises DataError with file and line.
     """
-    if len(text_columns) not in (1, 2):
-        raise ConfigError(
-            f"text_column ({listed(text_columns)})", "must be one or two columns", "give 1 or 2"
-        )
     remarks: Counter[str] = Counter()
     texts: list[list[str]] = []
     words: list[tuple[str, str]] = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune import conll
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 
 PIECES = [
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
@@ -121,8 +121,6 @@ def test_long_sentences_are_cut_between_words_and_a_word_without_pieces_is_unkno
     assert shown(features) == ["[CLS] a [UNK] b [SEP]", cut, "[CLS] a [SEP]", unknown]
     assert remarks == {conll.NO_PIECES: 1, conll.CUT_WORDS: 1, conll.CUT_SENTENCES: 1}
     assert labels_of(given, features) == given.labels
-    with pytest.raises(ConfigError, match=r"max_seq_length \(2\): has no room for a word"):
-        conll.word_features(given, tokenizer, 2)
 
 
 def test_running_text_is_split_into_words_like_those_of_conll_files():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_cli.data.finetune import tables
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 
 
 def put(folder, name, text):
@@ -121,8 +121,6 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
     ):  # fmt: skip
         with pytest.raises(DataError, match=rf"{name} ?{message}"):
             read(put(tmp_path, name, text))
-    with pytest.raises(ConfigError, match="text_column"):
-        read(tmp_path / "none.csv", ("a", "b", "c"))
 
 
 def examples(values, names=("a", "b", "c"), second=None):
