@@ -194,11 +194,11 @@ def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
             word = METAVARS.get(kind, "JSON")
             if group_of(kind) and len(kinds) > 1:
                 continue
-        elif get_origin(kind) is Literal:
-            choices = ",".join(map(str, get_args(kind)))
-            word = f"{{{choices}}}" if "," in choices else choices
         else:
             word = METAVARS.get(kind, "TEXT")
+        if get_origin(kind) is Literal:
+            choices = ",".join(map(str, get_args(kind)))
+            word = f"{{{choices}}}" if "," in choices else choices
         words.append("PATH" if names_a_path and word == "TEXT" else word)
     return "|".join(dict.fromkeys(words))
 

@@ -29,6 +29,8 @@ from bert_cli.config.shape import BertConfig
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
+WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
+"""Last part of the name of a weight."""
 
 
 class About(Settings):
@@ -173,9 +175,9 @@ class OptimizerOpts(Settings):
     """Layer-wise learning rate decay: factor from each layer to the layer below; heads use the full rate."""
     max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
     """Clip the gradient norm of the complete step to this value; no clipping by default."""
-    no_weight_decay: list[str] = ["bias", "beta"]
+    no_weight_decay: list[WeightKind] = ["bias", "beta"]
     """Weights without decay, by the last part of their names."""
-    no_layer_adaptation: list[str] = ["bias", "beta", "gamma"]
+    no_layer_adaptation: list[WeightKind] = ["bias", "beta", "gamma"]
     """Weights without LAMB's trust ratio, by the last part of their names."""
     stochastic_rounding: bool = False
     """Round the update of float16 weights up or down at random, without bias."""

@@ -18,13 +18,10 @@ from typing import Any
 from keras import ops
 
 from bert_cli.config.optimizers import OptimizerKind
-from bert_cli.errors import ConfigError, nearest
 
 Array = Any  # a tensor of the Keras backend or anything that it converts
 RandomBits = Callable[[Array, tuple[int, ...], int], Array]
 """(key, shape, start) -> uniform uint32 of the shape: a complete weight's bits from element `start` on."""
-
-KINDS = ("kernel", "embeddings", "bias", "gamma", "beta")  # last parts of names of weights
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,7 @@ def weight_rules(
 
     Layer k of L has `layer_decay` ** (L - k) of the learning rate, the embeddings `layer_decay` ** (L + 1),
     blocks above the encoder all of it (Howard & Ruder 2018, section 3.2, exponents of Clark et al. 2020).
-    ConfigError for a part that is no kind of weight.
     """
-    if unknown := [kind for kind in (*no_weight_decay, *no_layer_adaptation) if kind not in KINDS]:
-        setting = "no_weight_decay" if unknown[0] in no_weight_decay else "no_layer_adaptation"
-        near = nearest(unknown[0], KINDS)
-        remedy = f"did you mean '{near}'?" if near else f"choose from {', '.join(KINDS)}"
-        where = f"optimizer_opts.{setting} ({unknown[0]})"
-        raise ConfigError(where, "is not the last part of any weight name", remedy)
     names = list(names)
     layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
     count = 1 + max(layers.values(), default=-1)

@@ -14,6 +14,7 @@ REFUSALS = [
     ("pretrain --seed 1 'a b,c' d", "(a b,c d): too many arguments"),
     ("pretrain mine.json", "write a list as A,B and a config as --config FILE"),
     ("pretrain --seed", "--seed: expected one argument"),
+    (f"{TINY} --generated-dataset --optimizer-opts.no-weight-decay bias,gama", "got 'gama'; input should be 'kernel'"),
     (f"{TINY} --generated-dataset --dry-run flase", "(--dry-run): got 'flase', not a boolean; give true or false"),
     ("pretrain --parallel auto", "(--parallel): is a group of settings; give a setting of the group, such as"),
     ("pretrain --parallel.pipeline-stages [[", "--parallel.pipeline-stages ([[): is not valid JSON"),

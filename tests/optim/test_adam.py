@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.training import OptimizerOpts
-from bert_cli.errors import ConfigError
 from bert_cli.optim.optimizer import (
     Hyperparameters,
     Optimizer,
@@ -159,8 +158,6 @@ def test_weights_are_exempt_as_in_the_original_and_unknown_kinds_are_refused():
     decaying = {name.rpartition("/")[2] for name, rule in adamw.items() if rule.decays}
     assert decaying == {"kernel", "embeddings"}
     assert not any(rule.adapts for rule in adamw.values())
-    with pytest.raises(ConfigError, match=r"no_weight_decay \(gama\).*did you mean 'gamma'"):
-        weight_rules(NAMES, LAMB, **EXEMPT | {"no_weight_decay": ["bias", "gama"]})
 
 
 def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():

@@ -54,7 +54,7 @@ class Run:
 def build_engine(
     settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
 ) -> Engine:
-    """Return the engine with new weights. Raises ConfigError if the optimizer has no rule for a weight."""
+    """Return the engine with new weights."""
     config = settings.bert_config
     factors = factors_of(settings)
 
