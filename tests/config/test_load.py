@@ -308,10 +308,8 @@ def test_shipped_configs_leave_the_vocabulary_to_the_records():
 def test_the_accumulation_follows_from_the_examples_of_a_step(tmp_path):
     batch = {"micro_batch_size": 4, "examples_per_step": 64}
     mine = write(tmp_path / "mine.json", {**SMALL, "global_batch": batch})
-    given, auto = (
-        "--global-batch.grad-acc-steps-per-replica",
-        "--global-batch.micro-batch-size=auto",
-    )
+    given = "--global-batch.grad-acc-steps-per-replica"
+    auto = "--global-batch.micro-batch-size=auto"
     for flags, expected in (
         ([], (4, 1, 16, None)),
         (["--global-batch.replicas", "2"], (4, 2, 8, None)),

@@ -98,16 +98,13 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
 
 
 def test_a_config_of_the_original_without_a_length_has_its_number_of_examples(tmp_path):
+    longer = BERT | {"max_position_embeddings": 1024}
     for changes, flags, samples in (
         ({}, [], 460_849_152),
         ({"max_seq_length": 384}, [], 34_239_360),
         ({"total_num_train_samples": 7}, [], 7),
         ({}, ["--num-epochs", "2"], None),
-        (
-            {"bert_config": BERT | {"max_position_embeddings": 1024}, "max_seq_length": 1024},
-            [],
-            None,
-        ),
+        ({"bert_config": longer, "max_seq_length": 1024}, [], None),
     ):
         settings, _ = loaded(tmp_path, "pretrain", *flags, **changes)
         assert settings.total_num_train_samples == samples

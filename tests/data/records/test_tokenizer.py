@@ -188,6 +188,7 @@ def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_pa
 
 def test_the_normalization_of_a_tokenizer_is_known_where_its_files_say_the_case(tmp_path):
     upper = {"type": "BertNormalizer", "lowercase": False}
+    whole_words = {"do_lower_case": True, "tokenize_chinese_chars": False}
     cases = [
         (None, None, None),
         ({"do_lower_case": True}, None, Normalization(False, True, True)),
@@ -195,11 +196,7 @@ def test_the_normalization_of_a_tokenizer_is_known_where_its_files_say_the_case(
         ({"model_max_length": 9}, upper | {"strip_accents": True}, Normalization(True, True)),
         ({"do_lower_case": True, "strip_accents": False}, upper, Normalization(False, False)),
         (None, upper | {"handle_chinese_chars": False}, Normalization(True, False, False)),
-        (
-            {"do_lower_case": True, "tokenize_chinese_chars": False},
-            None,
-            Normalization(False, True, False),
-        ),
+        (whole_words, None, Normalization(False, True, False)),
         (None, {"type": "NFC"}, None),
     ]
     for number, (config, normalizer, expected) in enumerate(cases):

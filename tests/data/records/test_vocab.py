@@ -65,7 +65,7 @@ def test_a_file_that_is_no_vocabulary_is_rejected_with_its_line_or_token(tmp_pat
             read_vocabulary(path)
     for token in SPECIAL_TOKENS:
         path = write_vocab(tmp_path, [piece for piece in PIECES if piece != token])
-        with pytest.raises(DataError, match=rf"vocab\.txt\): \{token} missing"):
+        with pytest.raises(DataError, match=rf"vocab\.txt\): lacks \{token}"):
             read_vocabulary(path)
     path.write_bytes(b"\xff\xfe\x00binary")
     with pytest.raises(DataError, match="cannot be read as text"):

@@ -301,12 +301,8 @@ def test_a_stopped_run_continues_bit_for_bit(home, trained):
 
 def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     """Spearman's correlation, and the ranking of documents, after and before."""
-    judged = [
-        "--validation-file",
-        str(home / "sts.csv"),
-        "--retrieval-file",
-        str(home / "qrels/dev.tsv"),
-    ]
+    judged = ["--validation-file", str(home / "sts.csv")]
+    judged += ["--retrieval-file", str(home / "qrels/dev.tsv")]
     assert main(pairs(home, "better", *judged, "--num-epochs", "8")) == 0
     after = json.loads(capsys.readouterr().out.splitlines()[-1])
     start = ["embed", "--pretrained-ckpt-path", str(home / "model"), "--no-do-training", *judged]
