@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Compare training speed and memory of BERT-base with other implementations.
+"""Compare training speed of BERT-base with other implementations.
 
     scripts/bench_training.py micro-batch --precision mixed_bfloat16 --examples 8 --positions 128
     scripts/bench_training.py update --optimizer LAMB
-    scripts/bench_training.py scores --examples 64 --positions 853
 
 The implementations run alternately (A B A B), each in its own process. After each round the script prints
 medians over all rounds so far: of wall-clock time, and of processor time, which other programs on the machine
@@ -11,19 +10,17 @@ disturb less.
 
 `micro-batch`  times forward and backward of one micro-batch of synthetic examples. 15 % of the positions are
                masked and dropout is 0.1. The default comparison is `pytorch`, Hugging Face's BertForPreTraining.
-               `--beside pytorch-compiled` uses torch.compile.
+               `--beside pytorch-compiled` uses torch.compile; `pytorch-masked` scores only the masked positions, as
+               this project does, and `pytorch-masked-bfloat16` has weights of bfloat16 instead of autocast.
 `update`       times the gradient norm, clipping and the update of 110 million weights. The default comparison is
                Keras' AdamW with a global norm, as a graph. `--beside lamb` compares with LAMB of this project,
                `--beside memory` with memory bandwidth: one thread reads and writes each array that AdamW needs once.
-`scores`       measures the memory of the masked-LM loss and its gradients in float32, with 1, 8 and 32 chunks
-               of the vocabulary: the growth of the process.
 """
 
 import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -147,6 +144,47 @@ def micro_batch_of_compiled_pytorch(options: argparse.Namespace) -> Pairs:
     return micro_batch_of_pytorch(options, compiled=True)
 
 
+def micro_batch_of_masked_pytorch(
+    options: argparse.Namespace, *, bfloat16_weights: bool = False
+) -> Pairs:
+    """Time the strongest baseline, which scores the masked positions alone."""
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.set_num_threads(options.cores)
+    model = BertForPreTraining(BertConfig(num_hidden_layers=options.layers)).train()
+    if bfloat16_weights:
+        model = model.to(torch.bfloat16)
+    shape = options.examples, options.positions
+    ids = torch.randint(1000, 30000, shape)
+    mask = torch.ones(shape, dtype=torch.long)
+    each = masked_positions(options.positions)
+    rows = [
+        n * options.positions + torch.randperm(options.positions)[:each] for n in range(shape[0])
+    ]
+    positions = torch.cat(rows)
+    pairs = torch.zeros(options.examples, dtype=torch.long)
+    is_autocast = options.precision == "mixed_bfloat16" and not bfloat16_weights
+
+    def forward_backward() -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_autocast):
+            output = model.bert(input_ids=ids, attention_mask=mask)
+            masked = output.last_hidden_state.flatten(0, 1).index_select(0, positions)
+            scores = model.cls.predictions(masked).float()
+            next_sentence = model.cls.seq_relationship(output.pooler_output).float()
+            entropy = torch.nn.functional.cross_entropy
+            loss = entropy(scores, ids.flatten()[positions]) + entropy(next_sentence, pairs)
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+        return float(loss)
+
+    return measure(forward_backward, options.repetitions)
+
+
+def micro_batch_of_bfloat16_pytorch(options: argparse.Namespace) -> Pairs:
+    return micro_batch_of_masked_pytorch(options, bfloat16_weights=True)
+
+
 def weights_of_bert(options: argparse.Namespace) -> list[Any]:
     from bert_cli.config.shape import BertConfig
     from bert_cli.model.bert import build_blocks, named_weights
@@ -196,6 +234,8 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
         "bert": micro_batch_of_bert,
         "pytorch": micro_batch_of_pytorch,
         "pytorch-compiled": micro_batch_of_compiled_pytorch,
+        "pytorch-masked": micro_batch_of_masked_pytorch,
+        "pytorch-masked-bfloat16": micro_batch_of_bfloat16_pytorch,
     },
     "update": {
         "bert": update_of_bert,
@@ -207,48 +247,6 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
 
 
 BASELINES = [side for sides in SIDES.values() for side in sides if side != "bert"]
-
-
-def growth_by_scores(options: argparse.Namespace) -> int:
-    """Return the growth of peak memory, in bytes, while this process computes the loss and its gradients."""
-    import tensorflow as tf
-
-    from bert_cli.model.chunked_loss import chunked_loss
-    from bert_cli.model.heads import loss_sums
-    from bert_cli.tasks.look.machine import resident_bytes
-
-    is_compiled = options.compile != "nothing"
-    masked, width, vocab_size = options.examples * masked_positions(options.positions), 768, 30522
-    x, table, bias = tf.ones([masked, width]), tf.ones([vocab_size, width]), tf.zeros([vocab_size])
-    labels, weights = tf.zeros([masked], tf.int32), tf.ones([masked])
-
-    @tf.function(autograph=False)
-    def run(x: Any, table: Any, bias: Any) -> list[Any]:
-        with tf.GradientTape() as tape:
-            tape.watch([x, table, bias])
-            if options.chunks == 1:
-                scores = tf.matmul(x, table, transpose_b=True) + bias
-                loss, _ = loss_sums(scores, labels, weights)
-            else:
-                loss, _ = chunked_loss(
-                    x, table, bias, labels, weights, options.chunks, is_compiled=is_compiled
-                )
-        return [tf.reduce_sum(value) for value in tape.gradient(loss, [x, table, bias])]
-
-    before = resident_bytes()[1]
-    run(x, table, bias)
-    return resident_bytes()[1] - before
-
-
-def scores(options: argparse.Namespace) -> None:
-    """Print the memory growth of a process for each number of chunks."""
-    masked = options.examples * masked_positions(options.positions)
-    for chunks in (1, 8, 32):
-        flags = ["--chunks", str(chunks), "--side", "bert"]
-        command = [sys.executable, __file__, *sys.argv[1:], *flags]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        growth = int(output.strip().splitlines()[-1]) / 1e6
-        print(f"{masked} masked positions, {chunks} chunks: grew by {growth:.0f} MB", flush=True)
 
 
 def measure_in_a_process(options: argparse.Namespace, side: str) -> Pairs:
@@ -263,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=[*SIDES, "scores"])
+    parser.add_argument("what", choices=SIDES)
     parser.add_argument("--precision", default="mixed_bfloat16", help="Keras dtype policy")
     parser.add_argument("--examples", type=int, default=8, help="micro-batch size")
     parser.add_argument("--positions", type=int, default=128, help="sequence length")
@@ -279,12 +277,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
-    parser.add_argument("--chunks", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.what == "scores":
-        print(growth_by_scores(options)) if options.side else scores(options)
-        return
     if options.side:
         print(json.dumps(SIDES[options.what][options.side](options)))
         return
