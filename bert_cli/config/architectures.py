@@ -19,13 +19,14 @@ from bert_cli.config.shape import BertConfig
 
 
 class Part(NamedTuple):
-    """A layer of ours that Hugging Face fuses with others: its outputs are a part of the fused layer's outputs."""
+    """Where Hugging Face stores a layer of ours: in a layer of its own, or in a part of a fused layer's outputs."""
 
     layer: str
-    """Name of the fused layer."""
+    """Hugging Face's name of the layer; with the ending of a tensor, the name of the tensor."""
     number: int = 0
+    """Number of the part, from 0."""
     of: int = 1
-    """Number of our layers in the fused layer, all of the same size."""
+    """Number of parts of the fused layer, all of the same size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ def shape_of(values: Mapping[str, Any], context: Any = None) -> BertConfig:
     """Return the shape that settings describe.
 
     Raises ValidationError. Fields of other architectures must have their defaults: the settings.json of older runs of
-    BERT lists those of GroupBERT.
+    BERT lists the fields of GroupBERT.
     """
     name = values.get("architecture", BertConfig().architecture)
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -161,7 +162,7 @@ def shape_of(values: Mapping[str, Any], context: Any = None) -> BertConfig:
 
 
 def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """Return the fields of a group of settings; for the shape of a model those of all architectures."""
+    """Return the fields of a group of settings; for the shape of a model the fields of all architectures."""
     if not issubclass(group, BertConfig):
         return group.model_fields
     fields: dict[str, FieldInfo] = {}

@@ -25,7 +25,6 @@ class EmbedSettings(FinetuneSettings):
 
     HEAD = heads.SENTENCE_EMBEDDING
     NEEDS: ClassVar = {
-        "temperature": ("objective", "pairs", "simcse"),
         "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
     }
 

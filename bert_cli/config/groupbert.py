@@ -10,7 +10,7 @@ from bert_cli.config.shape import BertConfig
 
 
 class GroupBertConfig(BertConfig):
-    """The shape of a model whose layers are convolution, feed-forward, attention, feed-forward."""
+    """The shape of GroupBERT: a layer has a convolution, a feed-forward, attention and a second feed-forward."""
 
     DIVISORS: ClassVar = (
         *BertConfig.DIVISORS,

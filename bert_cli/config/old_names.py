@@ -83,7 +83,7 @@ INSTEAD = {
 FORMER_VALUES = {
     ("objective", "tsdae"): (
         "is no longer supported, as no measurement shows a gain over simcse",
-        "give simcse",
+        "give simcse; finish a run of tsdae with the version that began it",
     ),
 }
 # Our dotted key -> the original's default, where ours differs.
@@ -100,7 +100,7 @@ DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 NO_MASKS = "fine-tuning masks no tokens"
-# Last parts of keys that a command with configs accepts even if it has no such setting; others accept ALWAYS.
+# Last parts of keys that a command with configs accepts even if it has no such setting; others accept their `FORMER`.
 IGNORED = (*NO_EFFECT, *MODEL_HAS, *ALWAYS, PREDICTIONS)
 ROUNDING = "stochastic_rounding"
 NOT_IN_EVERY_TASK = ("enc_out", "pool")

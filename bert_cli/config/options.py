@@ -214,13 +214,14 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     without its value.
     """
     options = [option for section in sections_of(settings, "") for option in section.options]
+    former: Sequence[str] = getattr(settings, "FORMER", ())
     before_dashes, command = split_at_dashes(words)
     if "command" not in settings.model_fields and "--" in words:
         raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
     if not all(option.flags for option in options):
         # A word after a switch is a positional argument, not the value of the switch.
         switches = {option.flags[0] for option in options if option.flags and not option.takes}
-        switches |= {flag_of(name) for name, value in ALWAYS.items() if value in FALSE}
+        switches |= {flag_of(name) for name in former if ALWAYS[name] in FALSE}
         before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
     by_key = {
         key: option
@@ -228,7 +229,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         for key in (option.name, *(old_names_of(option.name) if option.flags else ()))
     }
     try:
-        parser = _value_parser(by_key, takes_old_keys="about" in settings.model_fields)
+        parser = _value_parser(by_key, IGNORED if "about" in settings.model_fields else former)
         parsed, unknown = parser.parse_known_intermixed_args(before_dashes)
     except argparse.ArgumentError as error:
         flag = error.argument_name or program
@@ -257,8 +258,11 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     return values
 
 
-def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argparse.ArgumentParser:
-    """Return the parser of values: every flag takes a text, and required flags may be missing."""
+def _value_parser(by_key: Mapping[str, Option], ignored: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of values: every flag takes a text, and required flags may be missing.
+
+    `ignored` are the last parts of accepted keys that are no settings.
+    """
     parser = argparse.ArgumentParser(
         usage="bert",
         add_help=False,
@@ -279,8 +283,7 @@ def _value_parser(by_key: Mapping[str, Option], *, takes_old_keys: bool) -> argp
     for group in groups:
         parser.add_argument(flag_of(group), dest=group, nargs="?", const="")
     prefixes = ("", *(f"{group}." for group in groups))
-    names = IGNORED if takes_old_keys else ALWAYS
-    for key in [f"{prefix}{name}" for prefix in prefixes for name in names]:
+    for key in [f"{prefix}{name}" for prefix in prefixes for name in ignored]:
         if key not in by_key:
             parser.add_argument(flag_of(key), dest=key, nargs="*")
             parser.add_argument(off_flag_of(key), dest=key, action="store_const", const=["false"])

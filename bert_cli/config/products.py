@@ -17,7 +17,7 @@ class Product(NamedTuple):
     """Of a convolution: rows that an output reads."""
     has_bias: bool = True
     has_own_input: bool = True
-    """Whether the backward pass saves its input; False after a product with the same one."""
+    """Whether the backward pass saves its input; False after a product with the same input."""
     is_activated: bool = False
     """Whether GELU follows."""
 

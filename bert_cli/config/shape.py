@@ -1,6 +1,6 @@
 """The shape of a model: its sizes, and the matrix products of an encoder layer, from which memory and FLOPs follow.
 
-`BertConfig` is the shape of BERT, and the base class of those of other architectures, each in a file of its own.
+`BertConfig` is the shape of BERT, and the base class of the shapes of other architectures, each in a file of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class BertConfig(Settings):
     """Whether a LayerNorm reads the residual stream, so that the last layer ends with one more."""
     GATE_TENSORS: ClassVar[int] = 0
     """Float32 tensors [B, S, D] that a layer saves for gates, besides those of products, dropout and LayerNorm."""
-    FREE: ClassVar[frozenset[str]] = frozenset(
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset(
         {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
     )
     """Settings that change how a model is trained and not its output."""
@@ -99,7 +99,7 @@ class BertConfig(Settings):
         return rows * self.hidden_size + self.norm_weights
 
     @property
-    def uneven_weights(self) -> int:
+    def final_norm_weights(self) -> int:
         """Return the number of weights of the LayerNorm after the last layer, 0 without it."""
         return self.IS_PRE_NORM * self.norm_weights
 
@@ -132,7 +132,10 @@ class BertConfig(Settings):
 
     @pydantic.model_serializer(mode="wrap")
     def _write_architecture(self, handler: Any, info: Any) -> dict[str, Any]:
-        """Leave `bert` out, so that runs from before it was a setting resume; another one is never a default."""
+        """Leave `bert` out, so that runs from before `architecture` was a setting resume.
+
+        Other architectures are always written.
+        """
         values: dict[str, Any] = handler(self)
         if self.architecture == "bert" and not info.exclude_unset:
             values.pop("architecture", None)

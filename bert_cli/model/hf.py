@@ -196,7 +196,7 @@ def check_hf_config(
     differing = [
         f"{key} is {there[key]!r} there and {ours!r} here"
         for key, ours in config
-        if key not in config.FREE and there[key] != ours
+        if key not in config.TRAINING_ONLY and there[key] != ours
     ]
     if differing:
         problem = f"describes another model: {'; '.join(differing)}"
@@ -256,14 +256,15 @@ def _optional_parts(config: BertConfig) -> dict[str, str]:
 
 def _join(parts: Mapping[int, Array]) -> Array:
     """Return the tensor that consists of parts, by their numbers."""
-    ordered = [parts[number] for number in sorted(parts)]
+    ordered = [parts[number] for number in range(len(parts))]
     return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
 
 
 def _split(value: Array, part: Part) -> Array:
     """Return a part of a tensor, or a tensor that has no such parts."""
-    rows = value.shape[0]
-    return value if rows % part.of else np.split(value, part.of)[part.number]
+    if part.of == 1 or len(value) % part.of:
+        return value
+    return np.split(value, part.of)[part.number]
 
 
 def _transposed(name: str, value: Array) -> Array:

@@ -84,7 +84,7 @@ def parameters(settings: TrainSettings) -> int:
     """Return the number of weights of the model."""
     elements = weights_of(settings.bert_config)
     (stages, _) = stages_of(settings)
-    return elements["uneven"] + sum(elements[block] for stage in stages for block in stage)
+    return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
 
 
 def reduced_bytes(settings: TrainSettings) -> int:

@@ -76,7 +76,7 @@ def weights_of(config: BertConfig) -> dict[str, int]:
     return {
         "emb": config.embedding_weights,
         "hid": config.layer_weights,
-        "uneven": config.uneven_weights,
+        "final_norm": config.final_norm_weights,
         **{name: block.weights(config) for name, block in _last_blocks(config).items()},
     }
 
@@ -134,7 +134,7 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     by_rows = first if config.vocab_size % first == 0 else 1
     inner = layers * config.layer_matrices
     table = config.vocab_size * config.hidden_size
-    weights = sum(elements[block] for block in (*blocks, "uneven")) - inner - table
+    weights = sum(elements[block] for block in (*blocks, "final_norm")) - inner - table
     inner = inner // (first * second)
     table = table // (by_rows * second)
     weights += inner + table

@@ -64,7 +64,7 @@ def test_the_weights_are_those_of_the_real_model(config):
     for name, block in blocks:
         own = [w for path, w in named_weights([(name, block)]).items() if path.startswith(name)]
         kind = "hid" if name.startswith("hid_") else name
-        extra = counted["uneven"] if name == "hid_1" else 0
+        extra = counted["final_norm"] if name == "hid_1" else 0
         assert sum(math.prod(weight.shape) for weight in own) == counted[kind] + extra, name
     total = sum(math.prod(weight.shape) for weight in named_weights(blocks).values())
     # Four layers, not two.

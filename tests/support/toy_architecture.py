@@ -46,7 +46,7 @@ class ToyConfig(BertConfig):
         return self.vocab_size * self.hidden_size + self.norm_weights
 
     @property
-    def uneven_weights(self):
+    def final_norm_weights(self):
         return -self.norm_weights
 
     def keys_read(self, positions):

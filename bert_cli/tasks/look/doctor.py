@@ -85,7 +85,7 @@ def run(settings: DoctorSettings | MachineSettings) -> None:
 
 def examine(settings: DoctorSettings | MachineSettings, report: Report) -> Report:
     """Run all checks in order; a check that needs the result of a failed check is left out."""
-    machine.check_machine(report)
+    machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
         error = DeviceError(settings.engine, f"import failed: {IMPORT_ERROR}", remedy)

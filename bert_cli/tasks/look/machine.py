@@ -40,6 +40,11 @@ FAST_INSTRUCTIONS = {
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
 """Processor flags for matrix products in 16 bits."""
+HARMFUL = {
+    "TF_ENABLE_ONEDNN_OPTS": ("0|false", "turns off the fast matrix products of a CPU"),
+    "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
+}
+"""Environment variable -> values that slow a run down or change its numbers, and their effect."""
 BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 Level = Literal["ok", "warning", "error"]
@@ -193,8 +198,8 @@ def _read(path: str | Path) -> str:
 # --- checks
 
 
-def check_machine(report: Report) -> None:
-    """Report the versions of the packages and the memory, and check the processor."""
+def check_machine(report: Report, environment: Mapping[str, str]) -> None:
+    """Report the versions of the packages and the memory, and check the processor and the environment."""
     versions = package_versions(PACKAGES)
     text = f"{versions['python']} on {platform.platform()}"
     report.add("ok", "python", text, python=versions["python"])
@@ -209,6 +214,7 @@ def check_machine(report: Report) -> None:
         free=free,
         total=total,
     )
+    check_environment(report, environment)
 
 
 def check_processor(report: Report) -> None:
@@ -230,6 +236,14 @@ def check_processor(report: Report) -> None:
             f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores"
         )
         report.add("warning", "processor", problem, remedy, **values)
+
+
+def check_environment(report: Report, environment: Mapping[str, str]) -> None:
+    """Warn of environment variables that slow a run down or change its numbers."""
+    for name, (values, effect) in HARMFUL.items():
+        value = environment.get(name, "").strip()
+        if re.fullmatch(values, value, re.IGNORECASE):
+            report.add("warning", "environment", f"{name} ({value}): {effect}", "unset it")
 
 
 def check_engine(report: Report, engine: str, kind: str) -> None:

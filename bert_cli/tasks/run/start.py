@@ -81,6 +81,9 @@ def load_state(run: Run) -> str:
     # Read under the folder's lock: another process may have saved before.
     newest = newest_checkpoint(settings.save_ckpt_path)
     path = newest or resolved.branch
+    if path is None and resolved.fixed.get("decay_from"):
+        problem = "the checkpoint that the run would continue was removed meanwhile"
+        raise CheckpointError(str(settings.save_ckpt_path), problem, "start the run again")
     if path is not None:
         is_branch = newest is None
         fixed = resolved.fixed

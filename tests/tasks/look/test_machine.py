@@ -33,6 +33,17 @@ def files(monkeypatch) -> dict[str, str]:
     return texts
 
 
+def test_harmful_variables_are_warned_of():
+    for name, value in {
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_XLA_FLAGS": "--tf_xla_auto_jit=2",
+    }.items():
+        (finding,) = findings(machine.check_environment, {name: value})
+        assert finding.level == "warning" and f"{name} ({value})" in finding.found
+    harmless = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_XLA_FLAGS": "--tf_xla_min_cluster_size=2"}
+    assert findings(machine.check_environment, harmless) == []
+
+
 def test_the_memory_of_a_process_is_measured():
     # In its own process: this one may use memory again that it has freed.
     code = (
