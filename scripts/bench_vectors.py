@@ -158,7 +158,7 @@ def predict_ours(options: argparse.Namespace) -> Pairs:
 
     source = find_source(str(options.model))
     settings = PredictSettings(model=str(options.model), precision=options.precision)
-    model = open_model(source, options.task, options.precision)
+    model = open_model(source, options.task, options.precision, uses_library=True)
     predictor = predictors()[options.task](model, read_tokenizer(source.folder), settings, 256)
     inputs = [Input(f"line {n}", {"text": text}) for n, text in enumerate(texts_of(options))]
     return timed(lambda items: list(map(json.dumps, predictor.answer(items))), inputs, options)

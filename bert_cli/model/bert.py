@@ -44,12 +44,13 @@ def build_block(
     chunks: int = 1,
     factors: Mapping[str, Factor] | None = None,
     fuse_above: float = NEVER,
+    uses_library: bool = False,
 ) -> keras.layers.Layer:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
     A head may share weights of the blocks `before` it, by name; they do not change. `labels` is the number of outputs
     of a task's head, `chunks` of chunks of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
-    Operations of more elements than `fuse_above` are fused.
+    Operations of more elements than `fuse_above` are fused; `uses_library` is for predictions (see `Layer`).
     """
     is_layer = name.startswith("hid_")
     architecture = ARCHITECTURES[config.architecture]
@@ -73,7 +74,7 @@ def build_block(
         **{option: value for option, value in options.items() if option in parameters},
     )
     block.set_factors(factors or {})
-    block.fuse_operations(fuse_above)
+    block.fuse_operations(fuse_above, uses_library)
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
             deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.deviation_of(path)

@@ -21,6 +21,7 @@ from bert_cli.model.fused import (
     argmax,
     dropout,
     dropout_seed,
+    exact_matmul,
     float32,
     gelu,
     matmul,
@@ -265,8 +266,12 @@ class SentenceEmbedding(Head):
     """
 
     READS: ClassVar[tuple[str, ...]] = (
-        *("vector_gradients", "losses", "is_correct"),
-        *("text_slots", "is_left_out", "temperature"),
+        "vector_gradients",
+        "losses",
+        "is_correct",
+        "text_slots",
+        "is_left_out",
+        "temperature",
     )
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
@@ -296,11 +301,16 @@ class SentenceEmbedding(Head):
         units_BD = vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
         texts = ops.reshape(ops.take(units_BD, labels["text_slots"], axis=0), (rows, -1, size))
         candidates = ops.reshape(texts[:, 1:], (-1, size))
-        scores = matmul(texts[:, 0], candidates, transpose_b=True)
+        # Rounded cosines would be divided by a temperature of 0.05.
+        scores = exact_matmul(texts[:, 0], candidates, transpose_b=True)
         scores = scores / labels["temperature"]
         scores = ops.where(labels["is_left_out"], MASKED_SCORE, scores)
         positives = ops.arange(rows) * (texts.shape[1] - 1)
-        loss, correct = loss_sums(scores, positives, None)
+        loss, _ = loss_sums(scores, positives, None)
+        # As in `contrastive_loss`, a positive with the score of another candidate is not correct.
+        positive_scores = ops.take_along_axis(scores, positives[:, None], axis=1)
+        rivals = ops.sum(ops.cast(scores >= positive_scores, "float32"), axis=1)
+        correct = ops.sum(ops.cast(ops.equal(rivals, 1.0), "float32"))
         # Each text counts with the loss of its row.
         sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
         return sums["loss"] / counts["examples"], sums

@@ -17,7 +17,6 @@ from keras import ops
 
 from bert_cli.config.shape import BertConfig
 from bert_cli.model.fused import (
-    BY_LIBRARY,
     NEVER,
     Tensor,
     add_and_normalize,
@@ -26,6 +25,7 @@ from bert_cli.model.fused import (
     dense_by_library,
     dropout,
     dropout_seed,
+    exact_matmul,
     float32,
     matmul,
     normalize,
@@ -57,6 +57,8 @@ class Layer(keras.layers.Layer):
     """Factors of Unit Scaling, by path below this layer."""
     fuse_above = NEVER
     """Elements above which the operations between matrix products are fused."""
+    uses_library = False
+    """Whether TensorFlow's library computes bias, GELU, softmax and LayerNorm; for predictions on a CPU."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
         """Create the weights; a class first sets the attributes on which they depend."""
@@ -100,13 +102,14 @@ class Layer(keras.layers.Layer):
             if isinstance(layer, Layer):
                 layer.set_factors(table)
 
-    def fuse_operations(self, above: float) -> None:
-        """Fuse operations of more elements, in this layer and its inner layers."""
+    def fuse_operations(self, above: float, uses_library: bool) -> None:
+        """Set `fuse_above` and `uses_library` in this layer and its inner layers."""
         self.fuse_above = above
+        self.uses_library = uses_library
         for value in vars(self).values():
             for layer in value if isinstance(value, list) else [value]:
                 if isinstance(layer, Layer):
-                    layer.fuse_operations(above)
+                    layer.fuse_operations(above, uses_library)
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
@@ -142,9 +145,9 @@ class Dense(Layer):
             return product
         return product + ops.cast(self.scaled("bias", self.bias), "float32")
 
-    def project(self, x: Tensor) -> Tensor:
-        """Return the same, in the compute dtype where the library adds the bias."""
-        if self.fuse_above == BY_LIBRARY and self.bias is not None:
+    def in_compute_dtype(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs], both in the compute dtype; without the library the result is float32."""
+        if self.uses_library and self.bias is not None:
             return dense_by_library(x, self.kernel, self.bias)
         return self(x)
 
@@ -172,7 +175,7 @@ class LayerNorm(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], both float32."""
-        if self.fuse_above == BY_LIBRARY and self.beta is not None:
+        if self.uses_library and self.beta is not None:
             return normalize_by_library(x, self.gamma, self.beta, self.epsilon)
         epsilon = self.scaled("epsilon", self.epsilon)
         return normalize(x, *self.scales, epsilon)
@@ -277,8 +280,8 @@ class Output(ConfiguredLayer):
         """Project to [B, S, D], add the residual and normalise."""
         norm = self.layer_norm
         projection = self.projection
-        if self.fuse_above == BY_LIBRARY:
-            joined = float32(projection.project(x)) + float32(residual_BSD)
+        if self.uses_library:
+            joined = float32(projection.in_compute_dtype(x)) + float32(residual_BSD)
             return ops.cast(norm(joined), residual_BSD.dtype)
         x = self.scaled("input", x)
         return add_and_normalize(
@@ -322,17 +325,19 @@ class SelfAttention(ConfiguredLayer):
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         scored_BSD = self.scaled("split_scores", x_BSD)
-        query_BSD = self.query.project(scored_BSD)
-        if self.fuse_above != BY_LIBRARY:
+        query_BSD = self.query.in_compute_dtype(scored_BSD)
+        if not self.uses_library:
             query_BSD = self.scaled("queries", query_BSD * scale)
         query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
-        key_BNHS = self._heads(self.scaled("keys", self.key.project(scored_BSD)), (0, 2, 3, 1))
-        value_BSD = self.scaled("values", self.value.project(self.scaled("split", x_BSD)))
+        key_BNHS = self._heads(
+            self.scaled("keys", self.key.in_compute_dtype(scored_BSD)), (0, 2, 3, 1)
+        )
+        value_BSD = self.scaled("values", self.value.in_compute_dtype(self.scaled("split", x_BSD)))
         value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
         rate = self.config.attention_probs_dropout_prob
         seed = dropout_seed(key, self.dropout_id)
         scores_BNSS = matmul(query_BNSH, key_BNHS)
-        if self.fuse_above == BY_LIBRARY:
+        if self.uses_library:
             # The library multiplies, adds and takes the softmax in float32, and rounds the results.
             scores_BNSS = scores_BNSS * scale + ops.cast(bias, self.compute_dtype)
             probabilities_BNSS = ops.softmax(scores_BNSS, axis=-1)
@@ -367,7 +372,7 @@ class FeedForward(ConfiguredLayer):
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
         inner = self.inner
-        if self.fuse_above == BY_LIBRARY:
+        if self.uses_library:
             inner_BSF = dense_by_library(x_BSD, inner.kernel, inner.bias, is_gelu=True)
             return self.project(inner_BSF, x_BSD, key)
         product_BSF = linear(self.scaled("split", x_BSD), inner.scaled("kernel", inner.kernel))
@@ -457,5 +462,5 @@ class MeanPooling(ConfiguredLayer):
         is_in_BCS = ops.cast(ops.equal(numbers_C1, batch["input_mask"][:, None]), "float32")
         # A pack may have fewer texts.
         sizes_BC1 = ops.maximum(ops.sum(is_in_BCS, 2, keepdims=True), 1.0)
-        means_BCD = ops.matmul(is_in_BCS / sizes_BC1, hidden)
+        means_BCD = exact_matmul(is_in_BCS / sizes_BC1, hidden)
         return ops.reshape(means_BCD, (-1, 1, hidden.shape[-1]))

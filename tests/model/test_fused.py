@@ -94,6 +94,15 @@ def test_layer_norm_is_that_of_the_paper_also_where_the_mean_is_large():
     np.testing.assert_allclose(ours, normal * gamma + beta, atol=5e-5)
 
 
+def test_an_exact_product_is_that_in_float64_where_the_device_would_round_factors(monkeypatch):
+    monkeypatch.setattr(fused, "rounds_products", lambda: True)
+    x, y = np.random.default_rng(4).standard_normal((2, 8, 300)).astype(np.float32)
+    product = fused.exact_matmul(tf.constant(x), tf.constant(y), transpose_b=True)
+    expected = (x.astype(np.float64) @ y.T.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(product, expected)
+    assert not np.array_equal(x @ y.T, expected), "sums in float32 round"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_operations_by_the_library_are_the_plain_ones(dtype):
     """In a graph for batches of any shape, as in prediction; the reference is float64."""

@@ -7,13 +7,14 @@ tokens of all examples, M micro-batches of a step, B examples of a micro-batch, 
 
 import hashlib
 import json
+import math
 import zipfile
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
-TEXT_ROOM = 8  # positions of a row for each text that it may have at most
+POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
@@ -123,6 +124,8 @@ def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.
 class FeatureReader(Stream):
     """Batches of a task: `reader[step]` has the same examples on every layout."""
 
+    FINGERPRINT_SUFFIX: ClassVar[str] = ""
+
     def __init__(
         self,
         features: Features,
@@ -137,7 +140,7 @@ class FeatureReader(Stream):
         self.seed = seed
         self.sequence_length = sequence_length
         self.group = group
-        self.fingerprint = features.fingerprint
+        self.fingerprint = features.fingerprint + self.FINGERPRINT_SUFFIX
         self.epoch_size: int = len(features) // group
 
     def __getitem__(self, step: int) -> Batch:
@@ -159,53 +162,68 @@ class FeatureReader(Stream):
         return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
 
 
-class PackReader(FeatureReader):
-    """Batches of texts that are taken apart again: rows [R, S] of several texts each, in any order within a step.
+class TextReader(FeatureReader):
+    """Padded batches with columns [M, B]: the index of each text in the step, and a number of its tokens."""
 
-    A step of short texts then has about half the positions. A row is a pack as in pre-training (Krell et al. 2021,
-    section 3.2). Columns [M, T] have the index of each text in the step, -1 for none, and a number of its tokens.
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the batch of a step, [M, B, ...]."""
+        batch = super().__getitem__(step)
+        shape = batch["input_ids"].shape[:2]
+        texts = math.prod(shape)
+        index = self.batching.rank * texts + np.arange(texts, dtype=np.int32).reshape(shape)
+        numbers = self._text_numbers(self._numbers(self.batching.step_indices(step)))
+        return batch | {"text_index": index, "text_numbers": numbers[index]}
+
+    def _text_numbers(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return a number for each example of a step, equal for equal tokens and the same in every process."""
+        numbers: dict[bytes, int] = {}
+        ends = self.features.ends[examples]
+        texts = zip(ends - self.features.lengths[examples], ends, strict=True)
+        tokens = (self.features.tokens[start:end].tobytes() for start, end in texts)
+        return np.array([numbers.setdefault(text, len(numbers)) for text in tokens], np.int32)
+
+
+class PackReader(TextReader):
+    """Batches of packed texts: rows [R, S] of several texts each, in any order within a step.
+
+    A row is a pack as in pre-training (Krell et al. 2021, section 3.2). Columns [M, T] have the index of each text in
+    the step, -1 for none, and a number of its tokens.
     """
 
-    def __init__(self, *options: Any, one_text: bool = False) -> None:
-        """Read as `FeatureReader`; with `one_text` a row has a single text."""
-        super().__init__(*options)
-        self.one_text = one_text
-        numbers: dict[bytes, int] = {}
-        tokens = np.split(self.features.tokens, self.features.ends[:-1])
-        self.text_numbers = np.array(
-            [numbers.setdefault(text.tobytes(), len(numbers)) for text in tokens]
-        )
+    # Earlier versions padded the same texts, with other dropout masks.
+    FINGERPRINT_SUFFIX = ", packs"
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the packs of a step, [M, R, S], and their texts [M, T]."""
-        numbers = self._numbers(self.batching.step_indices(step))
-        lengths = self.features.lengths[numbers]
+        examples = self._numbers(self.batching.step_indices(step))
+        lengths = self.features.lengths[examples]
         size = padded_length(int(lengths.max()), self.sequence_length)
-        slots = 1 if self.one_text else max(1, size // TEXT_ROOM)
+        slots = max(1, size // POSITIONS_OF_A_TEXT)
         pack, slot, offset = pack_texts(lengths, size, slots)
         texts = self.batching.micro_batch_size * self.group
-        micro_batches = len(numbers) // texts
-        unit = -(-texts // ROWS_IN_A_BATCH)
-        rows = min(texts, -(-(1 + int(pack.max())) // (micro_batches * unit)) * unit)
+        micro_batches = len(examples) // texts
+        multiple = -(-texts // ROWS_IN_A_BATCH)
+        rows = -(-(1 + int(pack.max())) // (micro_batches * multiple)) * multiple
+        rows = min(texts, rows)
         # Dealt in turn, so that each micro-batch has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
-        inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        source = np.repeat(self.features.starts[numbers], lengths) + inside
-        target = np.repeat(row * size + offset, lengths) + inside
-        positions = partial(_placed, (micro_batches, rows, size), target)
-        each_text = partial(_placed, (micro_batches, rows * slots), row * slots + slot)
+        position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        source = np.repeat(self.features.starts[examples], lengths) + position
+        target = np.repeat(row * size + offset, lengths) + position
+        token_column = partial(_placed, (micro_batches, rows, size), target)
+        text_column = partial(_placed, (micro_batches, rows * slots), row * slots + slot)
         columns = {
-            "input_ids": positions(self.features.tokens[source]),
-            "segment_ids": positions(self.features.segments[source]),
-            "input_mask": positions(np.repeat(slot + 1, lengths)),
-            "position_ids": positions(inside),
-            "next_sentence_positions": each_text(offset).reshape(micro_batches, rows, slots),
-            "text_index": each_text(np.arange(len(row)), fill=-1),
-            "text_numbers": each_text(self.text_numbers[numbers]),
+            "input_ids": token_column(self.features.tokens[source]),
+            "segment_ids": token_column(self.features.segments[source]),
+            "input_mask": token_column(np.repeat(slot + 1, lengths)),
+            "position_ids": token_column(position),
+            "next_sentence_positions": text_column(offset).reshape(micro_batches, rows, slots),
+            "text_index": text_column(np.arange(len(row)), fill=-1),
+            "text_numbers": text_column(self._text_numbers(examples)),
         }
-        each = micro_batches // self.batching.world_size
-        first = self.batching.rank * each
-        return {name: column[first : first + each] for name, column in columns.items()}
+        share = micro_batches // self.batching.world_size
+        first = self.batching.rank * share
+        return {name: column[first : first + share] for name, column in columns.items()}
 
 
 def _placed(
@@ -226,23 +244,23 @@ def pack_texts(
     room.
     """
     pack, slot, offset = np.zeros((3, len(lengths)), np.int64)
-    packs: list[int] = []  # texts of each
-    free: list[tuple[int, int]] = []  # (free positions, pack), in order
-    for number in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[number])
-        at = bisect_left(free, (length, -1))
-        if at == len(free):
-            room = size
-            chosen = len(packs)
-            packs.append(0)
+    texts_of_pack: list[int] = []
+    open_packs: list[tuple[int, int]] = []  # (free positions, pack), in order
+    for text in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[text])
+        fullest = bisect_left(open_packs, (length, -1))
+        if fullest == len(open_packs):
+            free_positions = size
+            number = len(texts_of_pack)
+            texts_of_pack.append(0)
         else:
-            room, chosen = free.pop(at)
-        pack[number] = chosen
-        slot[number] = packs[chosen]
-        offset[number] = size - room
-        packs[chosen] += 1
-        if packs[chosen] < slots and room > length:
-            insort(free, (room - length, chosen))
+            free_positions, number = open_packs.pop(fullest)
+        pack[text] = number
+        slot[text] = texts_of_pack[number]
+        offset[text] = size - free_positions
+        texts_of_pack[number] += 1
+        if texts_of_pack[number] < slots and free_positions > length:
+            insort(open_packs, (free_positions - length, number))
     return pack, slot, offset
 
 

@@ -16,7 +16,7 @@ from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import PackReader
+from bert_cli.data.finetune.features import PackReader, TextReader
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -86,6 +86,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
 
     size = settings.global_batch.examples
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
+    # The vector of [CLS] needs a text at the start of each row.
+    is_packed = settings.pooling == "mean"
     return Task(
         labels=settings.bert_config.hidden_size,
         label_names=None,
@@ -93,8 +95,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         development=sets,
         evaluate=evaluate,
         best="ndcg_10" if judged is None else "spearman",
-        prepare=partial(add_candidates if is_one else add_gradients, settings),
-        make_reader=partial(PackReader, one_text=settings.pooling == "cls"),
+        prepare=partial(add_candidates if is_packed and is_one else add_gradients, settings),
+        reader=PackReader if is_packed else TextReader,
         digits=4,
     )
 
@@ -143,13 +145,14 @@ def add_gradients(
     rows = engine.group.all_reduce(everywhere)
     rows = rows.reshape(-1, settings.texts_per_example, rows.shape[-1])
     texts = rows[:, :, -1].astype(np.int64)
-    each = contrastive_loss(rows[:, :, :-1].astype(np.float32), texts, settings.temperature)
-    # Each text gets the loss of its row, so that the mean over texts equals the mean over rows.
-    losses, is_correct = (np.repeat(values, texts.shape[1]) for values in each[:2])
+    losses, is_correct, vector_gradients = contrastive_loss(
+        rows[:, :, :-1].astype(np.float32), texts, settings.temperature
+    )
     columns = {
-        "losses": losses,
-        "is_correct": is_correct,
-        "vector_gradients": each[2].reshape(number_of_texts, -1),
+        # Each text gets the loss of its row, so that the mean over texts equals the mean over rows.
+        "losses": np.repeat(losses, texts.shape[1]),
+        "is_correct": np.repeat(is_correct, texts.shape[1]),
+        "vector_gradients": vector_gradients.reshape(number_of_texts, -1),
     }
     # Index -1, of no text, reads the zeros at the end.
     gradients = {
@@ -166,8 +169,9 @@ def contrastive_loss(
 
     A row is an anchor, its positive and hard negatives. The scores of an anchor are its cosines, over the temperature,
     with the positives and hard negatives of all rows; the loss [n] is their cross entropy with its own positive. Also
-    returned: whether the positive has the highest score [n], and the gradient of the mean loss with respect to the
-    vectors. `texts` [n, G] numbers the texts: candidates equal to the anchor or its positive are not used as negatives.
+    returned: whether the positive alone has the highest score [n], and the gradient of the mean loss with respect to
+    the vectors. `texts` [n, G] numbers the texts: candidates equal to the anchor or its positive are not used as
+    negatives.
     """
     n, _, size = vectors.shape
     lengths = np.maximum(np.linalg.norm(vectors, axis=2, keepdims=True), 1e-12)

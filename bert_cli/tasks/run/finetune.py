@@ -239,7 +239,7 @@ def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
     settings = run.settings
     task = run.task
     assert task.train is not None
-    plan, reader, sample = open_features(settings, task.train, run.mesh, task.make_reader)
+    plan, reader, sample = open_features(settings, task.train, run.mesh, task.reader)
     sets = {**task.development, **task.unlabelled}
     digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
     assert reader.epoch_size is not None
@@ -300,7 +300,7 @@ def open_features(
     settings: FinetuneSettings,
     features: Features,
     mesh: Mesh,
-    make_reader: Callable[..., FeatureReader] = FeatureReader,
+    reader_class: type[FeatureReader] = FeatureReader,
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
@@ -310,7 +310,7 @@ def open_features(
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count
     )
-    reader = make_reader(features, batching, settings.seed, settings.max_seq_length, group)
+    reader = reader_class(features, batching, settings.seed, settings.max_seq_length, group)
     sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
     return plan, reader, sample
 

@@ -52,7 +52,7 @@ class Task:
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
     prepare: Prepare = Step.prepare
-    make_reader: Callable[..., FeatureReader] = FeatureReader
+    reader: type[FeatureReader] = FeatureReader
     digits: int = 17
     """Decimals of the printed scores; files have all."""
 

@@ -33,7 +33,6 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.model.fused import BY_LIBRARY
 from bert_cli.tasks.run import models, start
 
 UNLIMITED = 2**31 - 1
@@ -128,17 +127,27 @@ def labels_of(source: models.Source) -> int:
 
 
 def open_model(
-    source: models.Source, task: str, precision: str = "float32", without_head: Sequence[str] = ()
+    source: models.Source,
+    task: str,
+    precision: str = "float32",
+    without_head: Sequence[str] = (),
+    *,
+    uses_library: bool = False,
 ) -> Opened:
     """Build the model for a task and load the file's weights.
 
-    For a task without a head, the blocks `without_head` follow the encoder layers. Raises CheckpointError if the
-    weights do not fit, ConfigError if the head is not among them.
+    For a task without a head, the blocks `without_head` follow the encoder layers. For `uses_library` see `Layer`.
+    Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
     """
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
-        source.config, seed=0, policy=precision, last_blocks=last_blocks, labels=labels_of(source)
+        source.config,
+        seed=0,
+        policy=precision,
+        last_blocks=last_blocks,
+        labels=labels_of(source),
+        uses_library=uses_library,
     )
     new, _ = start.load_weights(source, named_weights(blocks))
     if lacking := [part for part in (head.needs if head else ()) if part in new]:
@@ -239,9 +248,6 @@ class Predictor:
             return partial(jax.jit(run), [weight.value for weight in weights])
         import tensorflow as tf
 
-        if not tf.config.get_visible_devices("GPU"):
-            for _, block in self.model.blocks:
-                block.fuse_operations(BY_LIBRARY)
         shapes = {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in self.COLUMNS}
         return tf.function(self.outputs, input_signature=[shapes], autograph=False)
 

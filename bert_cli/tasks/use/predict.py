@@ -8,6 +8,8 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
+import keras
+
 from bert_cli.config.load import changed
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
@@ -45,7 +47,8 @@ def run(settings: PredictSettings) -> None:
         _check_input(item, kind)
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
     device = one_device()
-    model = open_model(source, task, settings.precision)
+    uses_library = keras.config.backend() == "tensorflow" and device == "CPU"
+    model = open_model(source, task, settings.precision, uses_library=uses_library)
     what = f"{task} with {source.folder} ({source.architecture}) on one {device}"
     number = count(len(inputs), "input")
     print(f"{what}, {settings.precision}; {number}", file=sys.stderr, flush=True)

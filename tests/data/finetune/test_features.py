@@ -104,6 +104,23 @@ def test_a_step_is_as_long_as_its_longest_example_in_every_process():
     assert {complete[step]["input_ids"].shape[2] for step in range(6)} == {32, 64}
 
 
+def test_padded_texts_have_the_batches_of_other_tasks_with_an_index_and_a_number_of_each():
+    examples = synthetic([3, 9, 17, 3] * 4)
+    examples.tokens[-3:] = examples.tokens[:3]  # the last text is the first
+    complete = features.TextReader(examples, Batching(8, 4), 7, 64, 2)
+    parts = [features.TextReader(examples, Batching(8, 4, rank, 2), 7, 64, 2) for rank in (0, 1)]
+    plain = features.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
+    batch = complete[0]
+    for name, column in batch.items():
+        assert np.array_equal(np.concatenate([part[0][name] for part in parts]), column), name
+    assert batch["text_index"].ravel().tolist() == list(range(16))
+    assert len(set(batch["text_numbers"].ravel().tolist())) == 15
+    assert all(np.array_equal(batch[name], column) for name, column in plain[0].items())
+    assert complete.fingerprint == plain.fingerprint
+    packed = features.PackReader(examples, Batching(8, 4), 7, 64, 2)
+    assert packed.fingerprint != plain.fingerprint
+
+
 def test_packs_have_every_text_of_a_step_once_in_every_process():
     """8 rows of two texts a step; one text fills its row."""
     examples = synthetic([64, *[3, 9, 17, 30, 5] * 7])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -17,7 +18,9 @@ from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
+from bert_cli.model.heads import SentenceEmbedding
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
@@ -91,7 +94,7 @@ def first_step(home, **changes):
     settings = EmbedSettings.model_validate(values)
     mesh = resolve.open_mesh(settings, Processes(()))
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
-    plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.make_reader)
+    plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
     engine, state, _ = build.build_run(settings, mesh, plan)
     start.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
@@ -191,6 +194,23 @@ def test_a_candidate_with_the_text_of_the_anchor_is_no_negative():
     without = embed.contrastive_loss(vectors[:5], texts[:5], 0.1)
     assert repeated[0][0] == pytest.approx(without[0][0], rel=1e-5)
     assert repeated[0][1] > without[0][1] + 1e-3  # to another anchor they are negatives
+
+
+def test_a_positive_that_ties_is_not_correct_in_a_step_of_any_number_of_micro_batches():
+    """The positive of row 0 has the score of another candidate, those of rows 1 and 2 are the best."""
+    texts = np.eye(6, dtype=np.float32)[[0, 3, 1, 1, 2, 2, 4, 3]]
+    texts[0] = texts[1]
+    on_host = embed.contrastive_loss(texts.reshape(4, 2, 6), np.arange(8).reshape(4, 2), 0.1)[1]
+    assert on_host.tolist() == [0.0, 1.0, 1.0, 0.0]
+    policy = keras.DTypePolicy("float32")
+    head = SentenceEmbedding(name="embed_head", policy=policy, config=TINY)
+    labels = {
+        "text_slots": np.arange(8, dtype=np.int32),
+        "is_left_out": np.zeros((4, 4), np.bool_),
+        "temperature": np.float32(0.1),
+    }
+    _, sums = head.call(texts[:, None], labels, {"examples": 8.0}, None)
+    assert float(sums["correct"]) == 2 * on_host.sum(), "each row counts for its two texts"
 
 
 def test_the_gradients_of_each_process_are_those_of_its_own_texts():
@@ -294,6 +314,23 @@ def test_a_stopped_run_continues_bit_for_bit(home, trained):
     words = ["--total-num-train-samples", "64", "--checkpoint-every-steps", "2"]
     words = pairs(home, "trained", *words, micro_batch=4, accumulation=4)
     continues_bit_for_bit(trained, lambda run: main([*words, "--save-ckpt-path", str(run)]), 2)
+
+
+def test_a_run_of_an_earlier_version_without_packs_is_refused(home, trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "run")
+    for checkpoint in complete_checkpoints(tmp_path / "run"):
+        state = json.loads((checkpoint / STATE).read_text())
+        del state[OWN_CHECKSUM]
+        fingerprint = state["fixed"]["corpus"]
+        assert fingerprint.endswith(", packs")
+        state["fixed"]["corpus"] = fingerprint.removesuffix(", packs")
+        (checkpoint / STATE).write_text(json.dumps(state))
+    words = ["--total-num-train-samples", "64"]
+    words = pairs(home, tmp_path / "run", *words, micro_batch=4, accumulation=4)
+    assert main(words) == 4
+    message = capsys.readouterr().err
+    assert "corpus (the examples that are read)" in message
+    assert "start a new run in another save_ckpt_path" in message
 
 
 # --- scores and use
