@@ -29,7 +29,7 @@ class InitSettings(TextSettings):
     """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
     trained."""
     hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
-    """Hours that the training may take on this machine."""
+    """Hours that all its commands may take on this machine."""
     goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
     """Purpose of the model: `search` by vectors, your own `labels`, or `fill-mask`, a base for every other task."""
     documents: Documents = "blank-lines"

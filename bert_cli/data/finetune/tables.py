@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import textwrap
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,16 +159,22 @@ def check_columns(where: str, needed: Iterable[str], columns: Iterable[str]) -> 
     for name in needed:
         if name not in names:
             near = nearest(name, names)
-            remedy = f"did you mean '{near}'?" if near else "give the name of another column"
+            remedy = (
+                f"did you mean '{near}'?"
+                if near
+                else "name the columns in the first line, or give another one"
+            )
             raise DataError(where, f"has no column '{name}', only {listed(names)}", remedy)
         if names.count(name) > 1:
             raise DataError(where, f"has two columns '{name}'", "rename one")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first LISTED_NAMES names in quotes."""
+    """Return the first LISTED_NAMES names in quotes, long ones shortened."""
     more = len(names) - LISTED_NAMES
-    shown = ", ".join(f"'{name}'" for name in names[:LISTED_NAMES])
+    shown = ", ".join(
+        f"'{textwrap.shorten(name, 40, placeholder='...')}'" for name in names[:LISTED_NAMES]
+    )
     return f"{shown} and {more} more" if more > 0 else shown
 
 

@@ -166,7 +166,7 @@ def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Read
     documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
     if documents >= MANY_DOCUMENTS * len(sample):
         print(
-            f"preprocess: {len(parts):,} files have about {documents / len(sample):.0f} documents or more each, "
+            f"preprocess: each of {len(parts):,} files becomes about {documents / len(sample):.0f} documents or more, "
             "because a blank line ends a document; if each file is one document, stop and add --documents files",
             flush=True,
         )

@@ -205,10 +205,12 @@ def new_model(
             return size, config
     subject = f"{seconds / USABLE / 3600:.2g} hours on this machine are"
     remedy = "give more --hours, or continue from a model with --from MODEL"
+    read = fitting
     if available < needed:
+        read = available
         subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: its {epochs} epochs are"
         remedy = "continue from a model with --from MODEL"
-    tokens = f"{min(available, fitting) / 1e6:.2g} million tokens, and the smallest model needs"
+    tokens = f"{read / 1e6:.2g} million tokens, and the smallest model needs"
     warnings.append(f"{subject} {tokens} {needed / 1e6:.0f} million; {remedy}")
     return size, config
 
@@ -233,9 +235,9 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
 
 def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
     """Return the error for hours that fit `fitting` examples only; enough examples take `seconds`."""
-    problem = f"are {fitting:,.0f} {what} on this machine, too few to learn from"
+    problem = f"is time for {fitting:,.0f} {what} on this machine, too few to learn from"
     remedy = f"give --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
-    return ConfigError("hours", problem, remedy)
+    return ConfigError("hours (--hours)", problem, remedy)
 
 
 def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:

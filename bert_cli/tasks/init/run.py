@@ -62,7 +62,7 @@ def run(settings: InitSettings) -> None:
     is_plain = all(part.format == "plain" for part in parts)
     if is_plain and "documents" not in settings.model_fields_set:
         _warn_of_paragraphs(len(parts), facts.documents)
-    print("init: timing this machine, about a minute", flush=True)
+    print("init: timing this machine, up to a minute", flush=True)
     machine, described = measure(settings, facts, model)
     print(f"init: {described}", flush=True)
     chosen = recipe.choose(facts, machine, model, settings.goal, settings.hours, settings.out)
@@ -86,7 +86,9 @@ def run(settings: InitSettings) -> None:
         (folder / SCRIPT).write_text(script, encoding="utf-8")
         page = f"# What `bert init` chose\n\n```text\n{table}\n```\n\n```bash\n{lines}\n```\n"
         (folder / "README.md").write_text(page, encoding="utf-8")
-    print(f"init: wrote {settings.out}; next, or bash {settings.out / SCRIPT}:\n")
+    print(
+        f"init: wrote {settings.out}; run these commands, or all with bash {settings.out / SCRIPT}:\n"
+    )
     print(lines)
 
 

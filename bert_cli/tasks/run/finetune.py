@@ -287,7 +287,7 @@ def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
             start.load_weights(models.find_source(str(path)), built.state.weights)
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
-            print_line(f"run: the best checkpoint is {path}; its predictions and scores follow")
+            print_line(f"run: the best checkpoint is {path}; its scores follow")
             _write(settings, task, engine, scorer, result)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")

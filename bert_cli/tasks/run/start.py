@@ -93,7 +93,8 @@ def load_state(run: Run) -> str:
         return f"continues from {path} (step {run.state.step:,})"
     if resolved.source is not None:
         labels = run.form.config.get("id2label")
-        return load_pretrained(resolved.source, settings, run.state, labels)
+        description = load_pretrained(resolved.source, settings, run.state, labels)
+        return f"{description}; the optimizer is new"
     return f"starts with new weights from seed {settings.seed}"
 
 
@@ -124,7 +125,7 @@ def branch_point(settings: PretrainSettings) -> Path:
 def load_pretrained(
     source: Source, settings: TrainSettings, state: State, labels: Mapping[str, str] | None = None
 ) -> str:
-    """Load the weights of a model and return a description; the optimizer stays new.
+    """Load the weights of a model and return a description.
 
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
@@ -135,7 +136,7 @@ def load_pretrained(
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
     table = factors_of(settings)
     new, left_out = load_weights(source, state.weights, same_labels=same_labels, table=table)
-    description = f"starts from the weights in {source.folder} with a fresh optimizer"
+    description = f"starts from the weights in {source.folder}"
     trained = source.described.get("scaling")
     description += f"; trained with scaling {trained}" if trained else ""
     new_pieces = count(len(source.replaced), "new piece")

@@ -102,7 +102,7 @@ def run(settings: ExportSettings) -> None:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} synthetic batches; more than {positions:,} tokens are an error"
+        f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
     )
     if settings.push is not None:
         print_line(f"export: uploaded to {publish.push(out, settings.push)}")

@@ -133,9 +133,12 @@ def test_a_run_that_uses_little_of_the_hours_has_the_reason():
 
 
 def test_hours_in_which_nothing_is_learnt_are_refused():
-    with pytest.raises(ConfigError, match=r"hours: are .* examples on this machine.*give --hours"):
+    with pytest.raises(
+        ConfigError,
+        match=r"hours \(--hours\): is time for .* examples on this machine.*give --hours",
+    ):
         pick(start="from a base model", machine="2 cores", hours=0.01)
-    with pytest.raises(ConfigError, match=r"hours: are .* pairs"):
+    with pytest.raises(ConfigError, match=r"is time for .* pairs"):
         pick(start=Start("minilm", MINI_LM, is_for_sentences=True), goal="search", hours=1e-5)
 
 

@@ -229,7 +229,7 @@ def test_phase_two_has_the_weights_and_a_fresh_optimizer(complete, tmp_path, cap
     longer = {"max_seq_length": 24, "max_predictions_per_seq": 4, "total_num_train_samples": 40}
     pretrain(tmp_path / "run", pretrained_ckpt_path=complete, **longer)
     last, first = complete / f"step_{STEPS:08d}", tmp_path / "run" / "step_00000001"
-    assert f"starts from the weights in {last} with a fresh optimizer" in capsys.readouterr().out
+    assert f"starts from the weights in {last}; the optimizer is new" in capsys.readouterr().out
     # One of five steps is warm-up: the rate of the first step is 1e-7.
     before, after = load_file(last / MODEL), load_file(first / MODEL)
     assert before.keys() == after.keys()

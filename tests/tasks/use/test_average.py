@@ -68,7 +68,7 @@ def test_the_mean_opens_in_transformers_and_starts_a_run(home, tmp_path, capsys)
     config = str(home.path / "run" / "settings.json")
     words = ["--save-ckpt-path", str(tmp_path), "--pretrained-ckpt-path", str(out), "--dry-run"]
     assert main(["pretrain", "--config", config, *words]) == 0
-    assert f"starts from the weights in {out} with a fresh optimizer" in capsys.readouterr().out
+    assert f"starts from the weights in {out}; the optimizer is new" in capsys.readouterr().out
 
 
 def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names_the_better(
