@@ -42,7 +42,6 @@ BASE: dict[str, Any] = {
     },
     "seed": 3,
 }
-SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COLLECTIVES = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 Arrays = dict[str, np.ndarray]
 
@@ -178,10 +177,8 @@ def jax_process() -> Iterator[Jax]:
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KERAS_BACKEND", "jax")
-            # The first halves the time of compiling: how a program is divided does not depend on it. The second is
-            # the engine's, which here comes after the start of JAX.
-            flags = "--xla_backend_optimization_level=0"
-            patch.setenv("XLA_FLAGS", f"{flags} {SCHEDULER}")
+            # Halves the time of compiling: how a program is divided does not depend on it.
+            patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
             executor.submit(_use_devices).result()
         yield Jax(executor)
 
@@ -189,7 +186,10 @@ def jax_process() -> Iterator[Jax]:
 def _use_devices() -> None:
     import jax
 
+    from bert_cli.parallel.jax.mesh import configure_runtime
+
     faulthandler.enable()
+    configure_runtime("float32", deterministic=False)  # before the start of JAX
     jax.config.update("jax_num_cpu_devices", DEVICES)
     assert len(jax.devices()) == DEVICES
 
