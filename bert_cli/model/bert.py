@@ -45,12 +45,14 @@ def build_block(
     factors: Mapping[str, Factor] | None = None,
     fuse_above: float = NEVER,
     uses_library: bool = False,
+    uses_amx: bool = False,
 ) -> keras.layers.Layer:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
     A head may share weights of the blocks `before` it, by name; they do not change. `labels` is the number of outputs
     of a task's head, `chunks` of chunks of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
-    Operations of more elements than `fuse_above` are fused; `uses_library` is for predictions (see `Layer`).
+    Operations of more elements than `fuse_above` are fused; `uses_library` is for predictions, `uses_amx` for JAX on
+    CPUs with AMX (see `Layer`).
     """
     is_layer = name.startswith("hid_")
     architecture = ARCHITECTURES[config.architecture]
@@ -74,7 +76,7 @@ def build_block(
         **{option: value for option, value in options.items() if option in parameters},
     )
     block.set_factors(factors or {})
-    block.fuse_operations(fuse_above, uses_library)
+    block.fuse_operations(fuse_above, uses_library=uses_library, uses_amx=uses_amx)
     for path, weight in named_weights([(name, block)]).items():
         if path.startswith(f"{name}/"):
             deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.deviation_of(path)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -115,7 +114,7 @@ def dense_by_library(x: Tensor, kernel: Tensor, bias: Tensor, *, is_gelu: bool =
     """Return x @ kernel + bias, or its GELU, in the dtype of x, for predictions on a CPU.
 
     TensorFlow's graph optimizer replaces exactly this expression by one operation, which computes in float32 and
-    rounds once. For 4,096 x 384 x 1,536 in bfloat16 it takes 13 ms, and 38 ms with the GELU as operations of their own.
+    rounds once: a third of the time with the GELU as operations of their own (docs/ideas/speed.md).
     """
     rows = tf.matmul(tf.reshape(x, (-1, kernel.shape[0])), tf.cast(value_of(kernel), x.dtype))
     rows = tf.nn.bias_add(rows, tf.cast(value_of(bias), x.dtype))
@@ -128,8 +127,8 @@ def dense_by_library(x: Tensor, kernel: Tensor, bias: Tensor, *, is_gelu: bool =
 def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
     """Return LayerNorm over the last axis, for predictions on a CPU; float32 in and out.
 
-    A row is a channel of a batch normalization, which the library computes in one pass: 0.8 ms for 4,096 x 384, and
-    3.3 ms as operations of their own.
+    A row is a channel of a batch normalization, which the library computes in one pass: 0.4 to 0.6 of the time of
+    operations of their own (docs/ideas/speed.md).
     """
     shape = ops.shape(x)
     rows = tf.reshape(x, (1, -1, shape[-1], 1))
@@ -143,13 +142,20 @@ def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float)
     return tf.reshape(normal, shape) * value_of(gamma) + value_of(beta)
 
 
-def matmul(x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(
+    x: Tensor,
+    y: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    uses_amx: bool = False,
+) -> Tensor:
     """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed.
 
     `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
-    float16 is 6 times slower.
+    float16 is 6 times slower. `uses_amx` is for JAX: see `row_major_matmul`.
     """
-    if multiplies_with_amx() and x.dtype == "bfloat16":
+    if uses_amx and x.dtype == "bfloat16":
         x = ops.swapaxes(x, -1, -2) if transpose_a else x
         if min(x.shape[-2], y.shape[-2 if transpose_b else -1]) >= MIN_ROWS:
             return row_major_matmul(x, value_of(y), transpose_b)
@@ -179,19 +185,6 @@ def exact_matmul(x: Tensor, y: Tensor, *, transpose_b: bool = False) -> Tensor:
 def rounds_products() -> bool:
     """Return whether TensorFlow may round the factors of a float32 product: on every device but a CPU."""
     return any(device.device_type != "CPU" for device in tf.config.get_visible_devices())
-
-
-@cache
-def multiplies_with_amx() -> bool:
-    """Return whether JAX computes on a processor with AMX, the matrix instructions for bfloat16."""
-    if jax is None or jax.default_backend() != "cpu":
-        return False
-    return has_amx(Path("/proc/cpuinfo"))
-
-
-def has_amx(cpuinfo: Path) -> bool:
-    """Return whether the flags of Linux' description of the processor name AMX for bfloat16."""
-    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text()
 
 
 def row_major_matmul(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:

@@ -45,7 +45,7 @@ class Grouped(Layer):
 
     def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
         if len(self.shape) == 2:
-            return linear(x, kernel)
+            return linear(x, kernel, uses_amx=self.uses_amx)
         dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
         return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
@@ -110,7 +110,8 @@ class GroupedFeedForward(ConfiguredLayer):
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
-        inner_BSF = bias_gelu(linear(x_BSD, self.inner.kernel), self.inner.bias, self.fuse_above)
+        product_BSF = linear(x_BSD, self.inner.kernel, uses_amx=self.uses_amx)
+        inner_BSF = bias_gelu(product_BSF, self.inner.bias, self.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 

@@ -72,7 +72,7 @@ class MaskedLM(ConfiguredLayer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = matmul(*self._factors(x_BPD), transpose_b=True)
+        product_MV = matmul(*self._factors(x_BPD), transpose_b=True, uses_amx=self.uses_amx)
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
@@ -83,9 +83,16 @@ class MaskedLM(ConfiguredLayer):
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
         bias_V = value_of(self.scaled("bias", self.bias))
-        is_compiled = self.fuse_above < NEVER
-        inputs = x_MD, table_VD, bias_V, labels_M, weights
-        return chunked_loss(*inputs, self.chunks, is_compiled=is_compiled)
+        return chunked_loss(
+            x_MD,
+            table_VD,
+            bias_V,
+            labels_M,
+            weights,
+            self.chunks,
+            is_compiled=self.fuse_above < NEVER,
+            uses_amx=self.uses_amx,
+        )
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""

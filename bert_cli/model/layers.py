@@ -40,13 +40,13 @@ MASKED_SCORE = -1e9
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "factors", "dropout_id"}
 
 
-def linear(x: Tensor, kernel: Tensor) -> Tensor:
+def linear(x: Tensor, kernel: Tensor, *, uses_amx: bool = False) -> Tensor:
     """Multiply the last axis of `x` by `kernel`, in the dtype of `x`, as one rank-2 product.
 
     The reshape afterwards keeps Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
     """
     inputs, outputs = kernel.shape
-    rows = matmul(ops.reshape(x, (-1, inputs)), kernel)
+    rows = matmul(ops.reshape(x, (-1, inputs)), kernel, uses_amx=uses_amx)
     return ops.reshape(rows, (*ops.shape(x)[:-1], outputs))
 
 
@@ -59,6 +59,8 @@ class Layer(keras.layers.Layer):
     """Elements above which the operations between matrix products are fused."""
     uses_library = False
     """Whether TensorFlow's library computes bias, GELU, softmax and LayerNorm; for predictions on a CPU."""
+    uses_amx = False
+    """Whether products in bfloat16 have the form that XLA computes with AMX."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy) -> None:
         """Create the weights; a class first sets the attributes on which they depend."""
@@ -102,14 +104,15 @@ class Layer(keras.layers.Layer):
             if isinstance(layer, Layer):
                 layer.set_factors(table)
 
-    def fuse_operations(self, above: float, uses_library: bool) -> None:
-        """Set `fuse_above` and `uses_library` in this layer and its inner layers."""
+    def fuse_operations(self, above: float, *, uses_library: bool, uses_amx: bool) -> None:
+        """Set the form of the operations in this layer and its inner layers; see the attributes."""
         self.fuse_above = above
         self.uses_library = uses_library
+        self.uses_amx = uses_amx
         for value in vars(self).values():
             for layer in value if isinstance(value, list) else [value]:
                 if isinstance(layer, Layer):
-                    layer.fuse_operations(above, uses_library)
+                    layer.fuse_operations(above, uses_library=uses_library, uses_amx=uses_amx)
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
@@ -140,7 +143,8 @@ class Dense(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
-        product = ops.cast(linear(x, self.scaled("kernel", self.kernel)), "float32")
+        product = linear(x, self.scaled("kernel", self.kernel), uses_amx=self.uses_amx)
+        product = ops.cast(product, "float32")
         if self.bias is None:
             return product
         return product + ops.cast(self.scaled("bias", self.bias), "float32")
@@ -285,7 +289,7 @@ class Output(ConfiguredLayer):
             return ops.cast(norm(joined), residual_BSD.dtype)
         x = self.scaled("input", x)
         return add_and_normalize(
-            linear(x, projection.scaled("kernel", projection.kernel)),
+            linear(x, projection.scaled("kernel", projection.kernel), uses_amx=self.uses_amx),
             projection.scaled("bias", projection.bias),
             residual_BSD,
             norm.scales,
@@ -336,7 +340,7 @@ class SelfAttention(ConfiguredLayer):
         value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
         rate = self.config.attention_probs_dropout_prob
         seed = dropout_seed(key, self.dropout_id)
-        scores_BNSS = matmul(query_BNSH, key_BNHS)
+        scores_BNSS = matmul(query_BNSH, key_BNHS, uses_amx=self.uses_amx)
         if self.uses_library:
             # The library multiplies, adds and takes the softmax in float32, and rounds the results.
             scores_BNSS = scores_BNSS * scale + ops.cast(bias, self.compute_dtype)
@@ -345,7 +349,7 @@ class SelfAttention(ConfiguredLayer):
             probabilities_BNSS = attention_probabilities(
                 scores_BNSS, bias, rate, seed, self.fuse_above
             )
-        context_BNSH = matmul(probabilities_BNSS, value_BNSH)
+        context_BNSH = matmul(probabilities_BNSS, value_BNSH, uses_amx=self.uses_amx)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key)))
 
@@ -375,7 +379,8 @@ class FeedForward(ConfiguredLayer):
         if self.uses_library:
             inner_BSF = dense_by_library(x_BSD, inner.kernel, inner.bias, is_gelu=True)
             return self.project(inner_BSF, x_BSD, key)
-        product_BSF = linear(self.scaled("split", x_BSD), inner.scaled("kernel", inner.kernel))
+        kernel = inner.scaled("kernel", inner.kernel)
+        product_BSF = linear(self.scaled("split", x_BSD), kernel, uses_amx=self.uses_amx)
         bias = inner.scaled("bias", inner.bias)
         inner_BSF = bias_gelu(product_BSF, bias, self.fuse_above)
         return self.project(inner_BSF, x_BSD, key)

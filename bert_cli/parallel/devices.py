@@ -1,16 +1,18 @@
-"""The GPUs of a host, the part of one of its processes, the memory of a device, and the kept memory of a process."""
+"""The devices of a host: GPUs, the part of one of its processes, memory, AMX; and the kept memory of a process."""
 
 import ctypes
 import os
 import re
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 
 T = TypeVar("T")
+CPUINFO = Path("/proc/cpuinfo")
 # Options of glibc's mallopt(3).
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -82,11 +84,16 @@ def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
     return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
 
 
+def has_amx(cpuinfo: Path = CPUINFO) -> bool:
+    """Return whether the processor has AMX for bfloat16, by its flags in Linux' description."""
+    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text()
+
+
 def keep_freed_memory() -> None:
     """Make the C library reuse freed memory instead of returning it to the kernel each time.
 
-    The kernel zeroes each new page: 5 % of a step of BERT-base on a CPU with
-    TensorFlow, 15 % with JAX. The process keeps its maximum size.
+    The kernel zeroes each new page: 6 % of forward and backward of 4 layers on a CPU with TensorFlow, 15 % of a step
+    of 3 layers with JAX (docs/ideas/speed.md). The process keeps its maximum size.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):

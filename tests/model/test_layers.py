@@ -133,8 +133,8 @@ def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
     np.testing.assert_allclose(norm(product), [[-2.0, 3.0]], rtol=1e-6)
 
 
-def test_the_size_above_which_operations_are_fused_reaches_every_layer_of_a_model(tiny):
-    blocks = build_blocks(tiny, seed=1, policy="float32", fuse_above=7)
+def test_the_form_of_operations_reaches_every_layer_of_a_model(tiny):
+    blocks = build_blocks(tiny, seed=1, policy="float32", fuse_above=7, uses_amx=True)
     inside = [layer for _, block in blocks for layer in block._flatten_layers()]
     assert len(inside) > 3 * len(blocks)
-    assert {layer.fuse_above for layer in inside} == {7}
+    assert {(layer.fuse_above, layer.uses_amx) for layer in inside} == {(7, True)}

@@ -29,18 +29,17 @@ def products(left, right, transpose_a, transpose_b):
     rng = np.random.default_rng(1)
     x, y = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in (left, right))
 
-    def both(x, y, cotangent):
-        product, pull = jax.vjp(plain_matmul, x, y)
+    def both(x, y, cotangent, uses_amx=False):
+        product, pull = jax.vjp(partial(plain_matmul, uses_amx=uses_amx), x, y)
         return product, *pull(cotangent.astype(product.dtype))
 
     shape = jax.eval_shape(plain_matmul, x, y).shape
     cotangent = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
     wide = jax.jit(both)(*(value.astype(jnp.float32) for value in (x, y, cotangent)))
     results = [wide]
-    for has_amx in (False, True):
-        fused.multiplies_with_amx = lambda has_amx=has_amx: has_amx
+    for uses_amx in (False, True):
         # A replica is an axis of the batch, as in the engine; the second operand is a float32 weight.
-        replicas = jax.vmap(both, in_axes=(0, None, 0))
+        replicas = jax.vmap(partial(both, uses_amx=uses_amx), in_axes=(0, None, 0))
         inputs = x[None], y.astype(jnp.float32), cotangent[None]
         results.append([np.asarray(result)[0] for result in jax.jit(replicas)(*inputs)])
     return [[np.asarray(value, np.float32) for value in values] for values in results]
@@ -65,12 +64,3 @@ def test_a_product_for_amx_is_the_plain_one_but_for_its_rounding(on_jax, left, r
     for expected, rounded, result in zip(wide, plain, ours, strict=True):
         assert np.abs(result - expected).max() <= 2**-8 * np.abs(expected).max()
         assert np.abs(result - expected).max() <= np.abs(rounded - expected).max() + 1e-5
-
-
-def test_the_processor_is_recognised_by_its_flags(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    assert not fused.has_amx(cpuinfo)
-    for flags, expected in (("avx512_bf16 amx_tile", False), ("amx_bf16 avx512_fp16", True)):
-        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
-        assert fused.has_amx(cpuinfo) == expected
-    assert not fused.multiplies_with_amx(), "TensorFlow chooses its products itself"

@@ -23,6 +23,7 @@ from jax.experimental import layout as layouts
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_cli.errors import DeviceError
 from bert_cli.model.bert import named_weights
 from bert_cli.model.fused import shifted_key
 from bert_cli.optim.optimizer import Optimizer
@@ -112,6 +113,7 @@ class JaxEngine(Engine):
         self.optimizer = optimizer
         layout = mesh.layout
         self.layout = layout
+        self.uses_amx = mesh.uses_amx
         self.group = JaxProcessGroup(mesh)
         self.grid = device_grid(mesh)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
@@ -230,9 +232,8 @@ class JaxEngine(Engine):
             step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
             with jax.set_mesh(self.grid), self.reporting_out_of_memory():
                 program = step.lower(*arguments).compile()
-            # Constraints of layouts inside a program may change those of its results, and JAX would feed the new state
-            # to the next step as if it were stored row by row.
-            assert all(is_row_major(format) for format in jax.tree.leaves(program.output_formats))
+            if self.uses_amx:
+                check_formats(jax.tree.leaves(program.output_formats))
             self.programs[shapes] = program
         return self.programs[shapes]
 
@@ -449,12 +450,19 @@ def _identity(arrays: Tensor) -> Tensor:
     return arrays
 
 
-def is_row_major(format: layouts.Format) -> bool:
-    """Return whether an array is stored row by row."""
-    layout = format.layout
-    if not isinstance(layout, layouts.Layout):
-        return False
-    return list(layout.major_to_minor) == sorted(layout.major_to_minor)
+def check_formats(formats: Iterable[layouts.Format]) -> None:
+    """Raise DeviceError unless the results of a program with products for AMX are stored row by row.
+
+    Constraints of layouts inside a program may change those of its results, and JAX would feed the new state to the
+    next step as if it were stored row by row.
+    """
+    for format in formats:
+        layout = format.layout
+        order = layout.major_to_minor if isinstance(layout, layouts.Layout) else None
+        if order is None or list(order) != sorted(order):
+            problem = f"XLA does not store all results of the step row by row ({layout})"
+            remedy = "give --precision float32, or --engine tensorflow"
+            raise DeviceError("jax on a processor with AMX", problem, remedy)
 
 
 def _shards(array: jax.Array) -> list[jax.Shard]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,13 @@ from bert_cli.parallel.cluster import (
     find_interface,
     wait_for_processes,
 )
-from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus, visible_gpus
+from bert_cli.parallel.devices import (
+    device_memory,
+    has_amx,
+    keep_freed_memory,
+    part_of_gpus,
+    visible_gpus,
+)
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
@@ -48,10 +54,10 @@ NOTICE_SECONDS = 3.0  # from the error of a collective until the connections sho
 FLAGS = (
     # Else XLA computes all chunks of the vocabulary at once on a CPU, in 1.7 times the memory.
     "--xla_cpu_enable_concurrency_optimized_scheduler=false",
-    # A weight and its moments are updated in one loop on a CPU: 4 times faster.
+    # A weight and its moments are updated in one loop on a CPU (docs/ideas/speed.md).
     "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion",
-    "--xla_gpu_deterministic_ops=true",
 )
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 SERVICE = """
 import psutil, signal, sys, time
 from jax._src.lib import _jax
@@ -197,7 +203,8 @@ def configure_runtime(precision: str, deterministic: bool) -> None:
     """Set the options of XLA, after the options of the user. They do not depend on the precision."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags[:1] in ("", "-") and FLAGS[0] not in flags:  # not the name of a file
-        os.environ["XLA_FLAGS"] = " ".join([flags, *FLAGS[: 2 + deterministic]])
+        added = (*FLAGS, DETERMINISTIC) if deterministic else FLAGS
+        os.environ["XLA_FLAGS"] = " ".join([flags, *added])
 
 
 def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
@@ -215,10 +222,10 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
         # If JAX has started already, too few devices are an error below.
         with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", needed)
+        keep_freed_memory()
     elif kind == "GPU":
         gpus = ",".join(map(str, _gpus(processes)[:needed]))
         jax.config.update("jax_cuda_visible_devices", gpus)
-    keep_freed_memory()
     links = Links(rendezvous.lost_after_seconds)
     if processes.count > 1:
         processes = _join(processes, rendezvous, links)
@@ -227,10 +234,12 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
     rows = divide_devices(names, kind, processes, layout)
     mesh = JaxMesh(layout, rows, "", processes, links=links)
+    group = JaxProcessGroup(mesh)
     if processes.count > 1:
-        with JaxProcessGroup(mesh).collective():
+        with group.collective():
             _connect_devices(device_grid(mesh))
-    return mesh
+    # All processes compile the same program, also on different processors.
+    return replace(mesh, uses_amx=all(group.all_gather(is_cpu and has_amx())))
 
 
 def _kind() -> str:

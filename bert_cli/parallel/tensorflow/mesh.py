@@ -225,7 +225,8 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
         divide_devices(list(map(str, gpus)), "GPU", processes, layout)  # before the join
     try:
         _take_devices(gpus[:needed], 1 if gpus else needed)
-        keep_freed_memory()
+        if not gpus:
+            keep_freed_memory()
         fuse_results()
         # With fewer threads than stages, stages would run one after another. The default is a thread per core.
         threads = max(2 + local * len(layout.stage_devices), os.cpu_count() or 1)

@@ -69,6 +69,7 @@ def build_engine(
             chunks=settings.parallel.embedding_serialization_factor,
             factors=factors,
             fuse_above=NEVER if settings.compile == "nothing" else WORTH_COMPILING,
+            uses_amx=mesh.uses_amx,
         )
 
     names = block_names(config, settings.last_blocks)

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.experimental.layout import Layout as ArrayLayout
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_cli.errors import DeviceError
 from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
-from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+from bert_cli.parallel.jax.engine import JaxEngine, check_formats, random_bits
 from bert_cli.parallel.runtime import Layout
 
 
@@ -88,3 +91,11 @@ def test_gradients_of_float16_are_added_in_float32():
         accumulate = jax.jit(partial(JaxEngine._accumulate, engine))
         totals, _ = accumulate({"a": jnp.ones(2, jnp.float16)}, columns, {}, jnp.float32(1.0))
     assert totals["a"].tolist() == [4097.0] * 2
+
+
+def test_a_result_of_products_for_amx_that_is_not_stored_row_by_row_is_an_error():
+    orders = (0, 1), (1, 0)
+    row_major, column_major = (SimpleNamespace(layout=ArrayLayout(order)) for order in orders)
+    check_formats([row_major])
+    with pytest.raises(DeviceError, match=r"row by row .*--precision float32, or --engine"):
+        check_formats([row_major, column_major])
