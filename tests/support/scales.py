@@ -1,17 +1,17 @@
 """The scales (root mean squares) of weights, activations and their gradients in the first step of a model."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
+from bert_cli.config.training import WeightKind
 from bert_cli.model.bert import named_weights
 from bert_cli.model.layers import Layer
-from bert_cli.optim.optimizer import KINDS
 from bert_cli.parallel.engine import Batch, count
 
 # The names of a layer's weights and of the shared table, whose factors are inside a product or a lookup.
-WEIGHTS = (*KINDS, "table")
+WEIGHTS = (*get_args(WeightKind), "table")
 
 
 def scales(blocks: Sequence[Any], batch: Batch) -> dict[str, tuple[float, float]]:
