@@ -129,19 +129,24 @@ def micro_batch_of_pytorch(options: argparse.Namespace, *, compiled: bool = Fals
     }
     run = torch.compile(model) if compiled else model
 
+    is_autocast = options.precision == "mixed_bfloat16"
+    return measure_pytorch(options, model, lambda: run(**inputs).loss, is_autocast=is_autocast)
+
+
+def measure_pytorch(
+    options: argparse.Namespace, model: Any, loss_of_batch: Callable[[], Any], *, is_autocast: bool
+) -> Pairs:
+    """Time forward and backward of a model in PyTorch."""
+    import torch
+
     def forward_backward() -> float:
-        is_bfloat16 = options.precision == "mixed_bfloat16"
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bfloat16):
-            loss = run(**inputs).loss
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_autocast):
+            loss = loss_of_batch()
         loss.backward()
         model.zero_grad(set_to_none=True)
         return float(loss)
 
     return measure(forward_backward, options.repetitions)
-
-
-def micro_batch_of_compiled_pytorch(options: argparse.Namespace) -> Pairs:
-    return micro_batch_of_pytorch(options, compiled=True)
 
 
 def micro_batch_of_masked_pytorch(
@@ -166,23 +171,15 @@ def micro_batch_of_masked_pytorch(
     pairs = torch.zeros(options.examples, dtype=torch.long)
     is_autocast = options.precision == "mixed_bfloat16" and not bfloat16_weights
 
-    def forward_backward() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_autocast):
-            output = model.bert(input_ids=ids, attention_mask=mask)
-            masked = output.last_hidden_state.flatten(0, 1).index_select(0, positions)
-            scores = model.cls.predictions(masked).float()
-            next_sentence = model.cls.seq_relationship(output.pooler_output).float()
-            entropy = torch.nn.functional.cross_entropy
-            loss = entropy(scores, ids.flatten()[positions]) + entropy(next_sentence, pairs)
-        loss.backward()
-        model.zero_grad(set_to_none=True)
-        return float(loss)
+    def loss_of_batch() -> Any:
+        output = model.bert(input_ids=ids, attention_mask=mask)
+        masked = output.last_hidden_state.flatten(0, 1).index_select(0, positions)
+        scores = model.cls.predictions(masked).float()
+        next_sentence = model.cls.seq_relationship(output.pooler_output).float()
+        entropy = torch.nn.functional.cross_entropy
+        return entropy(scores, ids.flatten()[positions]) + entropy(next_sentence, pairs)
 
-    return measure(forward_backward, options.repetitions)
-
-
-def micro_batch_of_bfloat16_pytorch(options: argparse.Namespace) -> Pairs:
-    return micro_batch_of_masked_pytorch(options, bfloat16_weights=True)
+    return measure_pytorch(options, model, loss_of_batch, is_autocast=is_autocast)
 
 
 def weights_of_bert(options: argparse.Namespace) -> list[Any]:
@@ -233,9 +230,9 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
     "micro-batch": {
         "bert": micro_batch_of_bert,
         "pytorch": micro_batch_of_pytorch,
-        "pytorch-compiled": micro_batch_of_compiled_pytorch,
+        "pytorch-compiled": partial(micro_batch_of_pytorch, compiled=True),
         "pytorch-masked": micro_batch_of_masked_pytorch,
-        "pytorch-masked-bfloat16": micro_batch_of_bfloat16_pytorch,
+        "pytorch-masked-bfloat16": partial(micro_batch_of_masked_pytorch, bfloat16_weights=True),
     },
     "update": {
         "bert": update_of_bert,

@@ -40,7 +40,7 @@ class Architecture:
     layer: str
     """The class of an encoder layer, which is built with its number: layers may differ."""
     own_blocks: tuple[Block, ...] = ()
-    """Blocks after the encoder layers that replace those of the same names in `heads.LAST_BLOCKS`."""
+    """Blocks after the encoder layers that replace the blocks of the same names in `heads.LAST_BLOCKS`."""
     hf_names: Mapping[str, str | Part]
     """Our name of a layer, or its beginning -> Hugging Face's; {} is the number of an encoder layer."""
     hf_copies: Mapping[str, str]
@@ -48,8 +48,8 @@ class Architecture:
     hf_prefix: str = ""
     """The beginning of the names of transformers' classes, before `Bert`."""
     hf_modeling: str | None = None
-    """Module of classes for PyTorch that transformers does not have: a file of `model/` that is written beside weights
-    and never imported."""
+    """Module of classes for PyTorch that transformers does not have: a file of `model/` that is copied into the folder
+    of the weights and never imported."""
     has_scaling: bool = False
     """Whether the table of Unit Scaling has its layers."""
 
@@ -150,15 +150,15 @@ def shape_of(values: Mapping[str, Any], context: Any = None) -> BertConfig:
             type="literal_error", loc=("architecture",), input=name, ctx=expected
         )
         raise ValidationError.from_exception_data("bert_config", [error])
-    kind = ARCHITECTURES[name].shape
+    shape = ARCHITECTURES[name].shape
     fields = fields_of(BertConfig)
-    foreign = {*values} & ({*fields} - {*kind.model_fields})
+    foreign = {*values} & ({*fields} - {*shape.model_fields})
     for field in sorted(foreign):
         if str(values[field]) != str(fields[field].default):
             problem = f"has no effect with architecture {name!r}"
             raise SettingError(field, problem, "leave it out or change architecture")
-    taken = {field: value for field, value in values.items() if field not in foreign}
-    return kind.model_validate(taken, context=context)
+    known = {field: value for field, value in values.items() if field not in foreign}
+    return shape.model_validate(known, context=context)
 
 
 def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:

@@ -117,7 +117,7 @@ class BertConfig(Settings):
 
     @classmethod
     def from_hf(cls, described: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that a `config.json` has; the defaults of Hugging Face are also those of the settings."""
+        """Return the settings that a `config.json` has; both have the same defaults."""
         return {name: described[name] for name in cls.model_fields if name in described}
 
     @model_validator(mode="after")

@@ -134,7 +134,11 @@ def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float)
     rows = tf.reshape(x, (1, -1, shape[-1], 1))
     ones = tf.ones([tf.shape(rows)[1]])
     normal, *_ = tf.raw_ops.FusedBatchNormV3(
-        **{"x": rows, "scale": ones, "offset": tf.zeros_like(ones), "mean": [], "variance": []},
+        x=rows,
+        scale=ones,
+        offset=tf.zeros_like(ones),
+        mean=[],
+        variance=[],
         epsilon=epsilon,
         data_format="NCHW",
         is_training=True,

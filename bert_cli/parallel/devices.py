@@ -1,4 +1,4 @@
-"""The devices of a host: GPUs, the part of one of its processes, memory, AMX; and the kept memory of a process."""
+"""The devices of a host: GPUs and the part of one process, memory, processor flags; and the reuse of freed memory."""
 
 import ctypes
 import os
@@ -84,16 +84,22 @@ def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
     return divide_gpus(gpus, processes.local_ranks.index(processes.rank), count)
 
 
+def processor_flags(cpuinfo: str) -> set[str]:
+    """Return the instruction flags of the processor in the text of /proc/cpuinfo; none if it does not list them."""
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
+    return set(flags[1].split()) if flags else set()
+
+
 def has_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Return whether the processor has AMX for bfloat16, by its flags in Linux' description."""
-    return cpuinfo.is_file() and " amx_bf16" in cpuinfo.read_text()
+    """Return whether the processor has AMX for bfloat16; False on systems without /proc/cpuinfo."""
+    return cpuinfo.is_file() and "amx_bf16" in processor_flags(cpuinfo.read_text())
 
 
 def keep_freed_memory() -> None:
     """Make the C library reuse freed memory instead of returning it to the kernel each time.
 
     The kernel zeroes each new page: 6 % of forward and backward of 4 layers on a CPU with TensorFlow, 15 % of a step
-    of 3 layers with JAX (docs/ideas/speed.md). The process keeps its maximum size.
+    of 3 layers with JAX (docs/ideas/speed.md). The process never becomes smaller.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):

@@ -205,7 +205,7 @@ class PackReader(TextReader):
         multiple = -(-texts // ROWS_IN_A_BATCH)
         rows = -(-(1 + int(pack.max())) // (micro_batches * multiple)) * multiple
         rows = min(texts, rows)
-        # Dealt in turn, so that each micro-batch has long and short texts.
+        # Micro-batches get packs in turn, so that each has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
         position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         source = np.repeat(self.features.starts[examples], lengths) + position
@@ -221,9 +221,9 @@ class PackReader(TextReader):
             "text_index": text_column(np.arange(len(row)), fill=-1),
             "text_numbers": text_column(self._text_numbers(examples)),
         }
-        share = micro_batches // self.batching.world_size
-        first = self.batching.rank * share
-        return {name: column[first : first + share] for name, column in columns.items()}
+        of_process = micro_batches // self.batching.world_size
+        first = self.batching.rank * of_process
+        return {name: column[first : first + of_process] for name, column in columns.items()}
 
 
 def _placed(

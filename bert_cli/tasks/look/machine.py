@@ -19,6 +19,7 @@ from bert_cli.config.training import Precision
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.files import JSONObject
+from bert_cli.parallel.devices import CPUINFO, processor_flags
 from bert_cli.processes import cpu_count
 from bert_cli.text import count, format_bytes
 
@@ -110,16 +111,10 @@ class Report:
 # --- facts
 
 
-def processor_flags() -> set[str]:
-    """Return the instruction flags of the processor; none if the system does not list them."""
-    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return set(flags[1].split()) if flags else set()
-
-
 def fastest_precision(kind: str) -> Precision:
     """Return the fastest precision: bfloat16, or float16 on older GPUs and float32 on older CPUs."""
     if kind == "CPU":
-        has_bfloat16 = processor_flags() & FAST_INSTRUCTIONS["mixed_bfloat16"]
+        has_bfloat16 = processor_flags(_read(CPUINFO)) & FAST_INSTRUCTIONS["mixed_bfloat16"]
         return "mixed_bfloat16" if has_bfloat16 else "float32"
     if kind != "GPU" or shutil.which("nvidia-smi") is None:
         return "mixed_bfloat16"
@@ -164,11 +159,11 @@ def file_system(folder: Path) -> str | None:
 
 def description() -> JSONObject:
     """Return the processor and the memory, in the form that measurements record."""
-    flags = processor_flags()
+    flags = processor_flags(_read(CPUINFO))
     number = cpu_count()
     (total, free) = memory()
     known = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
-    model = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    model = re.search(r"^model name\s*: (.*)$", _read(CPUINFO), re.MULTILINE)
     text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}"
     if flags:
         missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(known))
@@ -219,7 +214,7 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
 
 def check_processor(report: Report) -> None:
     """Check the instructions of the processor, and the number of cores that a container may use."""
-    flags = processor_flags()
+    flags = processor_flags(_read(CPUINFO))
     described = description()
     values = {name: described[name] for name in ("cores", "quota", "instructions")}
     text = described["processor"]
@@ -260,7 +255,7 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
 
 def check_precision(report: Report, precision: str, kind: str) -> None:
     """Check that the processor has instructions for the precision; a GPU is assumed to."""
-    flags = processor_flags()
+    flags = processor_flags(_read(CPUINFO))
     fast = FAST_INSTRUCTIONS.get(precision)
     if kind == "GPU" or fast is None or not flags or flags & fast:
         report.add("ok", "precision", precision)

@@ -114,9 +114,9 @@ def test_spans_are_complete_words_and_longer_ones_where_the_settings_say_so():
         # The tokens of a span have one fate: 0.8 of neighbours would be hidden together otherwise.
         is_hidden = out.input_ids == SPECIAL.mask
         assert is_hidden[:, 1:][both & is_hidden[:, :-1]].mean() > 0.87
-        # No span goes beyond the [SEP] at 40: the fates beside it are independent, 0.64 for both.
-        beside = is_masked[:, 39] & is_masked[:, 41]
-        assert (is_hidden[:, 39] & is_hidden[:, 41])[beside].mean() < 0.72
+        # No span goes beyond the [SEP] at 40: the fates of its neighbours are independent, 0.64 for both.
+        are_masked = is_masked[:, 39] & is_masked[:, 41]
+        assert (is_hidden[:, 39] & is_hidden[:, 41])[are_masked].mean() < 0.72
     assert runs[1] > 1.2 * runs[0] > 1.5 * runs[2]
 
 

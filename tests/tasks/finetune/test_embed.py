@@ -197,7 +197,7 @@ def test_a_candidate_with_the_text_of_the_anchor_is_no_negative():
 
 
 def test_a_positive_that_ties_is_not_correct_in_a_step_of_any_number_of_micro_batches():
-    """The positive of row 0 has the score of another candidate, those of rows 1 and 2 are the best."""
+    """The positive of row 0 has the score of another candidate; the positives of rows 1 and 2 are best."""
     texts = np.eye(6, dtype=np.float32)[[0, 3, 1, 1, 2, 2, 4, 3]]
     texts[0] = texts[1]
     on_host = embed.contrastive_loss(texts.reshape(4, 2, 6), np.arange(8).reshape(4, 2), 0.1)[1]
