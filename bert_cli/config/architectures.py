@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails
 
 from bert_cli.config.groupbert import GroupBertConfig
 from bert_cli.config.heads import LAST_BLOCKS, Block, Head
+from bert_cli.config.modernbert import BLOCKS, ModernBertConfig
 from bert_cli.config.settings import SettingError
 from bert_cli.config.shape import BertConfig
 
@@ -123,6 +124,28 @@ ARCHITECTURES = {
         hf_copies=COPIES,
         hf_prefix="Group",
         hf_modeling="modeling_groupbert",
+    ),
+    "modernbert": Architecture(
+        shape=ModernBertConfig,
+        embeddings="bert_cli.model.modernbert:Embeddings",
+        layer="bert_cli.model.modernbert:ModernLayer",
+        own_blocks=BLOCKS,
+        hf_names={
+            "emb/word": "model.embeddings.tok_embeddings",
+            "emb/layer_norm": "model.embeddings.norm",
+            "hid_{}/attention/layer_norm": "model.layers.{}.attn_norm",
+            "hid_{}/attention/query": Part("model.layers.{}.attn.Wqkv", 0, 3),
+            "hid_{}/attention/key": Part("model.layers.{}.attn.Wqkv", 1, 3),
+            "hid_{}/attention/value": Part("model.layers.{}.attn.Wqkv", 2, 3),
+            "hid_{}/attention/output": "model.layers.{}.attn.Wo",
+            "hid_{}/feed_forward/layer_norm": "model.layers.{}.mlp_norm",
+            "hid_{}/feed_forward/inner": Part("model.layers.{}.mlp.Wi", 0, 2),
+            "hid_{}/feed_forward/gate": Part("model.layers.{}.mlp.Wi", 1, 2),
+            "hid_{}/feed_forward/output": "model.layers.{}.mlp.Wo",
+            "hid_{}/final_norm": "model.final_norm",
+        },
+        hf_copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        hf_prefix="Modern",
     ),
 }
 """Architecture, which is also transformers' model_type -> its record."""

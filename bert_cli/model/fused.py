@@ -336,6 +336,13 @@ def bias_gelu(product: Tensor, bias: Tensor, fuse_above: float = NEVER) -> Tenso
     return ops.cast(gelu(float32(product) + float32(bias)), product.dtype)
 
 
+def gated_gelu(product: Tensor, gate: Tensor, fuse_above: float = NEVER) -> Tensor:
+    """Return the GELU of a product [..., F] times another product, in their dtype (Shazeer 2020, equation 6)."""
+    if is_fused(product, fuse_above):
+        return _fused(_gated_forward, _gated_backward, (), (product, gate))
+    return ops.cast(gelu(float32(product)) * float32(gate), product.dtype)
+
+
 def add_and_normalize(
     product: Tensor,
     bias: Tensor,
@@ -419,10 +426,26 @@ def _gelu_forward(product: Tensor, bias: Tensor) -> Tensor:
 
 
 def _gelu_backward(product: Tensor, bias: Tensor, gradient: Tensor) -> Gradients:
-    x = float32(product) + float32(bias)
-    density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
-    x_gradient = float32(gradient) * (_normal_cdf(x) + x * density)
+    x_gradient = float32(gradient) * _gelu_slope(float32(product) + float32(bias))
     return (ops.cast(x_gradient, product.dtype),), (x_gradient,)
+
+
+def _gated_forward(product: Tensor, gate: Tensor) -> Tensor:
+    x = float32(product)
+    return ops.cast(x * _normal_cdf(x) * float32(gate), product.dtype)
+
+
+def _gated_backward(product: Tensor, gate: Tensor, gradient: Tensor) -> Gradients:
+    x = float32(product)
+    gradient = float32(gradient)
+    x_gradient = gradient * float32(gate) * _gelu_slope(x)
+    gate_gradient = gradient * (x * _normal_cdf(x))
+    return (ops.cast(x_gradient, product.dtype), ops.cast(gate_gradient, gate.dtype)), ()
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
+    return _normal_cdf(x) + x * density
 
 
 def _normal_cdf(x: Tensor) -> Tensor:

@@ -1,0 +1,352 @@
+"""The blocks of ModernBERT: rotary positions, attention to all positions or to a window, gated feed-forward, no biases.
+
+From Warner et al. 2024, arXiv 2412.13663. Both halves of a layer read the LayerNorm of the residual stream and add
+their output to it (pre-norm); the first layer reads the embeddings' LayerNorm, the last one ends with a LayerNorm. The
+stream is float32 inside a layer. Shapes: as in `layers`, and for local attention K blocks of W positions.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from keras import ops
+
+from bert_cli.config.modernbert import ModernBertConfig
+from bert_cli.model import heads
+from bert_cli.model.fused import (
+    BACKEND,
+    Operation,
+    Tensor,
+    attention_probabilities,
+    custom_gradient,
+    dropout,
+    dropout_seed,
+    float32,
+    gated_gelu,
+    gelu,
+    matmul,
+)
+from bert_cli.model.heads import Columns, Sums
+from bert_cli.model.layers import (
+    MASKED_SCORE,
+    Configured,
+    ConfiguredLayer,
+    Embedding,
+    Layer,
+    attention_bias,
+    linear,
+)
+
+# Blocks of a sequence from which local attention in blocks is faster than with all scores. Forward and backward of a
+# layer of 12 heads for 2,048 tokens on one core, window 128, all scores / blocks of 128: TensorFlow takes 118 / 186 ms
+# at 512 positions and 243 / 185 ms at 1,024, JAX 320 / 124 ms at 512.
+WORTH_BLOCKS = 5 if BACKEND == "tensorflow" else 3
+
+
+class Embeddings(ConfiguredLayer):
+    """Block `emb`, the first block: word embeddings and LayerNorm."""
+
+    READS = ("input_ids",)
+    dropout_id = 0
+
+    def _create_weights(self) -> None:
+        config = self.config
+        shape = {"rows": config.vocab_size, "size": config.hidden_size}
+        self.word = Embedding(name="word", policy=self.dtype_policy, **shape)
+        self.layer_norm = self.norm(has_beta=False)
+
+    def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+        """Reads `input_ids` [B, S]; returns [B, S, D]."""
+        return ops.cast(self.layer_norm(self.word(batch["input_ids"])), self.compute_dtype)
+
+
+class RotaryAttention(ConfiguredLayer):
+    """Multi-head attention with rotary positions (Su et al. 2021); each position reads `window` on each side, or all.
+
+    A local layer computes long sequences in blocks of twice the window: the keys of a block are two blocks of the
+    sequence shifted by the window.
+    """
+
+    config: ModernBertConfig
+
+    def __init__(
+        self, *, window: int | None, theta: float, is_first: bool, **layer: Unpack[Configured]
+    ) -> None:
+        self.window = window
+        self.theta = theta
+        self.is_first = is_first
+        super().__init__(**layer)
+
+    def _create_weights(self) -> None:
+        size = self.config.hidden_size
+        self.layer_norm = None if self.is_first else self.norm(has_beta=False)
+        self.query, self.key, self.value, self.project = (
+            self.dense(name, size, size, has_bias=False)
+            for name in ("query", "key", "value", "output")
+        )
+
+    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """[B, S, D] in the compute dtype -> float32."""
+        heads = self.config.num_attention_heads
+        size = self.config.hidden_size // heads
+        shape = (*ops.shape(x_BSD)[:2], heads, size)
+        rotation = self._rotation(batch, size)
+        # The query is scaled in float32: scores of a float16 product stay far from 65504.
+        query = rotated(ops.reshape(self.query(x_BSD) * size**-0.5, shape), rotation)
+        key = rotated(ops.reshape(self.key(x_BSD), shape), rotation)
+        value = ops.reshape(self.value(x_BSD), shape)
+        query_BNSH, key_BNSH, value_BNSH = (
+            ops.transpose(ops.cast(x, self.compute_dtype), (0, 2, 1, 3))
+            for x in (query, key, value)
+        )
+        length = x_BSD.shape[1]
+        block = 2 * (self.window or 0)
+        if block and length is not None and length >= WORTH_BLOCKS * block:
+            context_BNSH = self._attend_in_blocks(query_BNSH, key_BNSH, value_BNSH, batch)
+        else:
+            context_BNSH = self._attend(query_BNSH, key_BNSH, value_BNSH, self._bias(batch))
+        context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
+        return self.project(context_BSD)
+
+    def _rotation(self, batch: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine [S, 1, H / 2], for packs [B, S, 1, H / 2], float32."""
+        positions = batch.get("position_ids")
+        if positions is None:
+            positions = ops.arange(ops.shape(batch["input_mask"])[1])
+        frequencies = self.theta ** (-np.arange(0, size, 2) / size)
+        angles = float32(positions)[..., None, None] * frequencies.astype(np.float32)
+        return ops.cos(angles), ops.sin(angles)
+
+    def _bias(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the additive mask [B, 1, 1, S] or [B, 1, S, S]."""
+        bias = attention_bias(batch)
+        if self.window is None:
+            return bias
+        positions = ops.arange(ops.shape(batch["input_mask"])[1])
+        is_far_SS = ops.abs(positions[:, None] - positions) > self.window
+        return bias + float32(is_far_SS) * MASKED_SCORE
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        """Return the context [..., Q, H] of queries [..., Q, H] for keys and values [..., S, H]."""
+        scores = matmul(query, key, transpose_b=True)
+        probabilities = attention_probabilities(scores, bias, 0.0, None, self.fuse_above)
+        return matmul(probabilities, value)
+
+    def _attend_in_blocks(
+        self, query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, batch: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the context [B, N, S, H] without the scores of all pairs of positions."""
+        assert self.window is not None
+        window = self.window
+        width = 2 * window
+        length = query_BNSH.shape[2]
+        blocks = -(-length // width)
+        rest = blocks * width - length
+
+        def in_blocks(x: Tensor, axis: int, before: int, after: int) -> Tensor:
+            """[.., S, ..] with zeros before and after -> [.., K, W, ..]."""
+            padding = [(0, 0)] * len(x.shape)
+            padding[axis] = (before, after)
+            x = ops.pad(x, padding) if before or after else x
+            return ops.reshape(x, (*ops.shape(x)[:axis], -1, width, *x.shape[axis + 1 :]))
+
+        def of_keys(x: Tensor, axis: int) -> Tensor:
+            """[.., S, ..] -> the positions that each block reads [.., K, 2 W, ..]."""
+            parts = ops.split(in_blocks(x, axis, window, rest + window), [1, blocks], axis)
+            left = ops.concatenate(parts[:2], axis)
+            right = ops.concatenate(parts[1:], axis)
+            return ops.concatenate([left, right], axis + 1)
+
+        # 0 is padding, also beyond the ends; in packs the number of the sequence.
+        mask_BS = ops.cast(batch["input_mask"], "int32")
+        keys_BK1T = of_keys(mask_BS, 1)[:, :, None]
+        is_masked = ops.equal(keys_BK1T, 0)
+        if "position_ids" in batch:
+            is_masked = ops.not_equal(keys_BK1T, in_blocks(mask_BS, 1, 0, rest)[..., None])
+        distances_WT = np.arange(2 * width) - window - np.arange(width)[:, None]
+        far_WT = np.float32(MASKED_SCORE) * (np.abs(distances_WT) > window)
+        bias_B1KWT = (float32(is_masked) * MASKED_SCORE + far_WT)[:, None]
+        query_BNKWH = in_blocks(query_BNSH, 2, 0, rest)
+        keys_values = of_keys(key_BNSH, 2), of_keys(value_BNSH, 2)
+        context_BNKWH = self._attend(query_BNKWH, *keys_values, bias_B1KWT)
+        padded_shape = (*ops.shape(query_BNSH)[:2], blocks * width, query_BNSH.shape[3])
+        return ops.reshape(context_BNKWH, padded_shape)[:, :, :length]
+
+
+def rotated(x_BSNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Return each head's two halves as coordinates that are rotated; nothing is saved for the gradient."""
+
+    def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        first, second = ops.split(x, 2, axis=-1)
+        halves = [first * cosine - second * sine, second * cosine + first * sine]
+        return ops.concatenate(halves, axis=-1)
+
+    def operation(cosine: Tensor, sine: Tensor, x: Tensor) -> tuple[Tensor, Operation]:
+        return turn(x, cosine, sine), lambda gradient: turn(gradient, cosine, -sine)
+
+    return custom_gradient(operation, *rotation)(x_BSNH)
+
+
+class GatedFeedForward(ConfiguredLayer):
+    """GELU of a dense layer times another one, and a dense layer."""
+
+    def _create_weights(self) -> None:
+        size = self.config.hidden_size
+        inner = self.config.intermediate_size
+        self.layer_norm = self.norm(has_beta=False)
+        self.inner = self.dense("inner", size, inner, has_bias=False)
+        self.gate = self.dense("gate", size, inner, has_bias=False)
+        self.project = self.dense("output", inner, size, has_bias=False)
+
+    def call(self, x_BSD: Tensor) -> Tensor:
+        """[B, S, D] in the compute dtype -> float32, through [B, S, F]."""
+        products = linear(x_BSD, self.inner.kernel), linear(x_BSD, self.gate.kernel)
+        return self.project(gated_gelu(*products, self.fuse_above))
+
+
+class ModernLayer(ConfiguredLayer):
+    """Block `hid_N`; uses the dropout id `dropout_id`."""
+
+    config: ModernBertConfig
+    DROPOUT_IDS = 1
+    READS = ("input_mask", "position_ids")
+
+    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
+        config: Any = layer["config"]
+        self.dropout_id = 1 + number
+        self.is_global = number % config.global_attn_every_n_layers == 0
+        self.is_first = number == 0
+        self.is_last = number == config.num_hidden_layers - 1
+        super().__init__(**layer)
+
+    def _create_weights(self) -> None:
+        config = self.config
+        self.attention = RotaryAttention(
+            **self.part("attention"),
+            window=None if self.is_global else config.window,
+            theta=config.global_rope_theta if self.is_global else config.local_rope_theta,
+            is_first=self.is_first,
+        )
+        self.feed_forward = GatedFeedForward(**self.part("feed_forward"))
+        self.final_norm = self.norm("final_norm", has_beta=False) if self.is_last else None
+
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+        """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
+        x_BSD = float32(hidden)
+        attended_BSD = self.attention(self._normal(self.attention, x_BSD), batch)
+        seed = dropout_seed(key, self.dropout_id)
+        x_BSD = x_BSD + dropout(attended_BSD, self.config.attention_output_dropout, seed)
+        x_BSD = x_BSD + self.feed_forward(self._normal(self.feed_forward, x_BSD))
+        x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
+        return ops.cast(x_BSD, self.compute_dtype)
+
+    def _normal(self, module: Layer, x_BSD: Tensor) -> Tensor:
+        norm = module.layer_norm
+        return ops.cast(norm(x_BSD) if norm else x_BSD, self.compute_dtype)
+
+
+class GatherMasked(ConfiguredLayer):
+    """Block `enc_out`: gather the masked positions. No weights."""
+
+    READS = ("masked_lm_positions",)
+
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+        """Reads `masked_lm_positions` [B, P]; [B, S, D] -> [B, P, D]."""
+        positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
+        examples, length, size = ops.shape(hidden)
+        starts_B1 = ops.arange(examples, dtype="int32")[:, None] * length
+        return ops.take(ops.reshape(hidden, (-1, size)), starts_B1 + positions_BP, axis=0)
+
+
+class Transform(ConfiguredLayer):
+    """Dense, GELU, LayerNorm: the part that all heads share."""
+
+    def _create_weights(self) -> None:
+        size = self.config.hidden_size
+        self.dense_1 = self.dense("dense", size, size, has_bias=False)
+        self.layer_norm = self.norm("norm", has_beta=False)
+
+    def call(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D] in the compute dtype."""
+        normal = self.layer_norm(gelu(self.dense_1(ops.cast(x, self.compute_dtype))))
+        return ops.cast(normal, self.compute_dtype)
+
+
+class MaskedLM(heads.MaskedLM):
+    """The shared transform, then a score for every token from the tied word embeddings."""
+
+    def _create_weights(self) -> None:
+        transform = Transform(**self.part("transform"))
+        self.transform = transform.dense_1
+        self.layer_norm = transform.layer_norm
+        self.bias = self.add_zeros("bias", self.config.vocab_size)
+
+
+class MaskedLMHead(heads.PretrainingHeads):
+    """Block `heads`: masked-LM alone."""
+
+    READS = ("masked_lm_ids", "masked_lm_weights")  # type: ignore[assignment]
+    COUNTS: ClassVar = {"masked": "masked_lm_weights"}
+    MEANS: ClassVar = {
+        "mlm_loss": ("mlm_loss", "masked"),
+        "mlm_accuracy": ("mlm_correct", "masked"),
+    }
+
+    def _create_weights(self) -> None:
+        shared = {"word_table": self.word_table, "chunks": self.chunks}
+        self.masked_lm = MaskedLM(**self.part("masked_lm"), **shared)
+
+    def logits(self, hidden: Tensor, key: Tensor | None = None) -> Any:
+        """[B, P, D] -> scores [B, P, V] in float32."""
+        return (self.masked_lm(hidden),)
+
+    def outputs(self, logits: Any, hf_class: str) -> dict[str, Tensor]:
+        """Return the scores."""
+        return {"logits": logits[0]}
+
+    def call(
+        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
+    ) -> tuple[Tensor, Sums]:
+        """Return the masked-LM loss of `masked_lm_*` [B, P]."""
+        weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
+        loss, correct = self.masked_lm.loss_sums(hidden, labels["masked_lm_ids"], weights)
+        return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
+
+
+class Pooling(ConfiguredLayer):
+    """Block `pool`: the vector that a classifier of texts reads. No weights."""
+
+    config: ModernBertConfig
+    READS = ("input_mask",)
+
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+        """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D]."""
+        if self.config.classifier_pooling == "cls":
+            return hidden[:, :1]
+        mask_BS1 = float32(batch["input_mask"])[:, :, None]
+        total_B1D = ops.sum(float32(hidden) * mask_BS1, 1, keepdims=True)
+        return total_B1D / ops.sum(mask_BS1, 1, keepdims=True)
+
+
+class WithTransform(heads.Head):
+    """A head of a task that reads the shared transform of its input."""
+
+    def _create_weights(self) -> None:
+        self.transform = Transform(**self.part("transform"))
+        super()._create_weights()
+
+    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+        """Return the logits of the transformed input."""
+        return super().logits(self.transform(hidden), key)
+
+
+class QuestionAnswering(WithTransform, heads.QuestionAnswering):
+    """Block `qa_head`: scores of each position as the start and the end of an answer."""
+
+
+class SequenceClassification(WithTransform, heads.SequenceClassification):
+    """Block `glue_head`: a classifier of a text's vector; with one output, regression."""
+
+
+class TokenClassification(WithTransform, heads.TokenClassification):
+    """Block `token_head`: a classifier of every position."""
