@@ -131,6 +131,24 @@ def test_groupbert(parallel, jax):
     assert_same(*both(jax, layout, bert_config=GROUP))
 
 
+# The last layer is global. At 16 positions JAX computes the local layers in blocks, TensorFlow all scores.
+MODERN = {"architecture": "modernbert", "num_hidden_layers": 4, "local_attention": 4}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"replicas": 2, "parallel": {"tensor": 2, "recompute": True}},
+        slow({"parallel": {"tensor": [2, 2], "shard_weights": True}}),
+        slow({"parallel": {"embedding_serialization_factor": 3}}),
+    ],
+)
+def test_modernbert(layout, jax):
+    result, expected = both(jax, layout, bert_config=MODERN)
+    assert_same(result, expected)
+    assert "nsp_loss" not in expected.metrics[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scaling", ["unit", "u-mup"])
 def test_unit_scaling(scaling, jax):

@@ -29,6 +29,7 @@ from bert_cli.train import checkpoint
 from bert_cli.train.loop import State, Step, copy_state
 
 GROUP = {"architecture": "groupbert", "conv_group_size": 4, "ffn_groups": 2}
+MODERN = {"architecture": "modernbert", "num_hidden_layers": 4, "local_attention": 2}
 BY_LAYER = {"recompute": True}
 BY_STAGE = {"recompute": True, "recompute_by": "stage"}
 OFFLOADED = {"optimizer_state_offload": True}
@@ -128,6 +129,8 @@ def test_some_steps_of_replicated_pipelines_are_those_of_one_device():
         slow("1x2", BY_STAGE, {}),
         ("1x2", BY_LAYER, GROUP),
         slow("2x2", BY_LAYER, GROUP),
+        ("1x2 without pool", BY_LAYER, MODERN),
+        slow("2x2 without pool", BY_LAYER, MODERN),
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(layout, parallel, model):
