@@ -20,6 +20,8 @@ class Product(NamedTuple):
     """Whether the backward pass saves its input; False after a product with the same input."""
     is_activated: bool = False
     """Whether GELU follows."""
+    is_gate: bool = False
+    """Whether the result of that GELU is multiplied by it."""
 
     @property
     def width(self) -> int:

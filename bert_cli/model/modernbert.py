@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from keras import ops
 
-from bert_cli.config.modernbert import ModernBertConfig
+from bert_cli.config.modernbert import WORTH_BLOCKS, ModernBertConfig
 from bert_cli.model import heads
 from bert_cli.model.fused import (
     BACKEND,
@@ -37,10 +37,7 @@ from bert_cli.model.layers import (
     linear,
 )
 
-# Blocks of a sequence from which local attention in blocks is faster than with all scores. Forward and backward of a
-# layer of 12 heads for 2,048 tokens on one core, window 128, all scores / blocks of 128: TensorFlow takes 118 / 186 ms
-# at 512 positions and 243 / 185 ms at 1,024, JAX 320 / 124 ms at 512.
-WORTH_BLOCKS = 5 if BACKEND == "tensorflow" else 3
+MIN_BLOCKS = WORTH_BLOCKS if BACKEND == "tensorflow" else 3
 
 
 class Embeddings(ConfiguredLayer):
@@ -101,7 +98,7 @@ class RotaryAttention(ConfiguredLayer):
         )
         length = x_BSD.shape[1]
         block = 2 * (self.window or 0)
-        if block and length is not None and length >= WORTH_BLOCKS * block:
+        if block and length is not None and length >= MIN_BLOCKS * block:
             context_BNSH = self._attend_in_blocks(query_BNSH, key_BNSH, value_BNSH, batch)
         else:
             context_BNSH = self._attend(query_BNSH, key_BNSH, value_BNSH, self._bias(batch))
@@ -235,7 +232,7 @@ class ModernLayer(ConfiguredLayer):
         x_BSD = float32(hidden)
         attended_BSD = self.attention(self._normal(self.attention, x_BSD), batch)
         seed = dropout_seed(key, self.dropout_id)
-        x_BSD = x_BSD + dropout(attended_BSD, self.config.attention_output_dropout, seed)
+        x_BSD = x_BSD + dropout(attended_BSD, self.config.hidden_dropout_prob, seed)
         x_BSD = x_BSD + self.feed_forward(self._normal(self.feed_forward, x_BSD))
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
         return ops.cast(x_BSD, self.compute_dtype)

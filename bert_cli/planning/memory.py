@@ -284,6 +284,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     products = config.products(count_elements(settings, "BS"))
     activated = [product.rows * product.outputs for product in products if product.is_activated]
     bsf = sum(activated)
+    gates = sum(product.rows * product.outputs for product in products if product.is_gate)
     # Of products, except products after GELU; and queries, keys and values.
     inputs = sum(product.rows * product.inputs for product in products if product.has_own_input)
     inputs += 3 * bsd - bsf
@@ -293,6 +294,8 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
         inputs += config.RESIDUALS * bsd
         tensors = 0
     layer = compute * inputs + (tensors + len(activated) * more + 3 * scaled) * wide * bsd
+    # Fused, GELU saves a product and its gate; otherwise also the result of GELU, both in float32.
+    layer += gates * (compute if is_compiled else 2 * wide)
     if block == "hid" and is_compiled:
         return layer + (2 + more) * compute * bnss + 2 * compute * bsf
     changed = int(bool(dropout) or settings.precision != "float32")

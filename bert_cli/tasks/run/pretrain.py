@@ -12,6 +12,7 @@ from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
 from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
 from bert_cli.tasks.run import corpora, probe, start, train
@@ -63,6 +64,9 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         rows = f"the rows from {settings.known_rows:,} on"
         print_line(f"new rows: the first {steps} train only {rows}")
     held_out = corpora.open_held_out(settings) if settings.SAVES else None
+    if settings.bert_config.type_vocab_size == 1:
+        _refuse_pairs("dataset_dir", stream)
+        _refuse_pairs("validation_dir", held_out)
     if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
         print_line(
             f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
@@ -103,6 +107,14 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         branch=branch,
         unigram_entropy=None if folder is None else health.unigram_entropy(stream),
     )
+
+
+def _refuse_pairs(name: str, stream: ExampleStream | None) -> None:
+    """Raise ConfigError for records with sentence pairs, which a model without segments reads as one text."""
+    if stream is None or stream.folder is None or not stream.has_next_sentences:
+        return
+    problem = "has sentence pairs, and this model has no segments"
+    raise ConfigError(f"{name} ({stream.folder})", problem, "make it with bert tokenize --no-nsp")
 
 
 def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:
