@@ -6,6 +6,7 @@ import re
 import pytest
 from support.settings import small_run
 
+from bert_cli.config.architectures import shape_of
 from bert_cli.config.groupbert import GroupBertConfig
 from bert_cli.config.load import configs_folder, load
 from bert_cli.config.pretrain import PretrainSettings
@@ -25,6 +26,8 @@ TINY = BertConfig(
 )  # fmt: skip
 STAGES = [["emb"], ["hid*2"], ["hid*2"], ["enc_out", "pool", "heads"]]
 GROUP = GroupBertConfig(**TINY.model_dump())
+EVERY = {"architecture": "modernbert", "global_attn_every_n_layers": 1}
+MODERN = shape_of(TINY.model_dump() | EVERY)
 ON_THREE = {"pipeline_stages": STAGES, "pipeline_device_mapping": [0, 1, 2, 0]}
 
 
@@ -116,6 +119,8 @@ def traced_stash(name: str, given: PretrainSettings, fuse_above: float) -> int:
         ("hid_0", TINY, True, None),
         pytest.param("hid_0", GROUP, False, None, marks=pytest.mark.slow),
         ("hid_0", GROUP, True, None),
+        pytest.param("hid_0", MODERN, False, None, marks=pytest.mark.slow),
+        ("hid_0", MODERN, True, None),
         pytest.param("hid_0", TINY, False, "unit", marks=pytest.mark.slow),
         ("hid_0", TINY, True, "unit"),
     ],
@@ -128,7 +133,11 @@ def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
     # The estimate counts the inputs of a block; the traced function also returns its output.
     output = (4 if precision == "float32" else 2) * 4 * 128 * 64
     # The kernels in 16 bits or times their factors.
-    elements = {"bert": 4 * 64**2 + 2 * 64 * 256, "groupbert": 9 * 64**2 + 2 * 64 * (256 + 64)}
+    elements = {
+        "bert": 4 * 64**2 + 2 * 64 * 256,
+        "groupbert": 9 * 64**2 + 2 * 64 * (256 + 64),
+        "modernbert": 4 * 64**2 + 3 * 64 * 256,
+    }
     size = 4 if precision == "float32" else 2
     is_copied = block == "hid" and (scaling is not None or precision == "mixed_bfloat16")
     given = settings(precision=precision, config=config).model_copy(update={"scaling": scaling})
