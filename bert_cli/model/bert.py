@@ -7,8 +7,9 @@ its number.
 
 import hashlib
 import inspect
+import math
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -101,6 +102,24 @@ def build_blocks(
 def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:
     """Return every weight of the blocks once, by its path, in running order."""
     return {weight.path: weight for _, block in blocks for weight in block.weights}
+
+
+def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return (length, times) of the consecutive parts of a sequence, each so many repetitions of its beginning."""
+    parts = []
+    first = 0
+    while first < len(keys):
+        best = 1, 1
+        for length in range(1, (len(keys) - first) // 2 + 1):
+            end = first + length
+            while keys[end : end + length] == keys[first : first + length]:
+                end += length
+            times = (end - first) // length
+            if times > 1 and length * times > math.prod(best):
+                best = length, times
+        parts.append(best)
+        first += math.prod(best)
+    return parts
 
 
 def initial_value(

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, cast
 
 import jax
@@ -24,7 +22,7 @@ from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.errors import DeviceError
-from bert_cli.model.bert import named_weights
+from bert_cli.model.bert import named_weights, repeated_parts
 from bert_cli.model.fused import shifted_key
 from bert_cli.optim.optimizer import Optimizer
 from bert_cli.parallel.engine import (
@@ -342,11 +340,13 @@ class JaxEngine(Engine):
         """Return the output of the blocks before the head."""
         hidden: Tensor = None
         recomputes = self.layout.saved != "all" and key is not None
-        for _, group in groupby(self.body, attrgetter("trace_key")):
-            blocks = list(group)
+        first = 0
+        for length, times in repeated_parts([block.trace_key for block in self.body]):
+            blocks = self.body[first : first + length * times]
+            first += len(blocks)
             parts = [_weights_of(block, weights) for block in blocks]
-            if recomputes and len(blocks) > 1:
-                hidden = self._scan(blocks, parts, hidden, columns, key)
+            if recomputes and times > 1:
+                hidden = self._scan(blocks, parts, length, hidden, columns, key)
                 continue
             for block, part in zip(blocks, parts, strict=True):
                 run: Callable[..., Tensor] = partial(self._run_block, block)
@@ -358,20 +358,32 @@ class JaxEngine(Engine):
         self,
         blocks: Sequence[Block],
         parts: Sequence[list[jax.Array]],
+        length: int,
         hidden: Tensor,
         columns: Arrays,
         key: Tensor,
     ) -> Tensor:
-        """Run blocks with the same trace key in a loop that saves only their inputs; unrolled, XLA would save all."""
-        first = blocks[0]
-        # The first block's dropout ids with a shifted key draw the masks of another block.
-        keys = [shifted_key(key, block.dropout_id - first.dropout_id) for block in blocks]
+        """Run blocks whose trace keys recur after `length` blocks, in a loop; unrolled, XLA would save everything.
 
-        @jax.checkpoint
-        def run(hidden: Tensor, part: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
-            return self._run_block(first, part[0], hidden, columns, part[1]), None
+        Only the inputs of blocks are saved.
+        """
+        pattern = blocks[:length]
+        # The pattern's dropout ids with a shifted key draw the masks of another block.
+        shifts = [
+            block.dropout_id - pattern[number % length].dropout_id
+            for number, block in enumerate(blocks)
+        ]
+        keys = [shifted_key(key, shift) for shift in shifts]
 
-        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *zip(parts, keys, strict=True))
+        def run(hidden: Tensor, inputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, None]:
+            for block, (part, block_key) in zip(pattern, inputs, strict=True):
+                run_block = jax.checkpoint(partial(self._run_block, block))
+                hidden = run_block(part, hidden, columns, block_key)
+            return hidden, None
+
+        pairs = list(zip(parts, keys, strict=True))
+        rounds = [pairs[first : first + length] for first in range(0, len(pairs), length)]
+        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *rounds)
         return lax.scan(run, hidden, stacked)[0]
 
     def _run_block(

@@ -131,8 +131,13 @@ def test_groupbert(parallel, jax):
     assert_same(*both(jax, layout, bert_config=GROUP))
 
 
-# The last layer is global. At 16 positions JAX computes the local layers in blocks, TensorFlow all scores.
-MODERN = {"architecture": "modernbert", "num_hidden_layers": 4, "local_attention": 4}
+# At 16 positions JAX computes the local layers in blocks, TensorFlow all scores. Recomputation repeats layers 1 and 2.
+MODERN = {
+    "architecture": "modernbert",
+    "num_hidden_layers": 6,
+    "local_attention": 4,
+    "global_attn_every_n_layers": 2,
+}
 
 
 @pytest.mark.parametrize(
