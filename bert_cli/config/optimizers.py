@@ -47,4 +47,7 @@ def two_moments(shape: Shape) -> dict[str, Slot]:
 OPTIMIZERS = {
     "LAMB": OptimizerKind("bert_cli.optim.adam", two_moments, has_trust_ratio=True),
     "AdamW": OptimizerKind("bert_cli.optim.adam", two_moments),
+    "StableAdamW": OptimizerKind(
+        "bert_cli.optim.stable_adam", two_moments, needs_complete_matrix=True
+    ),
 }

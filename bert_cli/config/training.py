@@ -158,7 +158,8 @@ class OptimizerOpts(Settings):
     }
 
     name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
-    """LAMB for batches of thousands, AdamW for smaller batches."""
+    """LAMB for batches of thousands, AdamW for smaller batches; StableAdamW is AdamW that shortens the update of a
+    weight when its gradient is larger than before (Wortsman et al. 2023)."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01

@@ -27,15 +27,16 @@ def update_direction(
     t = ops.cast(updates, "float32") + 1.0
     m = numbers.beta_1 * first + (1.0 - numbers.beta_1) * factor * g
     v = numbers.beta_2 * second + ops.square(math.sqrt(1.0 - numbers.beta_2) * factor * g)
-    direction = (m / _one_minus_power(numbers.beta_1, t)) / (
-        ops.sqrt(v / _one_minus_power(numbers.beta_2, t)) + numbers.epsilon
+    direction = (m / one_minus_power(numbers.beta_1, t)) / (
+        ops.sqrt(v / one_minus_power(numbers.beta_2, t)) + numbers.epsilon
     )
     if rule.decays:
         direction = direction + numbers.weight_decay_rate * w
     return direction, m, v
 
 
-def _one_minus_power(beta: float, t: Array) -> Array:
+def one_minus_power(beta: float, t: Array) -> Array:
+    """Return 1 - beta ** t, the factor of a mean of t values that started at zero."""
     # In float32, 1 - 0.999 ** 1 has a relative error of 1.3e-5; with the exact logarithm only the rounding
     # error remains.
     return -ops.expm1(t * math.log(beta)) if beta > 0.0 else 1.0

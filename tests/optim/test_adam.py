@@ -113,6 +113,31 @@ def test_fifty_updates_equal_the_papers_formulas(numbers):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6, err_msg=str(rule))
 
 
+def test_fifty_updates_of_stable_adamw_equal_its_formulas_with_debiased_decay_rates():
+    """The form in which ModernBERT's authors train: debiased rates, and the clipped rate also scales the decay."""
+    numbers = Hyperparameters(beta_2=0.98, weight_decay_rate=0.1)
+    optimizer = optimizer_of(kind=OPTIMIZERS["StableAdamW"], hyperparameters=numbers)
+    x, gradients = draws((3, 5), 2)
+    weight, slots = tf.constant(x, tf.float32), [tf.zeros((3, 5))] * 2
+    m, v, clipped = np.zeros_like(x), np.zeros_like(x), 0
+    for step, (g, rate) in enumerate(zip(gradients, RATES, strict=True)):
+        beta_1, beta_2 = (
+            b * (1 - b**step) / (1 - b ** (step + 1)) for b in (numbers.beta_1, numbers.beta_2)
+        )
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g**2
+        size = np.sqrt(np.mean(g**2 / np.maximum(v, numbers.epsilon**2)))
+        clipped += size > 1
+        eta = rate / max(1.0, size)
+        x = x * (1 - eta * numbers.weight_decay_rate) - eta * m / (np.sqrt(v) + numbers.epsilon)
+        direction, *slots = optimizer.update_direction(
+            RULES[0], weight, tf.constant(g, tf.float32), slots, 1.0, step
+        )
+        weight = optimizer.apply_update(RULES[0], 0, weight, direction, None, rate, None)
+    assert 10 < clipped < STEPS
+    np.testing.assert_allclose(weight, x, atol=1e-6)
+
+
 def test_adamw_equals_that_of_pytorch():
     import torch
 
