@@ -14,7 +14,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlotSettings
 from bert_cli.config.use import AverageSettings, ExportSettings, PredictSettings
 from bert_cli.errors import ConfigError
-from bert_cli.planning.layout import propose, stages_of
+from bert_cli.planning.layout import parameters, propose, stages_of
 from bert_cli.planning.plan import plan_of
 
 SMALL = {
@@ -240,6 +240,29 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
     assert clipped == ((1.0, True) if is_group else (None, False))
     samples = 460_849_152 if name.split("_")[3] == "phase1" else 34_239_360
     assert settings.total_num_train_samples == samples
+
+
+# Layers, sizes D and F, heads; learning rate and decay, which is Ettin's divided by the rate; weights with Ettin's
+# vocabulary, in millions.
+ETTIN = {
+    "17m": ((7, 256, 384, 4), (3e-3, 0.1), 16.9),
+    "32m": ((10, 384, 576, 6), (3e-3, 0.1), 32.1),
+    "68m": ((19, 512, 768, 8), (3e-3, 0.1), 68.5),
+    "base": ((22, 768, 1152, 12), (8e-4, 0.0125), 149.7),
+}
+
+
+@pytest.mark.parametrize("size", ETTIN)
+def test_a_modernbert_has_the_numbers_of_ettin(size):
+    settings, _ = pretrain("--config", f"pretrain_modern_{size}_1024", "--dataset-dir", "x")
+    config, options = settings.bert_config, settings.optimizer_opts
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    assert (
+        tuple(getattr(config, name) for name in sizes),
+        (options.learning_rate.max_learning_rate, options.weight_decay_rate),
+        round(parameters(settings) / 1e6, 1),
+    ) == ETTIN[size]
+    assert settings.global_batch.examples == 4608 and options.name == "StableAdamW"
 
 
 def test_squad_with_groupbert_has_the_numbers_of_the_original():
