@@ -5,7 +5,7 @@ their output to it (pre-norm); the first layer reads the embeddings' LayerNorm, 
 stream is float32 inside a layer. Shapes: as in `layers`, and for local attention K blocks of W positions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -38,6 +38,9 @@ from bert_cli.model.layers import (
 )
 
 MIN_BLOCKS = WORTH_BLOCKS if BACKEND == "tensorflow" else 3
+# Positions above which a global layer computes the scores of so many queries at a time, and again for the gradient.
+MAX_SCORED = 2048
+QUERIES = 512
 
 
 class Embeddings(ConfiguredLayer):
@@ -100,6 +103,9 @@ class RotaryAttention(ConfiguredLayer):
         block = 2 * (self.window or 0)
         if block and length is not None and length >= MIN_BLOCKS * block:
             context_BNSH = self._attend_in_blocks(query_BNSH, key_BNSH, value_BNSH, batch)
+        elif not block and length is not None and length > MAX_SCORED:
+            inputs = query_BNSH, key_BNSH, value_BNSH, self._bias(batch)
+            context_BNSH = attended_by_queries(*inputs, QUERIES)
         else:
             context_BNSH = self._attend(query_BNSH, key_BNSH, value_BNSH, self._bias(batch))
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
@@ -168,6 +174,67 @@ class RotaryAttention(ConfiguredLayer):
         context_BNKWH = self._attend(query_BNKWH, *keys_values, bias_B1KWT)
         padded_shape = (*ops.shape(query_BNSH)[:2], blocks * width, query_BNSH.shape[3])
         return ops.reshape(context_BNKWH, padded_shape)[:, :, :length]
+
+
+def attended_by_queries(
+    query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, bias: Tensor, rows: int
+) -> Tensor:
+    """Return the context [B, N, S, H], computed for `rows` queries at a time; only the inputs are saved."""
+    length = query_BNSH.shape[2]
+    count = -(-length // rows)
+    rest = count * rows - length
+
+    def parts_of(x: Tensor) -> Tensor:
+        """[B, n, S, m] -> [K, B, n, rows, m], the last part with zeros."""
+        x = ops.pad(x, [(0, 0), (0, 0), (0, rest), (0, 0)]) if rest else x
+        shape = (*ops.shape(x)[:2], count, rows, x.shape[3])
+        return ops.transpose(ops.reshape(x, shape), (2, 0, 1, 3, 4))
+
+    def joined(parts: Tensor) -> Tensor:
+        parts = ops.transpose(parts, (1, 2, 0, 3, 4))
+        shape = (*ops.shape(parts)[:2], count * rows, parts.shape[4])
+        return ops.reshape(parts, shape)[:, :, :length]
+
+    def operation(
+        bias: Tensor, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Operation]:
+        is_equal_for_queries = bias.shape[2] == 1
+        queries = (parts_of(query),) if is_equal_for_queries else (parts_of(query), parts_of(bias))
+
+        def probabilities(query: Tensor, part_bias: Tensor = bias) -> Tensor:
+            scores = float32(matmul(query, key, transpose_b=True))
+            return ops.softmax(scores + part_bias, axis=-1)
+
+        def context(inputs: Sequence[Tensor]) -> Tensor:
+            return matmul(ops.cast(probabilities(*inputs), value.dtype), value)
+
+        def pull(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            parts = parts_of(gradient), *queries
+            numbers = ops.reshape(ops.arange(count), (-1, 1, 1, 1, 1))
+
+            def add(number: Tensor, totals: Sequence[Tensor]) -> list[Tensor]:
+                query_gradient, key_gradient, value_gradient = totals
+                part_gradient, *inputs = (ops.take(x, number, axis=0) for x in parts)
+                weights = probabilities(*inputs)
+                slopes = float32(matmul(part_gradient, value, transpose_b=True))
+                slopes = weights * (slopes - ops.sum(weights * slopes, axis=-1, keepdims=True))
+                slopes = ops.cast(slopes, query.dtype)
+                weights = ops.cast(weights, value.dtype)
+                # Keras' scan takes no results of another shape than the totals.
+                is_part = ops.equal(numbers, number)
+                return [
+                    ops.where(is_part, matmul(slopes, key)[None], query_gradient),
+                    key_gradient + float32(matmul(slopes, inputs[0], transpose_a=True)),
+                    value_gradient + float32(matmul(weights, part_gradient, transpose_a=True)),
+                ]
+
+            zeros = [ops.zeros_like(x) for x in (queries[0], float32(key), float32(value))]
+            query_gradient, *sums = ops.fori_loop(0, count, add, zeros)
+            return joined(query_gradient), *(ops.cast(x, query.dtype) for x in sums)
+
+        return joined(ops.map(context, queries)), pull
+
+    return custom_gradient(operation, bias)(query_BNSH, key_BNSH, value_BNSH)
 
 
 def rotated(x_BSNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from support.tiny_models import PIECES, write_model
 from bert_cli.config.architectures import ARCHITECTURES, shape_of
 from bert_cli.data.records.formats import pack_columns
 from bert_cli.errors import CheckpointError
+from bert_cli.model import modernbert
 from bert_cli.model.bert import build_block, build_blocks, named_weights
 from bert_cli.model.hf import config_of, from_hf, hf_config, to_hf
 from bert_cli.planning.memory import weights_of
@@ -84,6 +85,17 @@ def assert_equal_gradients(ours, model, config, zero=()):
         distance = np.linalg.norm(ours[name] - gradient)
         scale = 0.02 if name in zero else np.linalg.norm(gradient)
         assert distance < TOLERANCE * scale, name
+
+
+@pytest.fixture
+def queries_apart(monkeypatch):
+    """Global layers compute 16 queries at a time."""
+    monkeypatch.setattr(modernbert, "MAX_SCORED", 16)
+    monkeypatch.setattr(modernbert, "QUERIES", 16)
+
+
+def test_masked_lm_with_few_queries_at_a_time_equals_transformers(config, blocks, queries_apart):
+    test_masked_lm_equals_transformers(LONG, config, blocks)
 
 
 @pytest.mark.parametrize("length", [SHORT, LONG])
@@ -170,7 +182,9 @@ def test_a_head_of_a_task_equals_transformers(task, config):
 
 
 @pytest.mark.parametrize("length", [12, LONG])
-def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(length, config, blocks):
+def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(
+    length, config, blocks, queries_apart
+):
     """A pack is computed in blocks; its sequences alone with all scores, or in blocks."""
     alone = make_examples(config.vocab_size, examples=6, length=length, predictions=4)
     packed = pack_columns(
