@@ -38,6 +38,7 @@ CHAINS = {
         lambda seed, *inputs, **fuse: fused.bias_gelu(*inputs, **fuse),
         [ROWS, (96,)],
     ),
+    "gated GELU": (lambda seed, *inputs, **fuse: fused.gated_gelu(*inputs, **fuse), [ROWS, ROWS]),
     "end of a sublayer": (
         lambda seed, rows, bias, residual, *scale, **fuse: fused.add_and_normalize(
             rows, bias, residual, scale, 1e-12, 0.3, seed, **fuse

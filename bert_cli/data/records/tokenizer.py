@@ -370,7 +370,9 @@ def _is_length(value: Any) -> TypeGuard[int | float]:
     return is_number and value >= 1
 
 
-def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[str, bytes]:
+def files_for_model(
+    folder: Path, positions: int, *, fills_masks: bool, has_segments: bool = True
+) -> dict[str, bytes]:
     """Return the tokenizer's files of a folder by name, with the limits of the model and a tokenizer.json.
 
     transformers truncates a text at `model_max_length`: the tokenizer's value, at most the model's positions. With
@@ -389,6 +391,8 @@ def files_for_model(folder: Path, positions: int, *, fills_masks: bool) -> dict[
     if any(token.special for token in added_tokens(folder)):
         splits = bool(config.get("split_special_tokens"))
     config |= {"model_max_length": longest, "split_special_tokens": splits}
+    if not has_segments:  # a class of transformers without segments refuses token_type_ids
+        config["model_input_names"] = ["input_ids", "attention_mask"]
     return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
 

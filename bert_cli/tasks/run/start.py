@@ -57,7 +57,10 @@ def disk_format(
         config["scaling"] = getattr(settings, "scaling", None)
     files: dict[str, bytes] = {}
     if tokenizer:
-        files |= files_for_model(tokenizer, positions, fills_masks=head.fills_masks)
+        has_segments = shape.type_vocab_size > 1
+        files |= files_for_model(
+            tokenizer, positions, fills_masks=head.fills_masks, has_segments=has_segments
+        )
     if isinstance(settings, EmbedSettings):
         size = shape.hidden_size
         files |= embedding_files(settings.pooling, size, settings.max_seq_length)

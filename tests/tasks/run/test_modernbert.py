@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.hf_models import need
 from support.tiny_models import (
     RUN_OF_RECORDS,
     SENTENCES,
@@ -63,7 +64,16 @@ def test_packs_are_trained_and_a_mask_is_filled(trained, capsys):
     assert len(losses) > 1 and losses[-1] < losses[0]
     assert main(["predict", str(trained), "the film was [MASK]", "--top", "2"]) == 0
     (mask,) = json.loads(capsys.readouterr().out)["masks"]
-    assert len(mask) == 2
+    need("torch", "transformers")
+    import transformers
+
+    folder = max(trained.glob("step_*"))
+    pipeline = transformers.pipeline("fill-mask", str(folder))
+    names = json.loads((folder / "tokenizer_config.json").read_text())["model_input_names"]
+    assert names == pipeline.tokenizer.model_input_names == ["input_ids", "attention_mask"]
+    for ours, theirs in zip(mask, pipeline("the film was [MASK]"), strict=False):
+        assert ours["word"] == theirs["token_str"]
+        assert ours["probability"] == pytest.approx(theirs["score"], rel=1e-5)
 
 
 def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, trained, capsys):
