@@ -10,8 +10,9 @@ from support.runs import last_line, lines_of
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
 from bert_cli.cli import main
-from bert_cli.config.architectures import shape_of
+from bert_cli.config.architectures import ARCHITECTURES, shape_of
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_scores
+from bert_cli.model.bert import build_blocks
 from bert_cli.train.checkpoint import best_checkpoint
 
 COMMON = [
@@ -64,21 +65,27 @@ def test_questions_are_answered_and_scored(base, answered):
     assert official_scores(base / "dev-v1.1.json", answered / "predictions.json") == scores
 
 
-@pytest.mark.parametrize("architecture", ["bert", "groupbert"])
+@pytest.mark.parametrize(
+    "architecture", ["bert", "groupbert", pytest.param("modernbert", marks=pytest.mark.slow)]
+)
 def test_transformers_finds_the_same_answer(base, answered, architecture):
     import torch
     import transformers
 
     run, trust = answered, {"trust_remote_code": architecture == "groupbert"}
-    if architecture == "groupbert":
-        group = {"architecture": architecture, "num_hidden_layers": 1, "layer_norm_eps": 1e-3}
-        write_model(base / "group", shape_of({**TINY.model_dump(), **group}))
+    if architecture != "bert":
+        changes = {"architecture": architecture, "num_hidden_layers": 1, "layer_norm_eps": 1e-3}
+        config = shape_of({**TINY.model_dump(), **changes})
+        last_blocks = ARCHITECTURES[architecture].heads["heads"].last_blocks
+        blocks = build_blocks(config, seed=3, policy="float32", last_blocks=last_blocks)
+        write_model(base / architecture, config, blocks=blocks)
         words = ["squad", "--dataset-dir", base, *SQUAD]
-        run = train(base, "group_squad", *words, "--num-epochs", 1, model="group")
+        run = train(base, f"{architecture}_squad", *words, "--num-epochs", 1, model=architecture)
         # Of the same class as the task's.
-        scores = [*words, "--no-do-training", "--output-dir", base / "group_scores"]
+        output = base / f"{architecture}_scores"
+        scores = [*words, "--no-do-training", "--output-dir", output]
         assert main([*map(str, scores), *COMMON, "--pretrained-ckpt-path", str(run)]) == 0
-        assert read(base / "group_scores" / "scores.json") == read(run / "scores.json")
+        assert read(output / "scores.json") == read(run / "scores.json")
     folder = best_checkpoint(run)
     model, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
         folder, output_loading_info=True, **trust
