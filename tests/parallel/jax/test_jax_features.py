@@ -155,6 +155,13 @@ def test_modernbert(layout, jax):
 
 
 @pytest.mark.slow
+def test_stable_adamw_divides_by_the_size_of_complete_gradients(jax):
+    options = ADAMW["optimizer_opts"] | {"name": "StableAdamW"}
+    layout = {"replicas": 2, "parallel": {"tensor": 2, "shard_weights": True}}
+    assert_same(*both(jax, layout, **ADAMW | {"optimizer_opts": options}))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", ["unit", "u-mup"])
 def test_unit_scaling(scaling, jax):
     """With u-mup a few weights of the pooler, whose gradients are nearly zero, move by rounding: 5.4e-6 of all."""
