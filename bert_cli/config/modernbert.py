@@ -29,6 +29,10 @@ WORTH_BLOCKS = 5
 
 Forward and backward of a layer of 12 heads and window 128 for 2,048 tokens on one core, with all scores and in blocks:
 TensorFlow takes 118 and 186 ms at 512 positions, 243 and 185 ms at 1,024; JAX 320 and 124 ms at 512."""
+MAX_SCORED = 2048
+"""Positions above which a global layer computes the scores of few queries at a time, and again for the gradient."""
+QUERIES = 512
+"""Queries of a global layer whose scores are in memory together."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
 BIASES["decoder_bias"] = True
 """Entry of `config.json` -> whether the model has the bias; other models are refused."""
@@ -105,9 +109,19 @@ class ModernBertConfig(BertConfig):
 
     def keys_read(self, positions: int) -> int:
         """Return the number of keys that a query is compared with, in all layers together."""
+        return self._keys(positions, positions)
+
+    def keys_saved(self, positions: int) -> int:
+        """Return the number of keys whose attention probabilities a query saves, in all layers together.
+
+        A global layer of many positions saves none, but has those of some queries in memory.
+        """
+        return self._keys(positions, positions if positions <= MAX_SCORED else QUERIES)
+
+    def _keys(self, positions: int, of_global: int) -> int:
         block = 2 * self.window
         local = 2 * block if positions >= WORTH_BLOCKS * block else positions
-        keys = {GLOBAL: positions, LOCAL: local}
+        keys = {GLOBAL: of_global, LOCAL: local}
         types = layer_types(self.num_hidden_layers, self.global_attn_every_n_layers)
         return sum(keys[kind] for kind in types)
 

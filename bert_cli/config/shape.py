@@ -107,6 +107,10 @@ class BertConfig(Settings):
         """Return the number of keys that a query reads, in all layers together."""
         return self.num_hidden_layers * positions
 
+    def keys_saved(self, positions: int) -> int:
+        """Return the number of keys whose attention probabilities a query saves, in all layers together."""
+        return self.keys_read(positions)
+
     def deviation_of(self, name: str) -> float:
         """Return the standard deviation of the initial values of a weight."""
         return self.initializer_range

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from keras import ops
 
-from bert_cli.config.modernbert import WORTH_BLOCKS, ModernBertConfig
+from bert_cli.config.modernbert import MAX_SCORED, QUERIES, WORTH_BLOCKS, ModernBertConfig
 from bert_cli.model import heads
 from bert_cli.model.fused import (
     BACKEND,
@@ -38,9 +38,6 @@ from bert_cli.model.layers import (
 )
 
 MIN_BLOCKS = WORTH_BLOCKS if BACKEND == "tensorflow" else 3
-# Positions above which a global layer computes the scores of so many queries at a time, and again for the gradient.
-MAX_SCORED = 2048
-QUERIES = 512
 
 
 class Embeddings(ConfiguredLayer):
