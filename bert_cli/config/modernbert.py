@@ -44,7 +44,7 @@ class ModernBertConfig(BertConfig):
     IS_PRE_NORM: ClassVar = True
     RESIDUALS: ClassVar = 1
     # A run on longer sequences changes the rotary positions.
-    FREE: ClassVar = BertConfig.FREE | {"classifier_pooling", *THETAS}
+    TRAINING_ONLY: ClassVar = BertConfig.TRAINING_ONLY | {"classifier_pooling", *THETAS}
     attention_probs_dropout_prob: ClassVar[float] = 0.0  # type: ignore[misc]
     type_vocab_size: ClassVar[int] = 1  # type: ignore[misc]
     position_embedding_type: ClassVar[str] = "rotary"  # type: ignore[assignment,misc]
@@ -103,7 +103,7 @@ class ModernBertConfig(BertConfig):
         return self.vocab_size * self.hidden_size + self.norm_weights
 
     @property
-    def uneven_weights(self) -> int:
+    def final_norm_weights(self) -> int:
         """Return 0: the first layer has no LayerNorm before attention, the last layer one more at its end."""
         return 0
 

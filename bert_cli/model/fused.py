@@ -339,7 +339,7 @@ def bias_gelu(product: Tensor, bias: Tensor, fuse_above: float = NEVER) -> Tenso
 def gated_gelu(product: Tensor, gate: Tensor, fuse_above: float = NEVER) -> Tensor:
     """Return the GELU of a product [..., F] times another product, in their dtype (Shazeer 2020, equation 6)."""
     if is_fused(product, fuse_above):
-        return _fused(_gated_forward, _gated_backward, (), (product, gate))
+        return _fused(gated_gelu, _gated_backward, (), (product, gate))
     return ops.cast(gelu(float32(product)) * float32(gate), product.dtype)
 
 
@@ -428,11 +428,6 @@ def _gelu_forward(product: Tensor, bias: Tensor) -> Tensor:
 def _gelu_backward(product: Tensor, bias: Tensor, gradient: Tensor) -> Gradients:
     x_gradient = float32(gradient) * _gelu_slope(float32(product) + float32(bias))
     return (ops.cast(x_gradient, product.dtype),), (x_gradient,)
-
-
-def _gated_forward(product: Tensor, gate: Tensor) -> Tensor:
-    x = float32(product)
-    return ops.cast(x * _normal_cdf(x) * float32(gate), product.dtype)
 
 
 def _gated_backward(product: Tensor, gate: Tensor, gradient: Tensor) -> Gradients:

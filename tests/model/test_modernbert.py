@@ -304,10 +304,10 @@ def test_a_model_with_other_blocks_is_refused_by_the_name_of_its_entry(changes, 
 def test_the_weights_of_modernbert_base_are_counted_and_start_as_in_transformers(config, blocks):
     base = shape_of({"architecture": "modernbert"})
     counted = weights_of(base)
-    total = counted["emb"] + 22 * counted["hid"] + counted["uneven"] + counted["heads"]
+    total = counted["emb"] + 22 * counted["hid"] + counted["final_norm"] + counted["heads"]
     assert total == 149_655_232
     counted = weights_of(config)
-    total = counted["emb"] + 5 * counted["hid"] + counted["uneven"] + counted["heads"]
+    total = counted["emb"] + 5 * counted["hid"] + counted["final_norm"] + counted["heads"]
     assert total == sum(value.size for value in values_of(blocks).values())
     deviations = {
         "hid_1/attention/query/kernel": 0.02,

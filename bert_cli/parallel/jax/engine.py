@@ -363,9 +363,8 @@ class JaxEngine(Engine):
         columns: Arrays,
         key: Tensor,
     ) -> Tensor:
-        """Run blocks whose trace keys recur after `length` blocks, in a loop; unrolled, XLA would save everything.
-
-        Only the inputs of blocks are saved.
+        """Run blocks whose trace keys recur after `length` blocks in a loop that saves their inputs; unrolled, XLA
+        would save all activations.
         """
         pattern = blocks[:length]
         # The pattern's dropout ids with a shifted key draw the masks of another block.
