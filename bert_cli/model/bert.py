@@ -47,13 +47,14 @@ def build_block(
     fuse_above: float = NEVER,
     uses_library: bool = False,
     uses_amx: bool = False,
+    has_values: bool = True,
 ) -> keras.layers.Layer:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
     A head may share weights of the blocks `before` it, by name; they do not change. `labels` is the number of outputs
     of a task's head, `chunks` of chunks of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
     Operations of more elements than `fuse_above` are fused; `uses_library` is for predictions, `uses_amx` for JAX on
-    CPUs with AMX (see `Layer`).
+    CPUs with AMX (see `Layer`). Without `has_values` the weights stay 0, for a model of shapes alone.
     """
     is_layer = name.startswith("hid_")
     architecture = ARCHITECTURES[config.architecture]
@@ -79,7 +80,7 @@ def build_block(
     block.set_factors(factors or {})
     block.fuse_operations(fuse_above, uses_library=uses_library, uses_amx=uses_amx)
     for path, weight in named_weights([(name, block)]).items():
-        if path.startswith(f"{name}/"):
+        if has_values and path.startswith(f"{name}/"):
             deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.deviation_of(path)
             value = initial_value(seed, path, weight.shape, deviation)
             weight.assign(value * factors[path].deviation if factors else value)

@@ -439,8 +439,7 @@ def _gated_backward(product: Tensor, gate: Tensor, gradient: Tensor) -> Gradient
 
 
 def _gelu_slope(x: Tensor) -> Tensor:
-    density = ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
-    return _normal_cdf(x) + x * density
+    return _normal_cdf(x) + x * (ops.exp(-0.5 * ops.square(x)) * (1.0 / math.sqrt(2.0 * math.pi)))
 
 
 def _normal_cdf(x: Tensor) -> Tensor:

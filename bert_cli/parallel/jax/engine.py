@@ -17,11 +17,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 from jax import lax
-from jax.experimental import layout as layouts
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.errors import DeviceError
 from bert_cli.model.bert import named_weights, repeated_parts
 from bert_cli.model.fused import shifted_key
 from bert_cli.optim.optimizer import Optimizer
@@ -38,7 +36,7 @@ from bert_cli.parallel.engine import (
     count,
     scaled_for_accumulation,
 )
-from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
+from bert_cli.parallel.jax.layout import check_formats, device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
 from bert_cli.parallel.runtime import Mesh, Model
 
@@ -113,7 +111,7 @@ class JaxEngine(Engine):
         self.layout = layout
         self.uses_amx = mesh.uses_amx
         self.group = JaxProcessGroup(mesh)
-        self.grid = device_grid(mesh)
+        self.grid = self._device_grid(mesh)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
         self.specs: dict[str, PartitionSpec] = {}
@@ -139,8 +137,8 @@ class JaxEngine(Engine):
                 *(updated if slot.shape == weight.shape else undivided for slot in slots.values()),
             ]
             zeros = [np.zeros(slot.shape, np.float32) for slot in slots.values()]
-            values = [np.asarray(weight.value), *zeros]
-            self.state[name] = list(map(_placed, values, self.shardings[name]))
+            values = [weight.value, *zeros]
+            self.state[name] = list(map(self._place, values, self.shardings[name]))
         self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
@@ -149,6 +147,17 @@ class JaxEngine(Engine):
         self._forward = jax.jit(self._run_forward, out_shardings=of_each)
         self._array = partial(DividedArray, self.state, self._gathered)
         self.weights = {name: self._array(name, 0) for name in self.state}
+
+    # --- devices, which an engine for absent devices replaces
+
+    def _device_grid(self, mesh: Mesh) -> Grid:
+        return device_grid(mesh)
+
+    def _place(self, value: Array, sharding: NamedSharding) -> jax.Array:
+        return _placed(np.asarray(value), sharding)
+
+    def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_process_local_data(sharding, rows)
 
     @property
     def slots(self) -> dict[str, DividedArray]:
@@ -209,7 +218,7 @@ class JaxEngine(Engine):
             # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
             rows = column.reshape(replicas, -1, *column.shape[1:]).swapaxes(0, 1)
             rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype))
-            columns[name] = jax.make_array_from_process_local_data(where, rows)
+            columns[name] = self._place_part(rows, where)
         numbers: Numbers = {
             "scale": np.float32(scaled_for_accumulation(request.loss_scale, request.micro_batches)),
             "max_norm": np.float32(request.max_gradient_norm or math.inf),
@@ -224,16 +233,21 @@ class JaxEngine(Engine):
         """Return the compiled step for arguments of these shapes."""
         shapes = tuple(column.shape for column in arguments[1].values())
         if shapes not in self.programs:
-            complete = NamedSharding(self.grid, COMPLETE)
-            of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
-            results = self.shardings, of_each, complete, complete
-            step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
-            with jax.set_mesh(self.grid), self.reporting_out_of_memory():
-                program = step.lower(*arguments).compile()
+            with self.reporting_out_of_memory():
+                program = self._lowered(arguments).compile()
             if self.uses_amx:
                 check_formats(jax.tree.leaves(program.output_formats))
             self.programs[shapes] = program
         return self.programs[shapes]
+
+    def _lowered(self, arguments: Arguments) -> jax.stages.Lowered:
+        """Return the step for arguments of these shapes, traced and not compiled."""
+        complete = NamedSharding(self.grid, COMPLETE)
+        of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
+        results = self.shardings, of_each, complete, complete
+        step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
+        with jax.set_mesh(self.grid):
+            return step.lower(*arguments)
 
     def _compute(
         self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays
@@ -459,21 +473,6 @@ def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
 def _identity(arrays: Tensor) -> Tensor:
     """Return the argument. A single function for all arrays, so that it is compiled once for each shape."""
     return arrays
-
-
-def check_formats(formats: Iterable[layouts.Format]) -> None:
-    """Raise DeviceError unless the results of a program with products for AMX are stored row by row.
-
-    Constraints of layouts inside a program may change those of its results, and JAX would feed the new state to the
-    next step as if it were stored row by row.
-    """
-    for format in formats:
-        layout = format.layout
-        order = layout.major_to_minor if isinstance(layout, layouts.Layout) else None
-        if order is None or list(order) != sorted(order):
-            problem = f"XLA does not store all results of the step row by row ({layout})"
-            remedy = "give --precision float32, or --engine tensorflow"
-            raise DeviceError("jax on a processor with AMX", problem, remedy)
 
 
 def _shards(array: jax.Array) -> list[jax.Shard]:

@@ -55,6 +55,20 @@ def build_engine(
     settings: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
 ) -> Engine:
     """Return the engine with new weights."""
+    module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
+    build: BuildEngine = module.build_engine
+    return build(model_of(settings, labels, trains=trains, uses_amx=mesh.uses_amx), mesh)
+
+
+def model_of(
+    settings: TrainSettings,
+    labels: int = 2,
+    *,
+    trains: bool = True,
+    uses_amx: bool = False,
+    has_values: bool = True,
+) -> Model:
+    """Return the model of the settings; without `has_values` its weights are zeros."""
     config = settings.bert_config
     factors = factors_of(settings)
 
@@ -69,15 +83,13 @@ def build_engine(
             chunks=settings.parallel.embedding_serialization_factor,
             factors=factors,
             fuse_above=NEVER if settings.compile == "nothing" else WORTH_COMPILING,
-            uses_amx=mesh.uses_amx,
+            uses_amx=uses_amx,
+            has_values=has_values,
         )
 
     names = block_names(config, settings.last_blocks)
     make_optimizer = partial(optimizer_for, settings, factors) if trains else None
-    module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
-    build: BuildEngine = module.build_engine
-    model = Model(names, make_block, settings.seed, make_optimizer)
-    return build(model, mesh)
+    return Model(names, make_block, settings.seed, make_optimizer)
 
 
 def factors_of(settings: TrainSettings) -> scaling.Table:

@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bert_cli.errors import DeviceError
 from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
-from bert_cli.parallel.jax.engine import JaxEngine, check_formats, random_bits
+from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+from bert_cli.parallel.jax.layout import check_formats
 from bert_cli.parallel.runtime import Layout
 
 
@@ -31,6 +32,7 @@ def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches():
             group=SimpleNamespace(rank=rank),
         )
         engine.first_index = partial(JaxEngine.first_index, engine)
+        engine._place_part = partial(JaxEngine._place_part, engine)
         request = UpdateRequest(first_micro_batch=18, micro_batches=9)
         columns = JaxEngine._arguments(engine, batch, request, {})[1]
         indices += np.asarray(columns["index"]).ravel().tolist()
