@@ -168,7 +168,7 @@ class GroupBertForPreTraining(GroupBertPreTrained, bert.BertForPreTraining):
 class GroupBertForMaskedLM(GroupBertPreTrained, bert.BertForMaskedLM):
     """Masked-LM head; other pre-training weights in the checkpoint are ignored."""
 
-    _keys_to_ignore_on_load_unexpected = (r"bert\.pooler", r"cls\.seq_relationship")
+    _keys_to_ignore_on_load_unexpected = [r"bert\.pooler", r"cls\.seq_relationship"]  # noqa: RUF012
 
 
 class GroupBertForQuestionAnswering(GroupBertPreTrained, bert.BertForQuestionAnswering):

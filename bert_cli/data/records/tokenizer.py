@@ -35,6 +35,11 @@ MAP_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
+NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+TOKENS = dict(zip(NAMES, SPECIAL_TOKENS, strict=True))
+"""Names of the special tokens in a tokenizer_config.json."""
+LIBRARY_CLASS = "PreTrainedTokenizerFast"
+"""The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
 TAKE_AGAIN = "copy it from the model again"
@@ -173,13 +178,12 @@ def _check_special(where: str, pieces: Iterable[str]) -> None:
 
 def tokenizer_config(normalization: Normalization) -> JSONObject:
     """Return the tokenizer_config.json of Hugging Face's tokenizer."""
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": not normalization.cased,
         "strip_accents": normalization.strip_accents,
         "tokenize_chinese_chars": normalization.split_chinese,
-        **dict(zip(names, SPECIAL_TOKENS, strict=True)),
+        **TOKENS,
     }
 
 
@@ -390,10 +394,19 @@ def files_for_model(
     splits = not fills_masks
     if any(token.special for token in added_tokens(folder)):
         splits = bool(config.get("split_special_tokens"))
+    config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
     config |= {"model_max_length": longest, "split_special_tokens": splits}
-    if not has_segments:  # a class of transformers without segments refuses token_type_ids
-        config["model_input_names"] = ["input_ids", "attention_mask"]
+    # A class of transformers without segments refuses token_type_ids; their default depends on the version.
+    segments = ["token_type_ids"] if has_segments else []
+    config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
+
+
+def token_ids(folder: Path) -> dict[str, int]:
+    """Return the ids of a folder's special tokens, by their names in a config.json."""
+    special = read_tokenizer(folder).special
+    ids = vars(special) | {"bos": special.cls, "eos": special.sep}
+    return {f"{name}_token_id": number for name, number in ids.items()}
 
 
 def normalization_of(folder: Path) -> Normalization | None:

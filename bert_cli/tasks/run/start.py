@@ -11,7 +11,7 @@ from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
-from bert_cli.data.records.tokenizer import files_for_model
+from bert_cli.data.records.tokenizer import files_for_model, has_tokenizer, token_ids
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.model import hf, scaling
 from bert_cli.parallel.engine import Weight
@@ -61,6 +61,8 @@ def disk_format(
         files |= files_for_model(
             tokenizer, positions, fills_masks=head.fills_masks, has_segments=has_segments
         )
+        ids = token_ids(tokenizer) if has_tokenizer(tokenizer) else {}
+        config |= {name: ids[name] for name in ids if name in config}
     if isinstance(settings, EmbedSettings):
         size = shape.hidden_size
         files |= embedding_files(settings.pooling, size, settings.max_seq_length)

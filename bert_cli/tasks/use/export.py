@@ -139,7 +139,11 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
             if name not in outputs or outputs[name].shape != values.shape:
                 problem = f"the export lacks the model's output {name} {values.shape}"
                 raise CheckpointError(where, problem, "the export was removed")
-            difference = float(np.abs(outputs[name] - values).max())
+            differences = np.abs(outputs[name] - values)
+            # Padding that reads nothing but padding has no defined output.
+            if values.shape[:2] == mask.shape:
+                differences = differences[mask > 0]
+            difference = float(differences.max())
             # np.maximum, because a NaN must not be lost.
             largest = float(np.maximum(largest, difference))
             scale = float(np.clip(np.abs(values).max(), 1.0, LARGEST_OUTPUT))
@@ -332,7 +336,10 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     positions = source.config.max_position_embeddings
     fills_masks = model.head is not None and model.head.fills_masks
-    files = files_for_model(source.folder, positions, fills_masks=fills_masks)
+    has_segments = source.config.type_vocab_size > 1
+    files = files_for_model(
+        source.folder, positions, fills_masks=fills_masks, has_segments=has_segments
+    )
     present = [name for name in embeddings.FILES if (source.folder / name).is_file()]
     files |= {name: (source.folder / name).read_bytes() for name in present}
     for name, content in {**files, **hf.class_files(source.config)}.items():

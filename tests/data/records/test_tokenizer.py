@@ -134,6 +134,22 @@ def test_a_models_tokenizer_json_gives_transformers_the_ids_and_keeps_the_finger
     assert alone.encode("[MASK]").ids == [2, 4, 3]
 
 
+def test_a_models_tokenizer_names_a_class_and_tokens_that_every_transformers_has(folder):
+    """A folder of Google's has no tokenizer_config.json; the default names of inputs differ between versions."""
+    (folder / CONFIG_FILE).unlink()
+    for has_segments in (True, False):
+        files = files_for_model(folder, 32, fills_masks=True, has_segments=has_segments)
+        config = json.loads(files[CONFIG_FILE])
+        assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+        tokens = {config[f"{name}_token"] for name in ("pad", "unk", "cls", "sep", "mask")}
+        assert tokens == set(PIECES[:5])
+        segments = ["token_type_ids"] * has_segments
+        assert config["model_input_names"] == ["input_ids", *segments, "attention_mask"]
+    (folder / CONFIG_FILE).write_text('{"mask_token": {"content": "[MASK]", "lstrip": true}}')
+    config = json.loads(files_for_model(folder, 32, fills_masks=True)[CONFIG_FILE])
+    assert config["mask_token"] == {"content": "[MASK]", "lstrip": True}
+
+
 def test_a_vocabulary_that_a_tokenizer_json_replaces_is_not_read(folder):
     for file, content in files_for_model(folder, 32, fills_masks=True).items():
         (folder / file).write_bytes(content)

@@ -72,11 +72,23 @@ def test_packs_are_trained_and_a_mask_is_filled(trained, capsys):
 
     folder = max(trained.glob("step_*"))
     pipeline = transformers.pipeline("fill-mask", str(folder))
+    described = json.loads((folder / "config.json").read_text())
+    special = {name: described[f"{name}_token_id"] for name in ("pad", "cls", "sep", "bos", "eos")}
+    assert special == {"pad": 0, "cls": 2, "sep": 3, "bos": 2, "eos": 3}
     names = json.loads((folder / "tokenizer_config.json").read_text())["model_input_names"]
     assert names == pipeline.tokenizer.model_input_names == ["input_ids", "attention_mask"]
     for ours, theirs in zip(mask, pipeline("the film was [MASK]"), strict=False):
         assert ours["word"] == theirs["token_str"]
         assert ours["probability"] == pytest.approx(theirs["score"], rel=1e-5)
+
+
+def test_an_export_is_compared_where_a_position_reads_a_token(trained, tmp_path, capsys):
+    """A window of padding alone has other outputs in transformers."""
+    need("torch", "transformers")
+    assert main(["export", str(trained), str(tmp_path / "hf"), "--format", "hf"]) == 0
+    assert "its outputs differ by at most" in capsys.readouterr().out
+    written = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
+    assert written["model_input_names"] == ["input_ids", "attention_mask"]
 
 
 def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, trained, capsys):
