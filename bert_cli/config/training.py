@@ -123,7 +123,7 @@ class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
     NEEDS: ClassVar = {"warmup_power": "warmup_frac"} | dict.fromkeys(
-        ("decay_frac", "decay_shape"), ("schedule_name", "wsd")
+        ("decay_frac", "decay_shape", "final_fraction"), ("schedule_name", "wsd")
     )
 
     schedule_name: Literal["up_down", "constant", "cosine", "wsd"] = "up_down"
@@ -143,6 +143,10 @@ class LearningRate(Settings):
         Literal["1-sqrt", "linear", "cosine"], Field(exclude_if=lambda shape: shape == "1-sqrt")
     ] = "1-sqrt"
     """Shape of the decay curve of `wsd`."""
+    final_fraction: Annotated[
+        float, Field(ge=0.0, lt=1.0, exclude_if=lambda fraction: fraction == 0.0)
+    ] = 0.0
+    """Fraction of the maximum learning rate at the last step of `wsd`."""
     reference_batch_size: Positive | None = None
     """Linear scaling rule: multiply the learning rate by the global batch divided by this number."""
 

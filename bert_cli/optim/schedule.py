@@ -62,15 +62,20 @@ def learning_rate(
 
 
 def with_decay(
-    rate: Callable[[int], float], shape: str, first_step: int, total_steps: int
+    rate: Callable[[int], float],
+    shape: str,
+    first_step: int,
+    total_steps: int,
+    final_fraction: float = 0.0,
 ) -> Callable[[int], float]:
-    """Return a learning rate that falls from `first_step` on, along a curve of DECAYS, to the last step's minimum."""
+    """Return a learning rate that falls from `first_step` on, along a curve of DECAYS, to a fraction of `rate`."""
     decay = DECAYS[shape]
     steps = total_steps - first_step
 
     def value(step: int) -> float:
         done = min(1.0, max(0, step + 1 - first_step) / steps)
-        return max(MINIMUM, rate(step) * decay(done))
+        fraction = final_fraction + (1.0 - final_fraction) * decay(done)
+        return max(MINIMUM, rate(step) * fraction)
 
     return value
 

@@ -265,6 +265,22 @@ def test_a_modernbert_has_the_numbers_of_ettin(size):
     assert settings.global_batch.examples == 4608 and options.name == "StableAdamW"
 
 
+def test_the_later_phases_of_a_modernbert_end_at_a_fiftieth_of_its_first_rate():
+    flags = ("--dataset-dir", "x", "--pretrained-ckpt-path", "y")
+    extended, _ = pretrain("--config", "pretrain_modern_8192", *flags)
+    last, _ = pretrain("--config", "pretrain_modern_8192_decay", *flags)
+    first = ETTIN["base"][1][0]
+    before = extended.optimizer_opts.learning_rate
+    rate = last.optimizer_opts.learning_rate
+    assert before.max_learning_rate == first
+    assert rate.max_learning_rate == first * before.final_fraction
+    assert rate.max_learning_rate * rate.final_fraction == pytest.approx(first / 50)
+    assert (extended.masking.probability, last.masking.probability) == (0.3, 0.15)
+    # The shape comes from the checkpoint.
+    thetas = {"architecture", "global_rope_theta", "local_rope_theta"}
+    assert last.bert_config.model_fields_set == thetas
+
+
 def test_squad_with_groupbert_has_the_numbers_of_the_original():
     settings, _ = load(
         SquadSettings, ["--config", "squad_groupbert_base", "--dataset-dir", "x"], "bert squad"

@@ -76,3 +76,6 @@ def test_wsd_decays_over_the_last_steps_along_its_curve_to_the_minimum():
         assert constant(2) == 1.0 and value(6) < 1.0
         assert value(7) == pytest.approx(half)  # the second of four steps
         assert value(9) == value(12) == MINIMUM
+        to_a_quarter = schedule.with_decay(constant, shape, 6, 10, 0.25)
+        assert to_a_quarter(7) == pytest.approx(0.25 + 0.75 * half)
+        assert (to_a_quarter(5), to_a_quarter(9)) == (1.0, 0.25)

@@ -161,7 +161,8 @@ def build_run(
     )
     if plan.decay_step is not None:
         shape = options.learning_rate.decay_shape
-        rate = with_decay(rate, shape, plan.decay_step, plan.total_steps)
+        final = options.learning_rate.final_fraction
+        rate = with_decay(rate, shape, plan.decay_step, plan.total_steps, final)
     step = Step(
         engine,
         state,

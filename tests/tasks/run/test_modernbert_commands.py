@@ -1,6 +1,7 @@
 """A ModernBERT from records to predictions: pre-training on packs, continued, fine-tuned and asked."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -95,6 +96,14 @@ def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, train
     start = {"pretrained_ckpt_path": trained, "bert_config__global_rope_theta": 320000}
     assert pretrain(home, "longer", **start) == 0
     assert "starts from the weights" in capsys.readouterr().out
+    saved = home / "longer/step_00000002/model.safetensors"
+    uninterrupted = saved.read_bytes()
+    shutil.rmtree(saved.parent)
+    assert pretrain(home, "longer", **start) == 0
+    assert "continues from" in capsys.readouterr().out
+    assert saved.read_bytes() == uninterrupted
+    rope = json.loads(saved.with_name("config.json").read_text())["rope_parameters"]
+    assert rope["full_attention"]["rope_theta"] == 320000
     reviews = write_reviews(home / "reviews.csv", 24)
     words = ["classify", "--pretrained-ckpt-path", trained, "--train-file", reviews]
     words += ["--save-ckpt-path", home / "classifier", "--num-epochs", 1, "--max-seq-length", 48]
