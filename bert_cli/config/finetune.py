@@ -41,7 +41,11 @@ def _longest(validated: dict[str, Any]) -> int:
 class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
-    NEEDS: ClassVar = {"evaluate_every_steps": "do_validation", "seeds": "do_training"}
+    NEEDS: ClassVar = {
+        "evaluate_every_steps": "do_validation",
+        "seeds": "do_training",
+        "early_stop": ["do_training", "do_validation"],
+    }
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
     """Maximum sequence length S in tokens; a batch is padded only to its longest example. By default the
@@ -65,6 +69,11 @@ class FinetuneSettings(TrainSettings):
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Collective[Positive] = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
+    early_stop: Annotated[
+        Collective[Positive | None], Field(exclude_if=lambda evaluations: evaluations is None)
+    ] = None
+    """End the training after this many evaluations in a row without a better score; by default it reaches its last
+    step."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
     """Folder that caches tokenized examples; null for no cache."""
 

@@ -114,9 +114,18 @@ class Run:
         saved = self.checkpoints[-1] if self.checkpoints else 0
         if not self.step and not saved:
             return "empty"
-        if self.total_steps is not None and saved >= self.total_steps:
+        if (self.total_steps is not None and saved >= self.total_steps) or self._ended_early:
             return "done"
         return "stopped" if saved >= self.step else "killed"
+
+    @property
+    def _ended_early(self) -> bool:
+        """Return whether a run with `early_stop` has written its scores since its last checkpoint."""
+        scores = self.folder / SCORES
+        if not (self.settings.get("early_stop") and self.checkpoints and scores.exists()):
+            return False
+        last = self.folder / checkpoint_name(self.checkpoints[-1])
+        return scores.stat().st_mtime >= last.stat().st_mtime
 
     @property
     def written(self) -> float:

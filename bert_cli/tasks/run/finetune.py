@@ -260,6 +260,7 @@ def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
         held_out=", ".join(digests),
         evaluate_every=settings.evaluate_every_steps or per_epoch,
         best=task.best,
+        early_stop=settings.early_stop,
     )
 
 

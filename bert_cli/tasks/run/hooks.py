@@ -145,6 +145,22 @@ def _write_score(run: Run, info: Info) -> None:
         checkpoint.write_best(run.resolved.folder, info.step, best, info.metrics[name])
 
 
+def stops_early(run: Run) -> bool:
+    """Return whether the evaluation of this step is the last of `early_stop` in a row without a better score.
+
+    Rank 0 decides by best.json, so that a resumed run stops where an uninterrupted run does.
+    """
+    resolved = run.resolved
+    step = run.state.step
+    every = resolved.evaluate_every
+    if resolved.early_stop is None or every is None or not resolved.settings.saves or step % every:
+        return False
+    best = checkpoint.read_best(resolved.folder) if run.is_first_rank else None
+    is_scored = best is not None and best.scored == step
+    worse_steps = step - best.step if best and is_scored else 0
+    return bool(run.engine.group.broadcast([worse_steps >= resolved.early_stop * every])[0])
+
+
 def score_start(run: Run) -> None:
     """Score a model that is pre-trained further before its first step."""
     if run.resolved.evaluate is None or run.resolved.best is not None:

@@ -68,6 +68,8 @@ class ResolvedRun:
     """Steps between evaluations; the last step is evaluated, too."""
     best: str | None = None
     """The metric of an evaluation whose highest value selects the best checkpoint."""
+    early_stop: int | None = None
+    """Evaluations in a row without a better score after which the run ends."""
     unigram_entropy: float | None = None
     """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
     unsaved_steps: int = 2

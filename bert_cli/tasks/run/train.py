@@ -53,8 +53,9 @@ def run_training(
         return run, "compiled"
     if settings.saves and not hooks.score_resumed(run):
         return run, "stopped"
-    if state.step >= plan.total_steps:
-        print_line(f"run: all {plan.total_steps:,} steps are done; nothing to do")
+    if state.step >= plan.total_steps or hooks.stops_early(run):
+        steps = "all" if state.step >= plan.total_steps else f"{state.step:,} of"
+        print_line(f"run: {steps} {plan.total_steps:,} steps are done; nothing to do")
         group.barrier()
         return run, "finished"
     finished = _train(run, stack, ready - began, timer)
@@ -66,6 +67,9 @@ def run_training(
         kind = "dry run" if timer is None else "measurement"
         print_line(f"run: {kind} ended at {at} after {duration}; nothing was saved")
     elif finished:
+        if state.step < plan.total_steps:
+            evaluations = count(resolved.early_stop or 0, "evaluation")
+            print_line(f"run: ends {evaluations} after the best one (early_stop)")
         newest = resolved.folder / checkpoint_name(state.step)
         print_line(f"run: {count(state.step, 'step')} done, {duration}; the model is {newest}")
     else:
@@ -133,10 +137,13 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
         called.append((lambda info: writer.check(), each))
         if timer is not None:
             called.insert(0, (timer(run, seconds_built, seconds_traced), each))
-        # All processes stop at the same step.
-        finished = train(
-            state, batches, run.step, called, lambda: bool(engine.group.all_reduce([stop()])[0])
-        )
+
+        def stops() -> bool:
+            # All processes stop at the same step.
+            is_requested = bool(engine.group.all_reduce([stop()])[0])
+            return hooks.stops_early(run) or is_requested
+
+        finished = train(state, batches, run.step, called, stops) or hooks.stops_early(run)
     if save is not None and not finished:
         save()
     writer.wait()

@@ -157,6 +157,22 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 # --- interruptions and layouts
 
 
+def test_a_run_ends_after_evaluations_without_a_better_score(base, capsys):
+    run = base / "early"
+    rate = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-7"]  # changes no score
+    assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
+    assert "run: ends 1 evaluation after the best one" in capsys.readouterr().out
+    assert [path.name for path in complete_checkpoints(run)] == ["step_00000010", "step_00000020"]
+    assert best_checkpoint(run).name == "step_00000010"
+    assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
+    assert "20 of 30 steps are done; nothing to do" in capsys.readouterr().out
+    assert main(["runs", str(run)]) == 0
+    assert "  done  " in capsys.readouterr().out
+    # A run with more patience continues.
+    assert main(arguments(base, run, *rate, "--early-stop", "2")) == 0
+    assert [path.name for path in complete_checkpoints(run)][-1] == "step_00000030"
+
+
 def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again(
     base, trained, capsys, monkeypatch
 ):
