@@ -90,11 +90,17 @@ class ExportSettings(Settings):
     """Export a model to another runtime, and compare the outputs of both.
 
     Example: bert export runs/mrpc exported/mrpc --format onnx
+    Example: bert export runs/mrpc exported/small --format onnx --precision int8 --compare-on texts.txt
     Example: bert export runs/mine exported/mine --format saved-model
     Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
     """
 
-    NEEDS: ClassVar = {"texts": ("format", "saved-model"), "push": ("format", "hf")}
+    NEEDS: ClassVar = {
+        "texts": ("format", "saved-model"),
+        "push": ("format", "hf"),
+        "precision": ("format", "onnx"),
+        "compare_on": ("precision", "int8"),
+    }
 
     model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
@@ -106,6 +112,13 @@ class ExportSettings(Settings):
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""
+    precision: Literal["float32", "int8"] = "float32"
+    """Number format of an onnx. int8 has a quarter of the size and is faster on CPUs: ONNX Runtime's dynamic
+    quantization of weights and activations. The command reports how many predictions change, and warns if it is more
+    than one of fifty."""
+    compare_on: Path | None = None
+    """File of texts in the form of `bert predict --input`, on which the predictions of int8 are compared with those of
+    float32; by default synthetic token ids, which say less than your texts."""
     license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
     push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 
 from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.heads import POOL
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
@@ -35,7 +36,7 @@ from bert_cli.files import JSONObject, atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import models
-from bert_cli.tasks.use import publish
+from bert_cli.tasks.use import int8, publish
 from bert_cli.tasks.use.model import Opened, open_model, task_of
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
@@ -52,6 +53,9 @@ LARGEST_OUTPUT = 1e3
 """Limit of the largest output in this comparison: logits and hidden states of a sound model are below 100."""
 SHAPES = ((1, 7), (3, 16))
 """Examples and positions of the compared batches; both vary, to detect an export with a fixed size."""
+INT8_SHAPES = ((int8.BATCH, 32),) * 16
+"""The same for an int8 export, unless it is compared on texts."""
+GRAPH = "model.onnx"
 LONGEST_WORD = 100
 """Characters; a longer word is [UNK]."""
 # Characters that BERT's tokenizer removes: control, format and private-use characters, but not tab and line ends.
@@ -98,10 +102,15 @@ def run(settings: ExportSettings) -> None:
         served = Served(model, encoder)
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
-        publish.write_card(settings, model, folder)
+        notes = []
+        if settings.precision == "int8":
+            notes = [_quantize(served, folder, task, settings.compare_on)]
+            print_line(f"export: {notes[0]}")
+        publish.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
-        f"export: {out}, {size / 1e6:.1f} MB; loaded again, its outputs differ by at most {difference:.1e} "
+        f"export: {out}, {size / 1e6:.1f} MB; {'in float32' if notes else 'loaded again'}, "
+        f"its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
     )
     if settings.push is not None:
@@ -122,17 +131,9 @@ def _check_settings(settings: ExportSettings, out: Path) -> None:
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:
     """Return the largest difference over all outputs and batches. Raises CheckpointError if it is too large."""
-    config = served.model.source.config
-    draw = np.random.default_rng(0)
     largest = relative = 0.0
-    for examples, length in SHAPES:
-        length = min(length, config.max_position_embeddings)
-        lengths = draw.integers(1, length + 1, examples)
-        lengths[0] = length
-        mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
-        ids = draw.integers(0, config.vocab_size, (examples, length), dtype=np.int32) * mask
-        segments = draw.integers(0, config.type_vocab_size, (examples, length), dtype=np.int32)
-        columns = dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
+    for columns in _synthetic_batches(served.model.source.config, SHAPES):
+        mask = columns["attention_mask"]
         outputs = exported(columns)
         for name, tensor in served.serve(*columns.values()).items():
             values = tensor.numpy()
@@ -152,6 +153,41 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
         problem = f"the outputs of export and model differ by {largest:.1e}, more than by rounding"
         raise CheckpointError(where, problem, "the export was removed")
     return largest
+
+
+def _synthetic_batches(
+    config: BertConfig, shapes: Iterable[tuple[int, int]]
+) -> Iterator[dict[str, npt.NDArray[np.int32]]]:
+    """Yield columns of random token ids, for each number of examples and positions."""
+    draw = np.random.default_rng(0)
+    for examples, length in shapes:
+        length = min(length, config.max_position_embeddings)
+        lengths = draw.integers(1, length + 1, examples)
+        lengths[0] = length
+        mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
+        ids = draw.integers(0, config.vocab_size, (examples, length), dtype=np.int32) * mask
+        segments = draw.integers(0, config.type_vocab_size, (examples, length), dtype=np.int32)
+        yield dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
+
+
+def _quantize(served: "Served", folder: Path, task: str, file: Path | None) -> str:
+    """Quantize the ONNX graph in a folder; return a sentence on the differences, on the texts of a file if given."""
+    model = served.model
+    path = folder / GRAPH
+    with _without_log_noise():
+        int8.quantize(path)
+    outputs = list(served.serve.get_concrete_function().structured_outputs)
+    batches: Iterable[Mapping[str, npt.NDArray[np.int32]]]
+    if file is None:
+        batches = _synthetic_batches(model.source.config, INT8_SHAPES)
+    else:
+        batches = int8.read_batches(file, model, task)
+
+    def expected(columns: Mapping[str, Any]) -> Outputs:
+        tensors = served.serve(*(columns[name] for name in INPUTS))
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    return int8.compare(model, batches, expected, open_onnx(path, outputs))
 
 
 class Served(tf.Module):
@@ -253,10 +289,9 @@ def write_tflite(served: Served, folder: Path) -> Predict:
 
 def write_onnx(served: Served, folder: Path) -> Predict:
     """Write an ONNX graph of transformers' model; opened by ONNX Runtime."""
-    import onnxruntime
     import torch
 
-    path = str(folder / "model.onnx")
+    path = folder / GRAPH
     model = _write_hf_files(served.model, folder)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
 
@@ -279,7 +314,7 @@ def write_onnx(served: Served, folder: Path) -> Predict:
         torch.onnx.export(
             Ordered().eval(),
             example,
-            path,
+            str(path),
             input_names=list(INPUTS),
             output_names=outputs,
             dynamic_shapes=({0: batch, 1: length},) * len(INPUTS),
@@ -288,6 +323,13 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             verbose=False,
         )
     (folder / checkpoint.MODEL).unlink()  # The graph has the weights.
+    return open_onnx(path, outputs)
+
+
+def open_onnx(path: Path, outputs: Sequence[str]) -> Predict:
+    """Return an ONNX graph as a function of columns."""
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def predict(columns: Mapping[str, Any]) -> Outputs:

@@ -42,9 +42,11 @@ def run(settings: PredictSettings) -> None:
     length = settings.max_seq_length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
-    inputs = list(_read_inputs(settings, kind, task))
+    inputs = list(read_inputs(settings, kind, task))
     for item in inputs:
-        _check_input(item, kind)
+        check_input(item, kind)
+        if not is_empty(item, kind):
+            kind.check(item)
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
     device = one_device()
     uses_library = keras.config.backend() == "tensorflow" and device == "CPU"
@@ -57,16 +59,15 @@ def run(settings: PredictSettings) -> None:
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
     if kind.COMPARES:
-        for row in predictor.answer([item for item in inputs if not _is_empty(item, kind)]):
+        for row in predictor.answer([item for item in inputs if not is_empty(item, kind)]):
             print(json.dumps(row, ensure_ascii=is_ascii), flush=True)
         return
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
-        texts = [item for item in group if not _is_empty(item, kind)]
+        texts = [item for item in group if not is_empty(item, kind)]
         answers = iter(predictor.answer(texts) if texts else [])
         rows = [
-            _empty_row(item, predictor) if _is_empty(item, kind) else next(answers)
-            for item in group
+            _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group
         ]
         print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
 
@@ -100,7 +101,7 @@ def _check_settings(settings: PredictSettings, task: str, positions: int) -> Non
 # --- inputs
 
 
-def _read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> Iterator[Input]:
+def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> Iterator[Input]:
     """Yield the inputs in order. Raises ConfigError if there are none, DataError if they cannot be read."""
     is_json = "text" not in kind.FIELDS
     if settings.question is not None and settings.context is not None:
@@ -161,10 +162,9 @@ def _objects(lines: Iterable[str], where: str, kind: type[Predictor], task: str)
         yield Input(line, {name: tables.text_of(row, name, line) for name in names})
 
 
-def _check_input(item: Input, kind: type[Predictor]) -> None:
+def check_input(item: Input, kind: type[Predictor]) -> None:
     """Raise DataError for an invalid input, before anything is computed; an empty line is valid."""
-    is_empty = _is_empty(item, kind)
-    if is_empty and "(line " not in item.where:
+    if is_empty(item, kind) and "(line " not in item.where:
         raise DataError(item.where, "is empty", "give it a text")
     for text in item.fields.values():
         try:
@@ -172,11 +172,9 @@ def _check_input(item: Input, kind: type[Predictor]) -> None:
         except UnicodeEncodeError as error:
             problem = f"has an unpaired surrogate ({error.object[error.start]!r})"
             raise DataError(item.where, problem, "remove it") from error
-    if not is_empty:
-        kind.check(item)
 
 
-def _is_empty(item: Input, kind: type[Predictor]) -> bool:
+def is_empty(item: Input, kind: type[Predictor]) -> bool:
     """Return whether a required text is empty; the second text of a pair may be empty."""
     return any(not item.fields[name].strip() for name in kind.FIELDS)
 

@@ -1,6 +1,7 @@
 """The model card of an export, and its upload to the Hugging Face hub."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from bert_cli import __version__
@@ -20,10 +21,16 @@ REFUSALS = {
 }
 
 
-def write_card(settings: ExportSettings, model: Opened, folder: Path) -> None:
-    """Write the card of an export: its class and size, and the training and scores of the checkpoint."""
+def write_card(
+    settings: ExportSettings, model: Opened, folder: Path, notes: Sequence[str] = ()
+) -> None:
+    """Write the card of an export: its class, size and notes, and the training and scores of the checkpoint."""
     source = model.source.folder
-    sections = [f"Written by `bert export --format {settings.format}` of bert-cli {__version__}."]
+    flags = f"--format {settings.format}"
+    if settings.precision != "float32":
+        flags += f" --precision {settings.precision}"
+    written = f"Written by `bert export {flags}` of bert-cli {__version__}."
+    sections = [written, *(f"{note[0].upper()}{note[1:]}." for note in notes)]
     if (source / STATE).is_file():
         state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
         sections += _of_training(source, state) if "fixed" in state else []

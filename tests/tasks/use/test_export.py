@@ -6,6 +6,7 @@ import re
 import shutil
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from bert_cli.data.records.tokenizer import (
     write_vocabulary,
 )
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.tasks.use import export
+from bert_cli.tasks.use import export, int8
 
 CLOSE = 2e-5
 """Outputs here are as large as 10."""
@@ -271,3 +272,64 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path, monkeypatch):
     message = "lacks torch and onnx and onnxscript and onnxruntime;.*pip install .*'onnxruntime=="
     with pytest.raises(ConfigError, match=message):
         bert_export(models["bare"], tmp_path / "out", "--format", "onnx")
+
+
+# --- int8
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pretraining", *(pytest.param(n, marks=pytest.mark.slow) for n in ("question", "group"))],
+)
+def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
+    name, models, tmp_path, capfd
+):
+    need("torch", "onnx", "onnxscript", "onnxruntime")
+    import onnx
+
+    texts = tmp_path / "texts.jsonl"
+    fields = {"question": "where is the cat", "context": "the cat sat on the mat in paris"}
+    row = fields if name == "question" else {"text": "the cat is in paris ."}
+    texts.write_text(f"{json.dumps(row)}\n" * 20)
+    words = ["--format", "onnx", "--precision", "int8", "--compare-on", texts]
+    bert_export(models[name], tmp_path / "out", *words)
+    printed = capfd.readouterr()
+    said = re.search(r"int8 against float32 on 20 examples: fraction .* \d\.\d{4}", printed.out)
+    assert said and f"I{said[0][1:]}" in (tmp_path / "out" / "README.md").read_text()
+    assert "in float32, its outputs differ by at most" in printed.out
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    products = [n for n in graph.node if n.op_type in ("MatMul", "Gemm")]
+    assert not {i for node in products for i in node.input} & weights.keys(), "only q k' and p v"
+    in_float = [t.name for t in weights.values() if t.data_type == 1 and len(t.dims) == 2]
+    assert not in_float
+    result = outputs_of(tmp_path / "out", "onnx", columns())
+    for output, value in in_torch(models[name], MODELS[name][0], columns()).items():
+        correlation = np.corrcoef(result[output].ravel(), value.ravel())[0, 1]
+        assert 0.97 < correlation < 0.999999, output
+
+
+def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(tmp_path, capsys):
+    draw = np.random.default_rng(3)
+    columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
+    columns["attention_mask"][:, 3] = 0  # changes in padding do not count
+    shapes = {
+        "fraction of equal predictions": ("logits", (50, 3), "two"),
+        "fraction of equal predictions ": ("prediction_logits", (50, 4, 9), "masked"),
+        "rank correlation of the scores": ("logits", (50, 1), "score"),
+        "rank correlation of the similarities": ("last_hidden_state", (50, 4, 8), "bare"),
+    }
+    for what, (output, shape, name) in shapes.items():
+        values = draw.standard_normal(shape).astype(np.float32)
+        source = SimpleNamespace(folder=tmp_path)
+        names = None if name == "score" else ("a", "b", "c")
+        model = SimpleNamespace(source=source, label_names=names, has_several_labels=False)
+        for noise, warns in ((1e-3, False), (1.0, True)):
+            other = values + noise * draw.standard_normal(shape).astype(np.float32)
+            if len(shape) == 3:
+                other[:, 3] = 9.0 * draw.standard_normal(other[:, 3].shape)
+            functions = [lambda columns, v=v, o=output: {o: v} for v in (values, other)]
+            sentence = int8.compare(model, [columns], *functions)
+            assert what.strip() in sentence
+            message = capsys.readouterr().err
+            assert ("warning: precision (int8): the" in message) == warns, (what, noise, sentence)

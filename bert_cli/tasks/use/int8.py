@@ -1,0 +1,149 @@
+"""`bert export --precision int8`: dynamic quantization of an ONNX graph, and how many predictions it changes.
+
+The weights of matrix products and embeddings become 8-bit integers, with a scale for each output column; activations
+are quantized while the graph runs, so it needs no calibration data. Its outputs differ from the model's by far more
+than rounding. What matters is whether predictions change, which `compare` measures on texts or synthetic token ids.
+
+Shapes: B examples, S positions, D hidden size.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import spearmanr
+
+from bert_cli.config.use import PredictSettings
+from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.errors import DataError
+from bert_cli.tasks.use import predict
+from bert_cli.tasks.use.model import Opened
+from bert_cli.tasks.use.predictions import predictors
+
+OPERATORS = ["MatMul", "Gemm", "Gather"]
+"""Operators whose weights are quantized. Without Gather, embeddings in float32 are 47 of MiniLM's 59 MB."""
+LEAST_AGREEMENT = 0.98
+"""Agreement of the predictions with float32 below which the command warns. Above it, an accuracy loses at most 0.02."""
+MAX_TEXTS = 512
+"""Texts of a file that are compared: the first."""
+BATCH = 8
+"""Examples that are compared at once: the logits of a vocabulary of 30,522 take 16 MB for an example of 128 tokens."""
+Columns = Mapping[str, npt.NDArray[np.int32]]
+Outputs = Mapping[str, npt.NDArray[np.float32]]
+
+
+def quantize(path: Path) -> None:
+    """Replace a float32 ONNX graph with its dynamic quantization."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    # Folds the transposed embeddings of a masked-LM head into a weight; only weights are quantized.
+    folded = path.with_suffix(".folded.onnx")
+    quant_pre_process(str(path), str(folded), skip_onnx_shape=True, skip_symbolic_shape=True)
+    graph = onnx.load(folded)
+    folded.unlink()
+    # PyTorch lists shapes of weights there, and ONNX Runtime refuses those of weights that it transposes.
+    del graph.graph.value_info[:]
+    quantize_dynamic(graph, path, OPERATORS, per_channel=True, weight_type=QuantType.QInt8)
+
+
+def read_batches(path: Path, model: Opened, task: str) -> Iterator[Columns]:
+    """Yield the columns of the texts of a file, which has the form that `bert predict` reads."""
+    kind = predictors()[task]
+    settings = PredictSettings(model=str(model.source.folder), input=path)
+    items = []
+    for item in predict.read_inputs(settings, kind, task):
+        predict.check_input(item, kind)
+        if not predict.is_empty(item, kind):
+            items.append(item)
+    if len(items) < 3:
+        raise DataError(str(path), "has fewer than 3 texts", "give some hundred")
+    names = [*kind.FIELDS, *kind.OPTIONAL]
+    columns = [[item.fields.get(name, "") for item in items[:MAX_TEXTS]] for name in names]
+    second = columns[1] if len(columns) > 1 else None
+    tokenizer = read_tokenizer(model.source.folder)
+    length = model.source.config.max_position_embeddings
+    features, _ = encode_texts(tokenizer, columns[0], second, {}, max_seq_length=length)
+    for first in range(0, len(features), BATCH):
+        rows = np.arange(first, min(first + BATCH, len(features)))
+        batch = features.batch(rows, int(features.lengths[rows].max()))
+        yield {
+            "input_ids": batch["input_ids"],
+            "attention_mask": batch["input_mask"],
+            "token_type_ids": batch["segment_ids"],
+        }
+
+
+def compare(
+    model: Opened,
+    batches: Iterable[Columns],
+    expected: Callable[[Columns], Outputs],
+    quantized: Callable[[Columns], Outputs],
+) -> str:
+    """Return a sentence on the differences between two models; warn if their predictions agree too little."""
+    difference = 0.0
+    examples = 0
+    answers: list[tuple[Any, Any]] = []
+    for columns in batches:
+        before = expected(columns)
+        after = quantized(columns)
+        is_real = columns["attention_mask"] > 0
+        for name, values in before.items():
+            differences = np.abs(after[name] - values)
+            if values.shape[:2] == is_real.shape:  # padding has no defined output
+                differences = differences[is_real]
+            difference = max(difference, float(differences.max()))
+        examples += len(is_real)
+        answers.append((_answers(model, before, columns), _answers(model, after, columns)))
+    first, second = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+    if first.ndim == 2:
+        what = "rank correlation of the similarities of texts"
+        first, second = map(_similarities, (first, second))
+    elif first.dtype == np.float32:
+        what = "rank correlation of the scores"
+    else:
+        what = "fraction of equal predictions"
+    if first.dtype == np.float32:
+        agreement = float(spearmanr(first, second).statistic)
+    else:
+        agreement = float((first == second).mean())
+    if not agreement >= LEAST_AGREEMENT:
+        problem = f"the {what} is {agreement:.4f}, less than {LEAST_AGREEMENT}"
+        remedy = "score the export on your own data, or leave out --precision"
+        print(f"warning: precision (int8): {problem}; {remedy}", file=sys.stderr)
+    return (
+        f"int8 against float32 on {examples:,} examples: {what} {agreement:.4f}, "
+        f"outputs differ by at most {difference:.2g}"
+    )
+
+
+def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[Any]:
+    """Return the predictions of a batch: integers, scores [B] or vectors [B, D] in float32."""
+    is_real = columns["attention_mask"] > 0
+    if (hidden_BSD := outputs.get("last_hidden_state")) is not None:
+        if embeddings.read_embedding(model.source.folder).get("pooling") == "cls":
+            return hidden_BSD[:, 0]
+        weights_BS1 = (is_real / is_real.sum(1, keepdims=True)).astype(np.float32)[:, :, None]
+        return (hidden_BSD * weights_BS1).sum(1)
+    if "start_logits" in outputs:
+        ends = [np.where(is_real, outputs[f"{name}_logits"], -np.inf) for name in ("start", "end")]
+        return np.concatenate([logits.argmax(1) for logits in ends])
+    logits = outputs["logits"] if "logits" in outputs else outputs["prediction_logits"]
+    if model.label_names is None and logits.shape[1:] == (1,):
+        return logits[:, 0]
+    if model.has_several_labels:
+        return (logits > 0.0).reshape(-1)
+    best = logits.argmax(-1)
+    return best[is_real] if best.ndim == 2 else best
+
+
+def _similarities(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the cosines of all pairs of vectors [n, D]."""
+    units = embeddings.unit_vectors(vectors)
+    return (units @ units.T)[np.triu_indices(len(units), 1)]
