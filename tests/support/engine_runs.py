@@ -89,7 +89,12 @@ def run(described: str) -> Result:
         features = finetune.synthetic_examples(settings, 200, labels)
         plan, stream, sample = finetune.open_features(settings, features, mesh)
         held_out = [features.batch(np.arange(rows), settings.max_seq_length) for rows in (8, 5)]
-    engine, state, step = build.build_run(settings, mesh, plan, labels=labels)
+    with pytest.MonkeyPatch.context() as patch:
+        if of["loops"]:
+            from bert_cli.parallel.jax.forward import LOOPS
+
+            patch.setitem(LOOPS, "CPU", True)
+        engine, state, step = build.build_run(settings, mesh, plan, labels=labels)
     form, fixed = start.disk_format(settings, state.weights, None), {"total_steps": 10}
     if of["loss_scale"]:
         state.loss_scale = LossScale(value=of["loss_scale"], dynamic=True)
@@ -133,11 +138,15 @@ def case(
     labels: int = 2,
     loss_scale: float | None = None,
     scores: bool = False,
+    loops: bool = False,
     save: Path | None = None,
     resume: Path | None = None,
     **changes: Any,
 ) -> str:
-    """Return a description for `run`; `changes` are settings, groups of which are added to those of BASE."""
+    """Return a description for `run`; `changes` are settings, groups of which are added to those of BASE.
+
+    With `loops` equal layers run in a loop on JAX, as on TPUs.
+    """
     values: dict[str, Any] = json.loads(json.dumps(BASE)) | {"engine": engine}
     if kind == "Pretrain":
         values |= {"max_predictions_per_seq": P, "total_num_train_samples": 6400}
@@ -148,7 +157,8 @@ def case(
     values["global_batch"]["replicas"] = replicas
     values["global_batch"]["grad_acc_steps_per_replica"] = MICRO_BATCHES // replicas
     options = {"kind": kind, "steps": steps, "labels": labels, "loss_scale": loss_scale}
-    options |= {"save": save and str(save), "resume": resume and str(resume), "scores": scores}
+    options |= {"save": save and str(save), "resume": resume and str(resume)}
+    options |= {"scores": scores, "loops": loops}
     return json.dumps({"values": values, **options}, sort_keys=True)
 
 

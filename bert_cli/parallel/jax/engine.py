@@ -5,23 +5,20 @@ the grid of devices, and weights, moments and products by their annotations; the
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.model.bert import named_weights, repeated_parts
-from bert_cli.model.fused import shifted_key
+from bert_cli.model.bert import named_weights
 from bert_cli.optim.optimizer import Optimizer
 from bert_cli.parallel.engine import (
     Array,
@@ -36,17 +33,16 @@ from bert_cli.parallel.engine import (
     count,
     scaled_for_accumulation,
 )
+from bert_cli.parallel.jax.forward import LOOPS, Arrays, ForwardPass
 from bert_cli.parallel.jax.layout import check_formats, device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
 from bert_cli.parallel.runtime import Mesh, Model
 
-Arrays = dict[str, jax.Array]
 State = dict[str, list[jax.Array]]
 """A weight and its slots, by the weight's name."""
 Numbers = Mapping[str, np.float32 | np.int32]
 Arguments = tuple[State, Arrays, Numbers, Numbers]
 """State, columns, divisors of the loss, and the numbers of a request."""
-ANY = PartitionSpec.UNCONSTRAINED
 COMPLETE = PartitionSpec()
 
 
@@ -101,7 +97,6 @@ class JaxEngine(Engine):
     ) -> None:
         """Without an optimizer there are no steps."""
         super().__init__()
-        self.body = body
         self.head = head
         blocks = [*body, head]
         self.reads = {column for block in blocks for column in block.READS}
@@ -139,10 +134,13 @@ class JaxEngine(Engine):
             zeros = [np.zeros(slot.shape, np.float32) for slot in slots.values()]
             values = [weight.value, *zeros]
             self.state[name] = list(map(self._place, values, self.shardings[name]))
+        recomputes = layout.saved != "all"
+        loops = recomputes or LOOPS[mesh.kind]
+        self.forward_pass = ForwardPass(body, head, self.grid, self.specs, recomputes, loops)
         self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
-        self._run = jax.jit(self._run_head)
+        self._run = jax.jit(self._run_once)
         of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
         self._forward = jax.jit(self._run_forward, out_shardings=of_each)
         self._array = partial(DividedArray, self.state, self._gathered)
@@ -285,10 +283,11 @@ class JaxEngine(Engine):
         in_replicas = partial(jax.vmap, spmd_axis_name="replica")
         is_sharded = self.layout.shard_weights
         replicas = self.grid.shape["replica"]
+        stacked_spec = self.forward_pass.stacked_spec
 
         def loss_of(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
-            loss, sums = self._run_head(weights, columns, key, counts)
+            loss, sums = self.forward_pass(weights, columns, key, counts)
             return loss * scale, sums
 
         def loss_of_all(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
@@ -305,10 +304,13 @@ class JaxEngine(Engine):
 
         # Where weights are complete, each replica adds up its own gradients: one all-reduce a step.
         totals = {}
+        weights = self.forward_pass.stack(weights)
         for name, weight in weights.items():
-            spec = self.shardings[name][0].spec
+            spec = stacked_spec(name, self.shardings[name][0].spec)
             shape = weight.shape
-            if not is_sharded:
+            if is_sharded:
+                weights[name] = lax.with_sharding_constraint(weight, spec)
+            else:
                 spec = PartitionSpec("replica", *spec)
                 shape = (replicas, *shape)
             totals[name] = lax.with_sharding_constraint(jnp.zeros(shape, jnp.float32), spec)
@@ -316,8 +318,9 @@ class JaxEngine(Engine):
         # From here on divided like the update.
         for name, total in totals.items():
             total = total if is_sharded else total.sum(0)
-            totals[name] = lax.with_sharding_constraint(total, self.update_shardings[name].spec)
-        return totals, sums
+            spec = stacked_spec(name, self.update_shardings[name].spec)
+            totals[name] = lax.with_sharding_constraint(total, spec)
+        return self.forward_pass.unstack(totals), sums
 
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
         """Return the logits of the micro-batches [M, ...], of all replicas at once."""
@@ -331,92 +334,18 @@ class JaxEngine(Engine):
         local = np.concatenate([shard.data for shard in shards], axis=1).swapaxes(0, 1)
         return local.reshape(-1, *local.shape[2:])
 
+    def _run_once(
+        self, weights: Arrays, columns: Arrays, key: Tensor, counts: Arrays | None
+    ) -> Tensor:
+        return self.forward_pass(self.forward_pass.stack(weights), columns, key, counts)
+
     def _run_forward(self, weights: Arrays, columns: Arrays) -> jax.Array:
         def logits_of(columns: Arrays) -> jax.Array:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
-            return self._run_head(weights, columns, key)
+            return self.forward_pass(weights, columns, key)
 
+        weights = self.forward_pass.stack(weights)
         return lax.map(jax.vmap(logits_of, spmd_axis_name="replica"), columns)
-
-    # --- the model
-
-    def _run_head(
-        self, weights: Arrays, columns: Arrays, key: Tensor = None, counts: Arrays | None = None
-    ) -> Tensor:
-        """Return loss and sums, or the logits without `counts`."""
-        hidden = self._hidden(weights, columns, key)
-        with self._reading(self.head, _weights_of(self.head, weights)):
-            if counts is None:
-                return self.head.logits(hidden, key)
-            return self.head(hidden, columns, counts, key)
-
-    def _hidden(self, weights: Arrays, columns: Arrays, key: Tensor) -> Tensor:
-        """Return the output of the blocks before the head."""
-        hidden: Tensor = None
-        recomputes = self.layout.saved != "all" and key is not None
-        first = 0
-        for length, times in repeated_parts([block.trace_key for block in self.body]):
-            blocks = self.body[first : first + length * times]
-            first += len(blocks)
-            parts = [_weights_of(block, weights) for block in blocks]
-            if recomputes and times > 1:
-                hidden = self._scan(blocks, parts, length, hidden, columns, key)
-                continue
-            for block, part in zip(blocks, parts, strict=True):
-                run: Callable[..., Tensor] = partial(self._run_block, block)
-                run = jax.checkpoint(run) if recomputes else run
-                hidden = run(part, hidden, columns, key)
-        return hidden
-
-    def _scan(
-        self,
-        blocks: Sequence[Block],
-        parts: Sequence[list[jax.Array]],
-        length: int,
-        hidden: Tensor,
-        columns: Arrays,
-        key: Tensor,
-    ) -> Tensor:
-        """Run blocks whose trace keys recur after `length` blocks in a loop that saves their inputs; unrolled, XLA
-        would save all activations.
-        """
-        pattern = blocks[:length]
-        # The pattern's dropout ids with a shifted key draw the masks of another block.
-        shifts = [
-            block.dropout_id - pattern[number % length].dropout_id
-            for number, block in enumerate(blocks)
-        ]
-        keys = [shifted_key(key, shift) for shift in shifts]
-
-        def run(hidden: Tensor, inputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, None]:
-            for block, (part, block_key) in zip(pattern, inputs, strict=True):
-                run_block = jax.checkpoint(partial(self._run_block, block))
-                hidden = run_block(part, hidden, columns, block_key)
-            return hidden, None
-
-        pairs = list(zip(parts, keys, strict=True))
-        rounds = [pairs[first : first + length] for first in range(0, len(pairs), length)]
-        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *rounds)
-        return lax.scan(run, hidden, stacked)[0]
-
-    def _run_block(
-        self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
-    ) -> Tensor:
-        with self._reading(block, part):
-            hidden = block(hidden, columns, key)
-        if self.grid.shape["tensor_2"] > 1:
-            hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
-        return hidden
-
-    @contextmanager
-    def _reading(self, block: Block, part: Sequence[jax.Array]) -> Iterator[None]:
-        """Make a block read these arrays, complete over the replicas, instead of Keras' variables."""
-        pairs = [
-            (weight, lax.with_sharding_constraint(array, self.specs[weight.path]))
-            for weight, array in zip(block.weights, part, strict=True)
-        ]
-        with keras.StatelessScope(state_mapping=pairs):
-            yield
 
     # --- evaluation and prediction
 
@@ -483,10 +412,6 @@ def _shards(array: jax.Array) -> list[jax.Shard]:
 def _placed(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
     """Return a value divided over the devices; each process places its part."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-
-
-def _weights_of(block: Block, weights: Arrays) -> list[jax.Array]:
-    return [weights[weight.path] for weight in block.weights]
 
 
 def _squared_norm(arrays: Iterable[jax.Array]) -> jax.Array:

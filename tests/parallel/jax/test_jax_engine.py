@@ -15,6 +15,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+from bert_cli.parallel.jax.forward import ForwardPass
 from bert_cli.parallel.jax.layout import check_formats
 from bert_cli.parallel.runtime import Layout
 
@@ -76,8 +77,9 @@ def test_gradients_of_float16_are_added_in_float32():
     """4,096 + 1 is 4,096 in float16."""
     grid = Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "tensor", "tensor_2"))
 
-    def run_head(weights, columns, key, counts):
-        return (weights["a"].astype(jnp.float32) * columns["sizes"]).sum(), {}
+    class Sum(ForwardPass):
+        def __call__(self, weights, columns, key, counts):
+            return (weights["a"].astype(jnp.float32) * columns["sizes"]).sum(), {}
 
     complete = NamedSharding(grid, PartitionSpec())
     engine = SimpleNamespace(
@@ -86,7 +88,7 @@ def test_gradients_of_float16_are_added_in_float32():
         layout=Layout(),
         shardings={"a": [complete]},
         update_shardings={"a": complete},
-        _run_head=run_head,
+        forward_pass=Sum([], None, grid, {}, recomputes=False, loops=False),
     )
     columns = {"sizes": jnp.array([[4096.0], [1.0]]), "index": jnp.array([[0], [1]])}
     with jax.set_mesh(grid):

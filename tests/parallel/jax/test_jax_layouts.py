@@ -56,6 +56,21 @@ def test_ten_lamb_steps_are_those_of_tensorflow_on_one_device(name, jax):
     assert_same(jax.run(**(LAYOUTS | MORE)[name]), expected)
 
 
+@pytest.mark.parametrize(
+    "name", ["2 replicas", slow("tensor [2, 2]"), slow("4 replicas, weights sharded")]
+)
+def test_ten_steps_of_layers_in_a_loop_are_those_of_tensorflow(name, jax):
+    """As on TPUs: the gradients of a stacked weight are one array, and so is its all-reduce."""
+    layout = (LAYOUTS | MORE)[name]
+    result = jax.run(**layout, loops=True)
+    assert_same(result, on_tensorflow())
+    loops = [
+        program.count(" while(") for program in (*result.programs, *jax.run(**layout).programs)
+    ]
+    # The loops of the forward and of the backward pass stand inside the loop over micro-batches.
+    assert loops[0] >= loops[1] + 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*LAYOUTS, *MORE])
 def test_ten_adamw_steps_are_those_of_tensorflow_on_one_device(name, jax):
