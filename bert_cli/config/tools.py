@@ -88,12 +88,20 @@ class DoctorSettings(PretrainSettings):
         return MachineSettings.model_validate(values) if names_no_run else handler(values)
 
 
+class TargetSettings(Settings):
+    """List the devices for which `bert plan` can compile: its settings without a run."""
+
+    listed: bool = Field(False, alias="list_targets")
+    """List the devices for which a step can be compiled."""
+
+
 class PlanSettings(PretrainSettings):
     """Estimate the memory, idle time and traffic of a layout, or propose a layout.
 
     Takes every setting of `bert pretrain`; needs no data and builds nothing.
     Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
     Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
+    Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:4x4
     """
 
     OPENS_FILES: ClassVar[bool] = False
@@ -105,6 +113,30 @@ class PlanSettings(PretrainSettings):
     """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
     processes: Positive = 1
     """Number of processes; the devices are divided among them, and each replica is in one process."""
+    compile_for: str | None = None
+    """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.
+    The report has the memory by the compiler, the traffic, and a bound on the speed."""
+    listed: bool = Field(False, alias="list_targets")
+    """List the devices for which a step can be compiled."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _a_list_needs_no_run(cls, values: Any, handler: Any) -> Any:
+        """Return TargetSettings where nothing but the list is given."""
+        if isinstance(values, dict) and values.keys() == {"list_targets"}:
+            return TargetSettings.model_validate(values)
+        settings = handler(values)
+        if settings.compile_for is not None:
+            settings._check_target()
+        return settings
+
+    def _check_target(self) -> None:
+        for name in ("devices", "memory", "processes"):
+            if is_set(self, name):
+                raise without_effect(self, name, "with compile_for, which says it")
+        if self.engine != "jax":
+            problem = f"compiles steps of JAX, and the engine is {self.engine}"
+            raise SettingError("compile_for", problem, "give --engine jax")
 
 
 class LaunchSettings(Settings):

@@ -37,6 +37,8 @@ REFUSALS = [
     ("inspect folder --dataset-cache a", "has no effect on a folder of this machine"),
     (f"bench {TINY} --checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
     (f"bench {TINY} --dry-run", "dry_run (--dry-run): has no effect on a measurement"),
+    (f"plan {TINY[9:]} --compile-for v5e:2x2", "compiles steps of JAX, and the engine is tensorflow; give"),
+    (f"plan {TINY[9:]} --compile-for h100:8 --devices 8", "has no effect with compile_for"),
     ("bench data text --megabytes 3", "megabytes (--megabytes): has no effect with input"),
     ("extract dump ''", "out: is empty; give a path, '.' for the current folder"),
     ("runs ''", "folders: is empty"),

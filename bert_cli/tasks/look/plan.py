@@ -11,29 +11,38 @@ from dataclasses import asdict
 from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
-from bert_cli.config.tools import PlanSettings
+from bert_cli.config.tools import PlanSettings, TargetSettings
 from bert_cli.config.training import short
 from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
+from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
 from bert_cli.processes import print_table
-from bert_cli.tasks.run.corpora import with_sizes_of_records
+from bert_cli.tasks.run.corpora import open_stream, with_sizes_of_records
 from bert_cli.text import count, format_bytes
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
 FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"
 
 
-def run(settings: PlanSettings) -> None:
+def run(settings: PlanSettings | TargetSettings) -> None:
     """Print the estimate of the layout, or of the chosen layout with `parallel.layout auto`.
 
     Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
     """
-    devices = settings.devices
+    if settings.listed or isinstance(settings, TargetSettings):
+        _print_targets()
+        return
+    target = None if settings.compile_for is None else find_target(settings.compile_for)
+    devices = settings.devices if target is None else target.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
     requested: PretrainSettings = with_sizes_of_records(settings)
+    is_open = requested.parallel.layout == "auto"
+    is_open |= requested.global_batch.examples_per_step is not None
+    if target is not None and is_open:
+        memory = target.accelerator.memory
     chosen = requested
     if requested.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number and the memory of the devices"
@@ -47,20 +56,46 @@ def run(settings: PlanSettings) -> None:
         )
     _print_layout(chosen)
     _check_devices(chosen, devices, processes)
-    if memory is not None:
-        device, estimate = layout.fullest(chosen)
-        needed = f"device {device} needs {format_bytes(estimate.total)}"
-        usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
-        if not layout.fits(chosen, memory):
-            remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
-            raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
-        print(f"fits: {needed}; {usable}")
-        for line in layout.idle_memory(chosen, "GPU", memory):
-            print(line)
+    if memory is not None and target is None:
+        _check_memory(chosen, memory)
     if chosen is not requested:
         print(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
         _print_alternatives(requested, chosen, devices, memory, processes)
+    if target is not None:
+        from bert_cli.tasks.look import elsewhere
+
+        synthetic = changed(chosen, generated_dataset=True, probe=None, validation_dir=None)
+        elsewhere.report(chosen, target, open_stream(synthetic).first_micro_batches(1))
+
+
+def _print_targets() -> None:
+    rows = [
+        (
+            name,
+            about.title,
+            format_bytes(about.memory),
+            f"{about.bandwidth / 1e9:,.0f} GB/s",
+            f"{about.peak / 1e12:,.0f} TFLOP/s",
+            f"{about.link / 1e9:,.0f} GB/s",
+        )
+        for name, about in ACCELERATORS.items()
+    ]
+    titles = ("name", "device", "memory", "bandwidth", "peak, bfloat16", "links, sent")
+    print_table(titles, rows, right=range(2, 6))
+    print(f"\na target is a name and a number of devices: {EXAMPLES}")
+
+
+def _check_memory(settings: PretrainSettings, memory: int) -> None:
+    device, estimate = layout.fullest(settings)
+    needed = f"device {device} needs {format_bytes(estimate.total)}"
+    usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
+    if not layout.fits(settings, memory):
+        remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
+        raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
+    print(f"fits: {needed}; {usable}")
+    for line in layout.idle_memory(settings, "GPU", memory):
+        print(line)
 
 
 def _print_layout(settings: PretrainSettings) -> None:

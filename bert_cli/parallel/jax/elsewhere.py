@@ -1,0 +1,101 @@
+"""Compiles the step of the JAX engine for devices that this machine does not have.
+
+XLA needs only a description of the devices. The engine has shapes in place of arrays, so that nothing needs the memory
+of the weights; everything else is the engine of a training run.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import cast
+
+# Before JAX starts: it computes on the CPU, and looks for no TPU. libtpu allows one process at a time, by a file in
+# /tmp that a killed process leaves behind; compiling takes no device, so other processes do not matter.
+os.environ |= {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh as Grid
+from jax.sharding import NamedSharding
+
+from bert_cli.model.bert import named_weights
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.engine import Array, Batch, Block, Head, UpdateRequest
+from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+from bert_cli.parallel.jax.layout import AXES
+from bert_cli.parallel.runtime import Layout, Mesh, Model
+
+CompilerError = jax.errors.JaxRuntimeError
+
+
+@dataclass(frozen=True)
+class AbsentMesh(Mesh):
+    """A mesh of devices that are only described."""
+
+    described: tuple[jax.Device, ...] = ()
+
+
+class AbsentEngine(JaxEngine):
+    """An engine whose state and batches are shapes."""
+
+    def _device_grid(self, mesh: Mesh) -> Grid:
+        devices = cast(AbsentMesh, mesh).described
+        shape = mesh.replicas, *mesh.layout.tensor_shape
+        return Grid(np.array(devices[: int(np.prod(shape))]).reshape(shape), AXES)
+
+    def _place(self, value: Array, sharding: NamedSharding) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        return cast(jax.Array, shape)
+
+    def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
+        return self._place(rows, sharding)
+
+    def compiled(self, micro_batch: Batch) -> jax.stages.Compiled:
+        """Return the compiled step for micro-batches of the shape of this one, [1, B, ...]."""
+        number = self.layout.replicas * self.layout.accumulation
+        batch = {
+            name: np.broadcast_to(column, (number, *column.shape[1:]))
+            for name, column in micro_batch.items()
+        }
+        counts = dict.fromkeys(("examples", "tokens", *self.head.COUNTS), 1.0)
+        return self._lowered(self._arguments(batch, UpdateRequest(), counts)).compile()
+
+
+def describe_devices(platform: str, topology: str, description: str) -> list[jax.Device]:
+    """Return the devices of a topology; a GPU needs a description, the text of a GpuTargetConfigProto.
+
+    Raises ModuleNotFoundError without the compiler of the platform.
+    """
+    if platform == "tpu":
+        import libtpu  # noqa: F401
+
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    else:
+        import jax_plugins.xla_cuda12  # noqa: F401  registers the platform
+
+        options = {"target_config": description, "topology": topology}
+        devices = topologies.get_topology_desc(platform="cuda", topology_name="", **options).devices
+    return list(devices)
+
+
+def build_engine(
+    model: Model, layout: Layout, kind: str, devices: list[jax.Device]
+) -> AbsentEngine:
+    """Return the engine of a model on described devices of a kind, GPU or TPU."""
+    names = tuple((f"jax:{kind}:{replica}",) for replica in range(layout.replicas))
+    mesh = AbsentMesh(layout, names, "", Processes(()), described=tuple(devices))
+    blocks: dict[str, Block] = {}
+
+    def build() -> None:
+        for name in model.names:
+            blocks[name] = model.build_block(name, blocks)
+
+    jax.eval_shape(build)  # Keras' variables become shapes
+    make = model.make_optimizer
+    optimizer = make and make(list(named_weights(blocks.items())), random_bits)
+    *body, head = blocks.values()
+    return AbsentEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)

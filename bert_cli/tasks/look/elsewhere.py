@@ -1,0 +1,180 @@
+"""`bert plan --compile-for`: what the compiler says about a run's step on devices that this machine does not have.
+
+The step is the one that training runs. The time of a step at the bound is no prediction: it supposes that every
+instruction runs at the full speed of its device and that memory is read once for each instruction.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bert_cli.config.load import changed
+from bert_cli.config.training import TrainSettings
+from bert_cli.errors import ConfigError, DeviceError, needs_extra
+from bert_cli.parallel.engine import Batch
+from bert_cli.planning import layout
+from bert_cli.planning.compiled import Program, Work
+from bert_cli.planning.flops import model_flops
+from bert_cli.planning.targets import Target
+from bert_cli.processes import print_table, quiet_imports
+from bert_cli.text import format_bytes, format_duration
+
+EXTRAS = {"TPU": "compile-tpu", "GPU": "compile-cuda"}
+PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
+LARGEST_PARTS = 8
+
+
+def report(settings: TrainSettings, target: Target, sample: Batch, labels: int = 2) -> None:
+    """Compile the step for a target and print its memory, traffic and bound; `sample` is a micro-batch [1, B, ...].
+
+    Raises DeviceError if the step does not fit the memory of a device.
+    """
+    accelerator = target.accelerator
+    where = f"--compile-for ({target.name})"
+    print(
+        f"\ncompiling for {target.devices} x {accelerator.title}, for minutes if the model is deep",
+        flush=True,
+    )
+    began = time.monotonic()
+    with quiet_imports():
+        compiled, needed = _compiled(settings, target, sample, labels)
+    seconds = time.monotonic() - began
+    estimated = layout.fullest(settings)[1].total
+    limit = accelerator.memory
+    problem = (
+        f"a device needs {format_bytes(needed)} by the compiler, and has {format_bytes(limit)}"
+    )
+    if compiled is None:
+        raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
+    print(f"compiled in {format_duration(seconds)}\n")
+    difference = f"{estimated / needed - 1:+.0%}"
+    memory = compiled.memory_analysis()
+    rows = [
+        ("needed by the compiler", format_bytes(needed)),
+        ("  weights, moments and batch", format_bytes(memory.argument_size_in_bytes)),
+        ("  temporaries", format_bytes(memory.temp_size_in_bytes)),
+        ("the device has", format_bytes(limit)),
+        ("estimated by bert plan", f"{format_bytes(estimated)} ({difference})"),
+    ]
+    print_table(("memory of each device", ""), rows, right=(1,))
+    print()
+    work = Program(compiled.as_text()).work(accelerator.peaks, accelerator.bandwidth)
+    _print_work(settings, target, work)
+    if needed > limit:
+        raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
+
+
+def _compiled(
+    settings: TrainSettings, target: Target, sample: Batch, labels: int
+) -> tuple[Any, int]:
+    """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
+    from bert_cli.parallel.jax import elsewhere
+    from bert_cli.tasks.run.build import model_of
+    from bert_cli.tasks.run.resolve import layout_of, runtime
+
+    accelerator = target.accelerator
+    runtime(settings.engine).configure_runtime(settings.precision, settings.deterministic)
+    kind = accelerator.kind
+    try:
+        devices = elsewhere.describe_devices(
+            PLATFORMS[kind], target.topology, accelerator.description
+        )
+    except ModuleNotFoundError:
+        where = f"--compile-for ({target.name})"
+        raise ConfigError(where, needs_extra(EXTRAS[kind])) from None
+    model = model_of(settings, labels, has_values=False)
+    engine = elsewhere.build_engine(model, layout_of(settings), kind, devices)
+    try:
+        compiled = engine.compiled(sample)
+    except elsewhere.CompilerError as error:
+        used = re.search(r"Used ([\d.]+)([MGT]) of", str(error))
+        if used is None:
+            raise
+        return None, int(float(used[1]) * 2 ** {"M": 20, "G": 30, "T": 40}[used[2]])
+    memory: Any = compiled.memory_analysis()
+    kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return compiled, kept + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def _remedy(settings: TrainSettings, memory: int, ratio: float) -> str:
+    """Return flags of a layout that fits by the estimate, corrected by what the compiler needs of the estimate."""
+    batch = settings.global_batch
+    sizes = [batch.micro_batch_size]
+    while sizes[-1] % 2 == 0:
+        sizes.append(sizes[-1] // 2)
+    choices: Sequence[dict[str, bool]] = (
+        {},
+        {"recompute": True},
+        {"shard_weights": True},
+        {"recompute": True, "shard_weights": True},
+    )
+    for size in sizes:
+        for choice in choices:
+            smaller = layout.with_micro_batch(changed(settings, parallel=choice), size)
+            if layout.fits(smaller, int(memory / ratio)):
+                flags = [f"--parallel.{name.replace('_', '-')}" for name in choice]
+                if size < batch.micro_batch_size:
+                    steps = smaller.global_batch.grad_acc_steps_per_replica
+                    flags.append(f"--global-batch.micro-batch-size {size}")
+                    flags.append(f"--global-batch.grad-acc-steps-per-replica {steps}")
+                return f"give {' '.join(flags)}, which fits by the estimate"
+    return "give a larger slice with --parallel.tensor, or a device with more memory"
+
+
+def _print_work(settings: TrainSettings, target: Target, work: Work) -> None:
+    batch = settings.global_batch
+    accelerator = target.accelerator
+    each = len(layout.estimate(settings))
+    shape = settings.micro_batch_shape
+    model = model_flops(settings.bert_config, settings.last_blocks, shape)
+    flops = model * batch.grad_acc_steps_per_replica / each
+    peak = accelerator.peaks["f32" if settings.precision == "float32" else "bf16"]
+    sent = sum(numbers[2] for numbers in work.collectives.values())
+    link_seconds = sent / accelerator.link
+    seconds = max(work.seconds, link_seconds)
+    rows = [
+        ("FLOPs of products", f"{work.flops / 1e12:,.2f} T", f"{work.flops / flops:.2f} of the model's"),
+        ("bytes moved", format_bytes(work.moved), f"{_per_token(settings, work, each):,.0f} a token"),
+        ("bound of a step", _milliseconds(seconds), _bound_by(work, link_seconds)),
+        ("  examples/s", f"{batch.examples / seconds:,.0f}", "all devices, at the bound; not a prediction"),
+        ("  utilisation", f"{flops / peak / seconds:.1%}", f"of {peak / 1e12:,.0f} TFLOP/s, at the bound"),
+        ("sent over links", format_bytes(sent), _describe_links(accelerator.link, link_seconds, seconds)),
+    ]  # fmt: skip
+    print_table(("each device, in a step", "", ""), rows, right=(1,))
+    print()
+    if work.collectives:
+        collectives = [
+            (kind, f"{number:,.0f}", format_bytes(size), format_bytes(sent))
+            for kind, (number, size, sent) in work.collectives.items()
+        ]
+        titles = ("collective", "number", "arrays", "sent by each device")
+        print_table(titles, collectives, right=range(1, 4))
+        print()
+    largest = sorted(work.parts.items(), key=lambda part: -part[1])[:LARGEST_PARTS]
+    parts = [(name, f"{part / work.seconds:.1%}") for name, part in largest]
+    print_table(("largest parts of the bound", ""), parts, right=(1,))
+
+
+def _per_token(settings: TrainSettings, work: Work, devices: int) -> float:
+    batch = settings.global_batch
+    shape = settings.micro_batch_shape
+    return (
+        work.moved * devices / (shape.examples * shape.positions * batch.grad_acc_steps_per_replica)
+    )
+
+
+def _bound_by(work: Work, link_seconds: float) -> str:
+    if link_seconds > work.seconds:
+        return "the links"
+    products = work.seconds_of_products / work.seconds
+    return f"{1 - products:.0%} bound by memory, {products:.0%} by products"
+
+
+def _describe_links(speed: float, link_seconds: float, seconds: float) -> str:
+    part = link_seconds / (link_seconds + seconds)
+    return f"{_milliseconds(link_seconds)} at {speed / 1e9:,.0f} GB/s; {part:.1%} of a step without overlap"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"

@@ -1,0 +1,41 @@
+"""The table of accelerators, and the names of targets."""
+
+import pytest
+
+from bert_cli.errors import ConfigError
+from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
+
+
+def test_a_target_is_a_slice_of_tpus_or_gpus_of_a_host():
+    for name in EXAMPLES.split(", "):
+        assert find_target(name).name == name
+    assert (find_target("v5e:4x4").devices, find_target("v5p:2x2x2").devices) == (16, 8)
+    assert (find_target("v5e:4x4").topology, find_target("h100:8").topology) == ("v5e:4x4", "1x1x8")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h10:8", "--compile-for (h10:8): no such accelerator; did you mean"),
+        ("mi300:8", "no such accelerator; see bert plan --list-targets"),
+        ("v5e", "does not say how many devices; give such as v5e:2x4"),
+        ("v5e:4x4x4", "does not say how many devices; give such as v5e:2x4"),
+        ("v5p:4x4", "does not say how many devices; give such as v5p:2x4x8"),
+        ("h100:0", "does not say how many devices; give such as h100:8"),
+        ("h100:16", "between 8 GPUs of a host; give at most h100:8"),
+    ],
+)
+def test_another_name_is_refused(name, message):
+    with pytest.raises(ConfigError) as error:
+        find_target(name)
+    assert message in str(error.value)
+
+
+def test_peaks_and_speeds_are_in_the_range_of_accelerators():
+    """A missing power of ten would make every bound wrong."""
+    for about in ACCELERATORS.values():
+        assert 1e14 < about.peak_float32 <= about.peak < 1e16 > about.peaks["highest"] > 1e13
+        assert 1e10 < about.memory < 1e12 < 1e3 * about.link < about.bandwidth * 1e3 < 1e16
+        if about.kind == "GPU":
+            assert f"device_memory_size: {about.memory}" in about.description
+            assert about.cores and about.cache and about.clock and about.capability

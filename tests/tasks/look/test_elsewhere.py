@@ -1,0 +1,95 @@
+"""`bert plan --compile-for`: its list, its messages, and real compilations for absent devices."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bert_cli.cli import main
+from bert_cli.planning.targets import ACCELERATORS
+
+ROOT = Path(__file__).parents[3]
+TINY = [
+    "plan", "--config", "pretrain_tiny_128_phase1", "--engine", "jax", "--parallel.layout", "auto",
+    "--bert-config.num-hidden-layers", "1", "--bert-config.vocab-size", "1000", "--optimizer-opts.name", "AdamW",
+]  # fmt: skip
+
+
+def plan(words: list[str], compilers: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(compilers)}
+    command = [sys.executable, "-m", "bert_cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+def test_the_list_of_targets_needs_no_run(capsys):
+    assert main(["plan", "--list-targets"]) == 0
+    printed = capsys.readouterr().out
+    assert all(about.title in printed for about in ACCELERATORS.values())
+
+
+def test_an_absent_compiler_is_an_error_that_names_its_extra(tmp_path):
+    """The packages are replaced by modules that cannot be imported."""
+    for name in ("libtpu", "jax_plugins"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
+    for target, extra in (("v5e:2x2", "compile-tpu"), ("h100:2", "compile-cuda")):
+        done = plan([*TINY, "--compile-for", target], tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert f"--compile-for ({target}): needs the extra '{extra}'; pip install" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="session")
+def compilers(tmp_path_factory) -> Path:
+    """A folder with the pinned compilers; the test is skipped where the registry does not have them."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    packages = [
+        p for name in ("compile-tpu", "compile-cuda") for p in extras[name] if p != "jax==0.10.2"
+    ]
+    version = packages[-1].partition("==")[2]
+    packages.append(f"jax-cuda12-pjrt=={version}")
+    folder = tmp_path_factory.mktemp("compilers")
+    words = [
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-cache-dir",
+        "-q",
+        "--target",
+        str(folder),
+        *packages,
+    ]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    if done.returncode:
+        message = f"the compilers cannot be installed: {done.stderr[-500:]}"
+        if os.environ.get("BERT_REQUIRE_SHARED_DATA") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["v5e:2x2", "h100:2"])
+def test_a_step_compiles_for_absent_devices(target, compilers):
+    done = plan([*TINY, "--compile-for", target], compilers)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"FLOPs of products +0\.\d\d T +1\.0\d of the model's", done.stdout)
+    assert re.search(r"all-reduce +[123] +1\.7 MB", done.stdout)
+    assert "at the bound; not a prediction" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_fit_ends_with_exit_code_5_and_names_a_layout(compilers):
+    batch = {"micro-batch-size": 65536, "replicas": 1, "grad-acc-steps-per-replica": 1}
+    words = [word for name, n in batch.items() for word in (f"--global-batch.{name}", f"{n}")]
+    words += ["--parallel.pipeline-stages", "null", "--parallel.pipeline-device-mapping", "null"]
+    words += ["--parallel.layout", "given", "--compile-for", "v5e:1x1"]
+    done = plan([*TINY, *words], compilers)
+    assert done.returncode == 5, done.stderr
+    assert "a device needs" in done.stderr and "and has 17.2 GB; give --" in done.stderr
