@@ -51,6 +51,9 @@ class EmbedSettings(FinetuneSettings):
     """How the vector of a text is computed: the `mean` over its tokens, or the output at [CLS]."""
     temperature: Fixed[Annotated[float, Field(gt=0.0)]] = 0.05
     """Divisor of the cosines in the loss."""
+    matryoshka: Fixed[list[Annotated[int, Field(ge=1)]] | None] = None
+    """Sizes to which the vectors can be shortened, such as 256,128,64: the loss is the sum of those of the complete
+    vectors and of their first values, and each size is scored (Kusupati et al. 2022)."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
     """Number of epochs."""
 
@@ -69,6 +72,12 @@ class EmbedSettings(FinetuneSettings):
     def texts_per_example(self) -> int:
         """Return the number of texts in an example: the texts of a row, or a text twice."""
         return 2 if self.objective == "simcse" else len(self.columns)
+
+    @property
+    def prefixes(self) -> list[int]:
+        """Return the sizes of the shortened vectors, the largest first."""
+        sizes = {*(self.matryoshka or [])} - {self.bert_config.hidden_size}
+        return sorted(sizes, reverse=True)
 
     @model_validator(mode="after")
     def _check_objective(self) -> "EmbedSettings":

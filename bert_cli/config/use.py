@@ -61,6 +61,9 @@ class PredictSettings(Settings):
     run of `bert embed`, otherwise the mean."""
     normalize: bool | None = None
     """Scale the vectors of task embed to length 1; by default as in the run of `bert embed`, otherwise not."""
+    dimensions: Positive | None = None
+    """Number of values to which vectors are shortened, before they are scaled; by default all. Use a size that the
+    model was trained for (`bert embed --matryoshka`)."""
     doc_stride: Positive = 128
     """Distance in tokens between the starts of consecutive windows of a long context, for question-answering; by
     default the run's distance, otherwise less for a model with few positions."""
@@ -89,8 +92,7 @@ class PredictSettings(Settings):
 class ExportSettings(Settings):
     """Export a model to another runtime, and compare the outputs of both.
 
-    Example: bert export runs/mrpc exported/mrpc --format onnx
-    Example: bert export runs/mrpc exported/small --format onnx --precision int8 --compare-on texts.txt
+    Example: bert export runs/mrpc exported/mrpc --format onnx --precision int8 --compare-on texts.txt
     Example: bert export runs/mine exported/mine --format saved-model
     Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
     """

@@ -279,6 +279,7 @@ class SentenceEmbedding(Head):
         "text_slots",
         "is_left_out",
         "temperature",
+        "is_in_prefix",
     )
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
@@ -292,9 +293,19 @@ class SentenceEmbedding(Head):
 
         In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
         `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] masks candidates that are not negatives.
+        With `is_in_prefix` [K, D], of which the first row is the complete vector, the loss is the sum over K prefixes.
         """
         if "text_slots" in labels:
-            return self._contrastive_loss(self.logits(hidden, key), labels, counts)
+            vectors_BD = self.logits(hidden, key)
+            if "is_in_prefix" not in labels:
+                return self._contrastive_loss(vectors_BD, labels, counts)
+            masks_KD = ops.cast(labels["is_in_prefix"], "float32")
+            results = [
+                self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
+                for prefix in range(masks_KD.shape[0])
+            ]
+            total = sum(loss for loss, _ in results)
+            return total, {**results[0][1], "loss": sum(sums["loss"] for _, sums in results)}
         loss = ops.sum(self.logits(hidden, key) * labels["vector_gradients"])
         sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
         return loss, {name: ops.sum(column) for name, column in sums.items()}

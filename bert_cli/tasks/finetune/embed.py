@@ -44,6 +44,10 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     """Return the task: the training texts, and the validation texts with their judgements."""
     file = settings.train_file
     is_scored = settings.do_validation
+    hidden_size = settings.bert_config.hidden_size
+    if (longest := max(settings.prefixes, default=0)) > hidden_size:
+        problem = f"is more than the {hidden_size} values of the model's vectors"
+        raise ConfigError(f"matryoshka ({longest})", problem, "leave it out")
     rows = embeddings.read_texts(file, settings.columns) if file else []
     texts: dict[str, Sequence[str]] = {}
     judged = retrieval = None
@@ -76,12 +80,17 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
 
     def evaluate(logits: Logits) -> Result:
         scores: Scores = {}
-        if judged is not None:
-            cosines = embeddings.cosines(logits["first"], logits["second"])
-            scores |= score(["spearman"], judged, cosines)
-        if retrieval is not None:
-            vectors = logits["queries"], logits["documents"]
-            scores |= embeddings.retrieval_scores(*vectors, retrieval.relevant)
+        for size in (hidden_size, *settings.prefixes):
+            vectors = {name: complete[:, :size] for name, complete in logits.items()}
+            of_size: Scores = {}
+            if judged is not None:
+                cosines = embeddings.cosines(vectors["first"], vectors["second"])
+                of_size |= score(["spearman"], judged, cosines)
+            if retrieval is not None:
+                texts = vectors["queries"], vectors["documents"]
+                of_size |= embeddings.retrieval_scores(*texts, retrieval.relevant)
+            suffix = "" if size == hidden_size else f"_dim{size}"
+            scores |= {f"{name}{suffix}": value for name, value in of_size.items()}
         return Result(scores)
 
     size = settings.global_batch.examples
@@ -89,7 +98,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     # The vector of [CLS] needs a text at the start of each row.
     is_packed = settings.pooling == "mean"
     return Task(
-        labels=settings.bert_config.hidden_size,
+        labels=hidden_size,
         label_names=None,
         train=sets.pop("train", None),
         development=sets,
@@ -114,6 +123,9 @@ def add_candidates(
         "is_left_out": _left_out(texts, np.arange(len(texts)))[None],
         "temperature": np.full(1, settings.temperature, np.float32),
     }
+    if settings.prefixes:
+        sizes = np.array([settings.bert_config.hidden_size, *settings.prefixes])
+        columns["is_in_prefix"] = (np.arange(sizes[0]) < sizes[:, None])[None]
     return {**batch, **columns}
 
 
@@ -145,9 +157,14 @@ def add_gradients(
     rows = engine.group.all_reduce(everywhere)
     rows = rows.reshape(-1, settings.texts_per_example, rows.shape[-1])
     texts = rows[:, :, -1].astype(np.int64)
-    losses, is_correct, vector_gradients = contrastive_loss(
-        rows[:, :, :-1].astype(np.float32), texts, settings.temperature
-    )
+    complete = rows[:, :, :-1].astype(np.float32)
+    losses, is_correct, vector_gradients = contrastive_loss(complete, texts, settings.temperature)
+    for size in settings.prefixes:
+        more, _, gradients_of_prefix = contrastive_loss(
+            complete[:, :, :size], texts, settings.temperature
+        )
+        losses += more
+        vector_gradients[:, :, :size] += gradients_of_prefix
     columns = {
         # Each text gets the loss of its row, so that the mean over texts equals the mean over rows.
         "losses": np.repeat(losses, texts.shape[1]),

@@ -27,7 +27,7 @@ from bert_cli.data.finetune.squad_windows import (
     read_window_sizes,
     with_null_threshold,
 )
-from bert_cli.errors import DataError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import (
@@ -250,7 +250,7 @@ def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[st
 class Embedding(Predictor):
     """The vector of a text."""
 
-    SETTINGS = ("pooling", "normalize")
+    SETTINGS = ("pooling", "normalize", "dimensions")
     EMPTY: ClassVar[Row] = {"embedding": None}
 
     @classmethod
@@ -261,6 +261,10 @@ class Embedding(Predictor):
             problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
             remedy = "train it with `bert embed` first"
             print(f"warning: {source.folder} {problem}; {remedy}", file=sys.stderr)
+        size = source.config.hidden_size
+        if (dimensions := settings.dimensions or size) > size:
+            problem = f"is more than the {size} values of the model's vectors"
+            raise ConfigError(f"dimensions ({dimensions})", problem, "lower it")
         return embeddings.read_embedding(source.folder)
 
     def outputs(self, columns: Columns) -> Any:
@@ -270,6 +274,7 @@ class Embedding(Predictor):
         vector_BD = hidden_BSD[:, 0]
         if self.settings.pooling != "cls":
             vector_BD = ops.sum(hidden_BSD * mask_BS1, 1) / ops.sum(mask_BS1, 1)
+        vector_BD = vector_BD[:, : self.settings.dimensions]
         if not self.settings.normalize:
             return vector_BD
         squared_B1 = ops.sum(ops.square(vector_BD), -1, keepdims=True)
@@ -286,7 +291,7 @@ class Embedding(Predictor):
 class Similarity(Embedding):
     """The texts that are most similar to the first."""
 
-    SETTINGS = ("pooling", "top")
+    SETTINGS = ("pooling", "top", "dimensions")
     COMPARES = True
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:

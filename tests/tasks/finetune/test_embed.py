@@ -458,3 +458,62 @@ def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeyp
     words = arguments(home, tmp_path / "run", "--train-file", "train.csv", *flags)
     assert main(words) in (2, 3)
     assert message in capsys.readouterr().err
+
+
+# --- shortened vectors
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_loss_and_gradients_of_shortened_vectors_are_sentence_transformers(micro_batches, home):
+    """The complete vectors and two prefixes, on the host (3 micro-batches) and in the head (one)."""
+    from sentence_transformers.sentence_transformer.losses import (
+        MatryoshkaLoss,
+        MultipleNegativesRankingLoss,
+    )
+
+    columns = ["anchor", "positive", "negative"]
+    changes = {"train_file": str(home / "pairs.tsv"), "text_column": columns, "temperature": 0.1}
+    sizes = {
+        "micro_batch_size": 12 // micro_batches,
+        "grad_acc_steps_per_replica": micro_batches,
+    }
+    dimensions = [TINY.hidden_size, TINY.hidden_size // 2, 4]
+    loss, gradients, batch = first_step(
+        home, **changes, global_batch=sizes, matryoshka=dimensions[1:]
+    )
+    model = opened(home, "mean", "mean")
+    model.zero_grad()
+    inner = MultipleNegativesRankingLoss(model, scale=10.0)
+    expected = MatryoshkaLoss(model, inner, dimensions)(
+        [tensors(batch, n, 3) for n in range(3)], None
+    )
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert_gradients(gradients, model[0].auto_model, "bert.")
+
+
+def test_shortened_vectors_are_scored_and_predicted(home, trained, capsys):
+    judged = ["--validation-file", str(home / "sts.csv"), "--max-seq-length", "32"]
+    start = ["embed", "--pretrained-ckpt-path", str(trained), "--no-do-training", *judged]
+    assert main([*start, "--matryoshka", f"{TINY.hidden_size},8,4"]) == 0
+    scores = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(scores) == ["spearman", "spearman_dim8", "spearman_dim4"]
+    texts = [f"the {word} was very good" for word in OTHERS[:5]]
+    (home / "short.txt").write_text("\n".join(texts) + "\n")
+    rows = []
+    for flags in ([], ["--dimensions", "8"]):
+        assert main(["predict", str(trained), "--input", str(home / "short.txt"), *flags]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows.append(np.array([json.loads(line)["embedding"] for line in lines]))
+    assert rows[1].shape == (5, 8)
+    expected = rows[0][:, :8] / np.linalg.norm(rows[0][:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(rows[1], expected, atol=1e-6)
+    for words in (
+        [*start, "--matryoshka", "999"],
+        ["predict", str(trained), "a text", "--dimensions", "999"],
+    ):
+        assert main(words) == 2
+        message = capsys.readouterr().err
+        assert (
+            f"(999): is more than the {TINY.hidden_size} values of the model's vectors" in message
+        )
