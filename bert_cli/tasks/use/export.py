@@ -86,11 +86,13 @@ def run(settings: ExportSettings) -> None:
         tf.config.set_visible_devices([], "GPU")
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, None)
-    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
+    architecture = ARCHITECTURES[source.config.architecture]
+    head = architecture.head_of_task(task)
     if settings.texts and head is not None and head.is_per_position:
         problem = "its outputs are per token, and --texts hides the tokens"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
-    model = open_model(source, task, without_head=(POOL.name,))
+    has_pooler = bool(architecture.last_blocks[POOL.name].hf_names)
+    model = open_model(source, task, without_head=(POOL.name,) if has_pooler else ())
     positions = source.config.max_position_embeddings
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
@@ -224,7 +226,7 @@ class Served(tf.Module):
     def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
         columns["segment_ids"] = token_type_ids
-        *_, (_, last) = self.model.blocks
+        *_, (name, last) = self.model.blocks
         if self.model.head is not None:
             # Every position as if it were masked.
             positions = tf.range(tf.shape(input_ids)[1]) + tf.zeros_like(input_ids)
@@ -232,7 +234,7 @@ class Served(tf.Module):
             outputs: dict[str, Any] = last.outputs(logits, self.model.architecture)
             return outputs
         outputs = {"last_hidden_state": self.model.hidden(columns)}
-        if POOL.name not in self.model.new:
+        if name == POOL.name and name not in self.model.new:
             first_B1D = outputs["last_hidden_state"][:, :1]
             outputs["pooler_output"] = last(first_B1D, columns, None)[:, 0]
         return outputs

@@ -161,3 +161,13 @@ def test_the_losses_of_a_hundred_steps_are_those_of_pytorch(home):
     ours, theirs = np.array(losses).T
     assert len(ours) == 100 and ours[-5:].mean() < ours[0] - 1.0
     assert np.abs(ours - theirs).max() < 1e-5
+
+
+def test_an_encoder_without_a_head_is_exported_without_a_pooler(trained, tmp_path):
+    need("torch", "transformers")
+    folder = shutil.copytree(max(trained.glob("step_*")), tmp_path / "encoder")
+    described = json.loads((folder / "config.json").read_text())
+    described["architectures"] = ["ModernBertModel"]
+    (folder / "state.json").unlink()  # it has a checksum of config.json
+    (folder / "config.json").write_text(json.dumps(described))
+    assert main(["export", str(folder), str(tmp_path / "exported"), "--format", "hf"]) == 0
