@@ -21,8 +21,12 @@ from support.command_lines import JOBS, load_command
 from bert_cli import errors
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.bench import expand_benchmark
+from bert_cli.config.modernbert import ModernBertConfig
 from bert_cli.config.options import LOG_LEVELS, Option, examples_of, sections_of
+from bert_cli.config.shape import BertConfig
+from bert_cli.config.training import BatchShape
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, work_of
+from bert_cli.planning.flops import forward_flops
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -170,6 +174,28 @@ def test_the_commands_for_an_own_language_run_unchanged(tmp_path):
     before, after = re.findall(r'^{"ndcg_10": ([0-9.]+)', printed, re.MULTILINE)
     assert float(after) > float(before)
     assert printed.splitlines()[-3].startswith('{"text": "日本で一番高い山は富士山である。"')
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_modern_encoder_run_unchanged(tmp_path):
+    printed = run_page("modern.md", tmp_path)
+    runs = tmp_path / "modern/runs"
+    first, *_, last = map(json.loads, (runs / "mine/metrics.jsonl").read_text().splitlines())
+    assert last["mlm_loss"] < first["mlm_loss"] - 0.8
+    filled, labelled = map(json.loads, re.findall(r'^{"text".*$', printed, re.MULTILINE))
+    assert len(filled["masks"][0]) == 3 and labelled["label"] == "earth"
+    scores = json.loads((runs / "labels/scores.json").read_text())
+    assert scores["accuracy"] >= 0.8
+
+
+def test_the_costs_of_the_architectures_are_those_of_the_code():
+    shapes = [BertConfig(), ModernBertConfig(), ModernBertConfig(global_attn_every_n_layers=1)]
+    _, _, table = (ROOT / "docs/modern.md").read_text("utf-8").partition("| forward MFLOP")
+    header, _, *rows = table.splitlines()[:5]
+    lengths = [int(length.replace(",", "")) for length in header.split("|")[1:-1]]
+    for shape, row in zip(shapes, rows, strict=True):
+        flops = [forward_flops(shape, (), BatchShape(1, length)) / length for length in lengths]
+        assert [int(cell) for cell in row.split("|")[2:-1]] == [round(f / 1e6) for f in flops]
 
 
 def lines_of(block: str) -> Iterator[list[str]]:
