@@ -86,13 +86,12 @@ def run(settings: ExportSettings) -> None:
         tf.config.set_visible_devices([], "GPU")
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, None)
-    architecture = ARCHITECTURES[source.config.architecture]
-    head = architecture.head_of_task(task)
+    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if settings.texts and head is not None and head.is_per_position:
         problem = "its outputs are per token, and --texts hides the tokens"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
-    has_pooler = bool(architecture.last_blocks[POOL.name].hf_names)
-    model = open_model(source, task, without_head=(POOL.name,) if has_pooler else ())
+    pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
+    model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     positions = source.config.max_position_embeddings
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
