@@ -116,34 +116,34 @@ def dense_by_library(x: Tensor, kernel: Tensor, bias: Tensor, *, is_gelu: bool =
     TensorFlow's graph optimizer replaces exactly this expression by one operation, which computes in float32 and
     rounds once: a third of the time with the GELU as operations of their own (docs/ideas/speed.md).
     """
-    rows = tf.matmul(tf.reshape(x, (-1, kernel.shape[0])), tf.cast(value_of(kernel), x.dtype))
-    rows = tf.nn.bias_add(rows, tf.cast(value_of(bias), x.dtype))
+    rows = tf.matmul(tf.reshape(x, (-1, kernel.shape[0])), constant_of(kernel, x.dtype))
+    rows = tf.nn.bias_add(rows, constant_of(bias, x.dtype))
     if is_gelu:
         half = tf.cast(0.5, x.dtype)
         rows = half * rows * (1.0 + tf.math.erf(rows * tf.cast(math.sqrt(0.5), x.dtype)))
     return tf.reshape(rows, (*ops.shape(x)[:-1], kernel.shape[1]))
 
 
-def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
-    """Return LayerNorm over the last axis, for predictions on a CPU; float32 in and out.
+def constant_of(weight: Tensor, dtype: Any) -> Tensor:
+    """Return the present value of a weight as a constant of the traced graph; the library packs factors once."""
+    with tf.init_scope():
+        value = tf.cast(value_of(weight), dtype).numpy()
+    return tf.constant(value)
 
-    A row is a channel of a batch normalization, which the library computes in one pass: 0.4 to 0.6 of the time of
-    operations of their own (docs/ideas/speed.md).
+
+def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
+    """Return LayerNorm over the last axis, in the dtype of x, for predictions on a CPU.
+
+    TensorFlow's graph optimizer replaces exactly this expression, a batch normalization whose channels are rows, by
+    the library's LayerNorm: 0.7 ms for 3,072 x 384 (docs/ideas/speed.md).
     """
-    shape = ops.shape(x)
-    rows = tf.reshape(x, (1, -1, shape[-1], 1))
-    ones = tf.ones([tf.shape(rows)[1]])
-    normal, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=rows,
-        scale=ones,
-        offset=tf.zeros_like(ones),
-        mean=[],
-        variance=[],
-        epsilon=epsilon,
-        data_format="NCHW",
-        is_training=True,
+    shape = tf.shape(x)
+    number = tf.reduce_prod(shape[:-1])
+    rows = tf.reshape(x, (1, number, x.shape[-1], 1))
+    normal, *_ = tf.compat.v1.nn.fused_batch_norm(
+        rows, tf.ones([number]), tf.zeros([number]), epsilon=epsilon, data_format="NCHW"
     )
-    return tf.reshape(normal, shape) * value_of(gamma) + value_of(beta)
+    return tf.reshape(normal, shape) * constant_of(gamma, x.dtype) + constant_of(beta, x.dtype)
 
 
 def matmul(

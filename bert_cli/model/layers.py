@@ -26,7 +26,6 @@ from bert_cli.model.fused import (
     dropout,
     dropout_seed,
     exact_matmul,
-    float32,
     matmul,
     normalize,
     normalize_by_library,
@@ -285,8 +284,7 @@ class Output(ConfiguredLayer):
         norm = self.layer_norm
         projection = self.projection
         if self.uses_library:
-            joined = float32(projection.in_compute_dtype(x)) + float32(residual_BSD)
-            return ops.cast(norm(joined), residual_BSD.dtype)
+            return norm(projection.in_compute_dtype(x) + residual_BSD)
         x = self.scaled("input", x)
         return add_and_normalize(
             linear(x, projection.scaled("kernel", projection.kernel), uses_amx=self.uses_amx),

@@ -116,9 +116,7 @@ def test_operations_by_the_library_are_the_plain_ones(dtype):
     x_any = tf.TensorSpec([None, None, 64], dtype)
     for is_gelu in (False, True):
         run = tf.function(
-            lambda x, is_gelu=is_gelu: fused.dense_by_library(
-                x, tf.constant(kernel), tf.constant(bias), is_gelu=is_gelu
-            ),
+            lambda x, is_gelu=is_gelu: fused.dense_by_library(x, kernel, bias, is_gelu=is_gelu),
             input_signature=[x_any],
         )
         rounded = [tf.cast(tf.cast(value, dtype), tf.float64) for value in (x, kernel, bias)]
@@ -128,8 +126,10 @@ def test_operations_by_the_library_are_the_plain_ones(dtype):
         np.testing.assert_allclose(result, expected, rtol=size, atol=size)
     rows = draw.standard_normal((3, 17, 96)).astype(np.float32) * 3 + 1
     normalize = tf.function(
-        lambda x: fused.normalize_by_library(x, tf.constant(gamma), tf.constant(beta), 1e-12),
-        input_signature=[tf.TensorSpec([None, None, 96])],
+        lambda x: fused.normalize_by_library(x, gamma, beta, 1e-12),
+        input_signature=[tf.TensorSpec([None, None, 96], dtype)],
     )
-    plain = fused.normalize(rows, gamma, beta, 1e-12)
-    np.testing.assert_allclose(normalize(rows), plain, atol=1e-5)
+    rounded = [tf.cast(tf.cast(value, dtype), "float32") for value in (rows, gamma, beta)]
+    plain = fused.normalize(*rounded, 1e-12)
+    result = tf.cast(normalize(tf.cast(rows, dtype)), "float32")
+    np.testing.assert_allclose(result, plain, rtol=size, atol=size)

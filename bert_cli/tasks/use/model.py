@@ -33,6 +33,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.parallel.devices import keep_freed_memory
 from bert_cli.tasks.run import models, start
 
 UNLIMITED = 2**31 - 1
@@ -149,6 +150,8 @@ def open_model(
         labels=labels_of(source),
         uses_library=uses_library,
     )
+    if uses_library:
+        keep_freed_memory()
     new, _ = start.load_weights(source, named_weights(blocks))
     if lacking := [part for part in (head.needs if head else ()) if part in new]:
         problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
