@@ -101,16 +101,17 @@ class ExportSettings(Settings):
         "texts": ("format", "saved-model"),
         "push": ("format", "hf"),
         "precision": ("format", "onnx"),
-        "compare_on": ("precision", "int8"),
+        "dimensions": ("format", "static"),
     }
 
     model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     out: Positional[Path]
     """Folder of the export; new or empty."""
-    format: Literal["hf", "saved-model", "tflite", "onnx"]
-    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx. hf and onnx need the extra
-    `export`: PyTorch opens the written files. All formats need TensorFlow."""
+    format: Literal["hf", "saved-model", "tflite", "onnx", "static"]
+    """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx; static has a vector for each piece
+    of the vocabulary, of which model2vec computes vectors of texts. hf and onnx need the extra `export`: PyTorch opens
+    the written files. All formats need TensorFlow."""
     texts: bool = False
     """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
     which take strings. A program that loads it must import tensorflow_text first."""
@@ -120,12 +121,22 @@ class ExportSettings(Settings):
     than one of fifty."""
     compare_on: Path | None = None
     """File of texts in the form of `bert predict --input`, on which the predictions of int8 are compared with those of
-    float32; by default synthetic token ids, which say less than your texts."""
+    float32, and static vectors with the model's. int8 uses synthetic token ids by default, which say less."""
+    dimensions: Positive = 256
+    """Size of static vectors, at most the model's."""
     license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
     push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
     """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
     finds the token (HF_TOKEN, or the token of `hf auth login`) and the address (HF_ENDPOINT)."""
+
+    @model_validator(mode="after")
+    def _check_compare_on(self) -> "ExportSettings":
+        is_exact = self.format != "static" and self.precision == "float32"
+        if self.compare_on is not None and is_exact:
+            remedy = "leave it out, or give --precision int8 or --format static"
+            raise SettingError("compare_on", "has no effect with an exact export", remedy)
+        return self
 
 
 class AverageSettings(Settings):

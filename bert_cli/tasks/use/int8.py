@@ -22,7 +22,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.tasks.use import predict
-from bert_cli.tasks.use.model import Opened
+from bert_cli.tasks.use.model import INPUTS, Opened
 from bert_cli.tasks.use.predictions import predictors
 
 OPERATORS = ["MatMul", "Gemm", "Gather"]
@@ -73,11 +73,7 @@ def read_batches(path: Path, model: Opened, task: str) -> Iterator[Columns]:
     for first in range(0, len(features), BATCH):
         rows = np.arange(first, min(first + BATCH, len(features)))
         batch = features.batch(rows, int(features.lengths[rows].max()))
-        yield {
-            "input_ids": batch["input_ids"],
-            "attention_mask": batch["input_mask"],
-            "token_type_ids": batch["segment_ids"],
-        }
+        yield {name: batch[column] for name, column in INPUTS.items()}
 
 
 def compare(
@@ -104,7 +100,7 @@ def compare(
     first, second = (np.concatenate(parts) for parts in zip(*answers, strict=True))
     if first.ndim == 2:
         what = "rank correlation of the similarities of texts"
-        first, second = map(_similarities, (first, second))
+        first, second = map(similarities, (first, second))
     elif first.dtype == np.float32:
         what = "rank correlation of the scores"
     else:
@@ -143,7 +139,7 @@ def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[A
     return best[is_real] if best.ndim == 2 else best
 
 
-def _similarities(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def similarities(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the cosines of all pairs of vectors [n, D]."""
     units = embeddings.unit_vectors(vectors)
     return (units @ units.T)[np.triu_indices(len(units), 1)]

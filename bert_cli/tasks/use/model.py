@@ -36,6 +36,12 @@ from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.parallel.devices import keep_freed_memory
 from bert_cli.tasks.run import models, start
 
+INPUTS = {
+    "input_ids": "input_ids",
+    "attention_mask": "input_mask",
+    "token_type_ids": "segment_ids",
+}
+"""Name of an input in transformers -> the column of a batch."""
 UNLIMITED = 2**31 - 1
 Columns = Mapping[str, Any]
 Floats = npt.NDArray[np.float32]

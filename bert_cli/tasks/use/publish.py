@@ -31,12 +31,7 @@ def write_card(
         flags += f" --precision {settings.precision}"
     written = f"Written by `bert export {flags}` of bert-cli {__version__}."
     sections = [written, *(f"{note[0].upper()}{note[1:]}." for note in notes)]
-    if (source / STATE).is_file():
-        state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
-        sections += _of_training(source, state) if "fixed" in state else []
-    elif (source / card.CARD).is_file():
-        older = (source / card.CARD).read_text(encoding="utf-8").partition(card.TRAINING)
-        sections += [older[1] + older[2]]
+    sections += training_sections(source)
     names = named_weights(model.blocks).items()
     weights = [weight for name, weight in names if not name.startswith(tuple(model.new))]
     text = card.model_card(
@@ -49,6 +44,17 @@ def write_card(
         license_id=settings.license,
     )
     (folder / card.CARD).write_text(text, encoding="utf-8")
+
+
+def training_sections(source: Path) -> list[str]:
+    """Return the sections on the training of a model's folder, from its state or from its older card."""
+    if (source / STATE).is_file():
+        state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
+        return _of_training(source, state) if "fixed" in state else []
+    if (source / card.CARD).is_file():
+        older = (source / card.CARD).read_text(encoding="utf-8").partition(card.TRAINING)
+        return [older[1] + older[2]]
+    return []
 
 
 def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:

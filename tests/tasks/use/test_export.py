@@ -23,7 +23,7 @@ from bert_cli.data.records.tokenizer import (
     write_vocabulary,
 )
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.tasks.use import export, int8
+from bert_cli.tasks.use import export, int8, strings
 
 CLOSE = 2e-5
 """Outputs here are as large as 10."""
@@ -183,25 +183,27 @@ def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(tmp_path):
 def test_an_encoder_of_other_pieces_is_refused(models):
     need("tensorflow_text")
     tokenizer = read_tokenizer(models["bare"])
-    encoder = export.text_encoder(tokenizer, 40)
-    export.compare_encoders(tokenizer, encoder, 40)
+    encoder = strings.text_encoder(tokenizer, 40)
+    strings.compare_encoders(tokenizer, encoder, 40)
     with pytest.raises(CheckpointError, match=r"texts \(\"The cat sat.*is split differently"):
-        export.compare_encoders(tokenizer, lambda *texts: encoder(*[t + " cat" for t in texts]), 40)
+        strings.compare_encoders(
+            tokenizer, lambda *texts: encoder(*[t + " cat" for t in texts]), 40
+        )
 
 
 def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_refused(tmp_path):
     need("tensorflow_text")
-    text = "".join(export.COMPARED)
+    text = "".join(strings.COMPARED)
     letters = sorted(c for c in {*text, *text.lower()} if unicodedata.category(c)[0] in "LM")
     pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
     data = "".join(f"{piece}\n" for piece in pieces).encode()
     for cased, strip in ((False, False), (False, True), (True, True)):
         write_vocabulary(tmp_path, data, Normalization(cased, strip))
         tokenizer = read_tokenizer(tmp_path)
-        export.compare_encoders(tokenizer, export.text_encoder(tokenizer, 40), 40)
+        strings.compare_encoders(tokenizer, strings.text_encoder(tokenizer, 40), 40)
     write_vocabulary(tmp_path, data, Normalization(split_chinese=False))
     with pytest.raises(ConfigError, match="tensorflow-text splits Chinese characters"):
-        export.text_encoder(read_tokenizer(tmp_path), 40)
+        strings.text_encoder(read_tokenizer(tmp_path), 40)
 
 
 # --- the folder
@@ -333,3 +335,44 @@ def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(tmp_path, c
             assert what.strip() in sentence
             message = capsys.readouterr().err
             assert ("warning: precision (int8): the" in message) == warns, (what, noise, sentence)
+
+
+# --- static vectors
+
+
+def test_static_vectors_open_in_sentence_transformers_and_are_principal_components(
+    models, tmp_path, capfd
+):
+    """The judge is NumPy on PyTorch's mean vectors of [CLS] piece [SEP], weighted by Zipf's law."""
+    need("torch")
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["the cat sat on the mat", "paris is in france .", "we like to eat"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    words = ["--format", "static", "--dimensions", "8", "--compare-on", tmp_path / "texts.txt"]
+    bert_export(models["bare"], tmp_path / "out", *words)
+    printed = capfd.readouterr().out
+    assert "3 texts: rank correlation of the similarities" in printed
+    assert f"{len(PIECES)} vectors of 8 values" in printed
+    table = load_file(tmp_path / "out" / "model.safetensors")["embeddings"]
+    assert table.shape == (len(PIECES), 8) and not table[:5].any(), "special tokens have no vector"
+    ids = np.array([[2, piece, 3] for piece in range(5, len(PIECES))])
+    inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    hidden = in_torch(models["bare"], "BertModel", inputs)["last_hidden_state"].mean(1)
+    left, values, _ = np.linalg.svd(hidden - hidden.mean(0), full_matrices=False)
+    chance = 1.0 / np.arange(2, len(PIECES) + 2)
+    weights = 1e-4 / (1e-4 + chance / chance.sum())
+    expected = (left[:, :8] * values[:8]) * weights[5:, None]
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(table[5:] @ table[5:].T, expected @ expected.T, rtol=2e-3, atol=1e-9)
+    model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    pieces = [PIECES.index(word) for word in texts[1].split()]
+    mean = table[pieces].mean(0)
+    vector = model.encode(texts[1])
+    np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)
+    for words, message in (
+        (["--format", "onnx", "--dimensions", "8"], "dimensions.*has no effect"),
+        (["--format", "onnx", "--compare-on", "x"], "has no effect with an exact export"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            bert_export(models["bare"], tmp_path / "other", *words)

@@ -1,0 +1,136 @@
+"""`bert export --format static`: one vector for each piece of the vocabulary, for vectors of texts without a model.
+
+Each piece goes through the model alone. A principal component analysis shortens the vectors, and a weight that falls
+with the estimated frequency of the piece scales them; the vector of a text is the mean of the vectors of its pieces,
+scaled to length 1 (Tulkens and van Dongen 2024, "Model2Vec"). model2vec and sentence-transformers open the folder.
+
+Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
+"""
+
+import json
+import shutil
+
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+from safetensors.numpy import save_file
+from scipy.stats import spearmanr
+
+from bert_cli.config.use import ExportSettings, PredictSettings
+from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.features import Features
+from bert_cli.data.records.tokenizer import TOKENIZER_FILE, files_for_model
+from bert_cli.files import JSON, atomic_folder, check_new_folder
+from bert_cli.tasks.run import models
+from bert_cli.tasks.use import int8, publish
+from bert_cli.tasks.use.model import INPUTS, open_model, task_of
+from bert_cli.tasks.use.predictions import Embedding
+from bert_cli.train import card, checkpoint
+from bert_cli.train.metrics import print_line
+
+FREQUENT = 1e-4
+"""Relative frequency at which the weight of a piece is 1/2, the value of model2vec."""
+MODULES = "sentence_transformers.models"
+Floats = npt.NDArray[np.float32]
+CODE = """---
+library_name: model2vec
+pipeline_tag: sentence-similarity
+---
+
+# Static vectors
+
+{pieces:,} vectors of {size} values, {origin}.
+
+```python
+from model2vec import StaticModel
+
+model = StaticModel.from_pretrained(".")
+print(model.encode(["a query", "a text that may answer it"]))
+```"""
+
+
+def run(settings: ExportSettings) -> None:
+    """Write the vectors of the pieces, and compare them with the model's on the texts of `compare_on`.
+
+    Raises ConfigError for a folder in use, CheckpointError if there is no model.
+    """
+    check_new_folder(settings.out)
+    source = models.find_source(settings.model, "MODEL")
+    task = task_of(source, "embed")
+    asked = PredictSettings(model=settings.model)
+    pooling = Embedding.read_defaults(source, asked).get("pooling", "mean")
+    asked = PredictSettings(model=settings.model, batch_size=256, pooling=pooling, normalize=False)
+    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    predictor = Embedding(
+        open_model(source, task), tokenizer, asked, source.config.max_position_embeddings
+    )
+    print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
+    table = piece_vectors(predictor, settings.dimensions)
+    origin = f"written by `bert export --format static` from {source.folder.name}"
+    sections = [CODE.format(pieces=len(table), size=table.shape[1], origin=origin)]
+    if settings.compare_on is not None:
+        note = _compare(settings, predictor, table)
+        print_line(f"export: {note}")
+        sections.append(f"{note[0].upper()}{note[1:]}.")
+    sections += publish.training_sections(source.folder)
+    modules: list[JSON] = [
+        {"idx": number, "name": str(number), "path": path, "type": f"{MODULES}.{kind}"}
+        for number, (path, kind) in enumerate(
+            [("", "StaticEmbedding"), ("1_Normalize", "Normalize")]
+        )
+    ]
+    config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
+    files = files_for_model(source.folder, source.config.max_position_embeddings, fills_masks=False)
+    with atomic_folder(settings.out) as folder:
+        save_file({"embeddings": table}, folder / checkpoint.MODEL)
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        # safetensors makes files that only their owner may read.
+        shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
+        (folder / embeddings.MODULES).write_text(json.dumps(modules, indent=2))
+        (folder / TOKENIZER_FILE).write_bytes(files[TOKENIZER_FILE])
+        (folder / card.CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    print_line(
+        f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {len(table):,} vectors of {table.shape[1]} values"
+    )
+
+
+def piece_vectors(predictor: Embedding, size: int) -> Floats:
+    """Return the weighted vectors [V, d] of all pieces; those of special tokens are 0."""
+    from sklearn.decomposition import PCA
+
+    tokenizer = predictor.tokenizer
+    special = tokenizer.special
+    pieces = np.arange(len(tokenizer.pieces), dtype=np.int32)
+    rows = np.stack(
+        [np.full_like(pieces, special.cls), pieces, np.full_like(pieces, special.sep)], 1
+    )
+    ends = 3 * np.arange(1, len(pieces) + 1)
+    features = Features(rows.reshape(-1), np.zeros(rows.size, np.int8), ends)
+    vectors = np.zeros((len(pieces), predictor.model.source.config.hidden_size), np.float32)
+    for numbers, _, (values,) in predictor.batches(features, tokenizer.pieces):
+        vectors[numbers] = values
+    is_text = ~np.isin(pieces, [*vars(special).values()])
+    table = np.zeros((len(pieces), min(size, is_text.sum(), vectors.shape[1])), np.float32)
+    table[is_text] = PCA(table.shape[1]).fit_transform(vectors[is_text])
+    # Zipf's law: a vocabulary begins with the most frequent pieces.
+    frequencies = 1.0 / (2.0 + pieces)
+    frequencies /= frequencies.sum()
+    return (table * (FREQUENT / (FREQUENT + frequencies))[:, None]).astype(np.float32)
+
+
+def _compare(settings: ExportSettings, predictor: Embedding, table: Floats) -> str:
+    """Return a sentence on how alike the similarities of texts are by the model and by the static vectors."""
+    assert settings.compare_on is not None
+    expected = []
+    static = []
+    for columns in int8.read_batches(settings.compare_on, predictor.model, "embed"):
+        batch = {INPUTS[name]: column for name, column in columns.items()}
+        expected.append(ops.convert_to_numpy(predictor.traced(batch)))
+        static.append((table[batch["input_ids"]] * batch["input_mask"][:, :, None]).sum(1))
+    pairs = [int8.similarities(np.concatenate(vectors)) for vectors in (expected, static)]
+    number = sum(map(len, static))
+    correlation = spearmanr(*pairs).statistic
+    return (
+        f"static vectors against the model on {number:,} texts: rank correlation of the "
+        f"similarities {correlation:.4f}"
+    )
