@@ -12,7 +12,6 @@ from bert_cli.config.data import (
     TokenizeSettings,
 )
 from bert_cli.data.records import index, tokenize
-from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.text import extract, preprocess
 
 
@@ -23,7 +22,7 @@ def run(settings: DataChainSettings) -> None:
     records = settings.out / str(settings.sequence_length)
     if settings.masking == "dynamic":
         records = records.with_name(f"{records.name}_dynamic")
-    find_vocabulary(settings.vocab, cased=settings.cased)  # fails before hours of extraction
+    tokenize.vocabulary_of(settings)  # fails before hours of extraction
     for step, kind, paths in (
         (extract, ExtractSettings, {"dump": settings.dump, "out": extracted}),
         (preprocess, PreprocessSettings, {"input": extracted, "out": sentences}),

@@ -133,8 +133,7 @@ def word_features(
     special = tokenizer.special
     # A word's pieces do not depend on its neighbours.
     distinct = list(dict.fromkeys(word for words in sentences.words for word in words))
-    encodings = tokenizer.library.encode_batch_fast(distinct, add_special_tokens=False)
-    pieces = {word: encoding.ids for word, encoding in zip(distinct, encodings, strict=True)}
+    pieces = dict(zip(distinct, tokenizer.encode_words(distinct), strict=True))
     tokens: list[int] = []
     ends: list[int] = []
     positions: list[int] = []

@@ -27,7 +27,7 @@ from bert_cli.data.records.formats import (
     static_mistakes,
 )
 from bert_cli.data.records.tfrecord import Ints, read_payloads
-from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds
+from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.data.shards.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.errors import DataError
 from bert_cli.files import InnerPath, JSONObject, file_crc32c, parse_json, read_json
@@ -104,7 +104,7 @@ def read_corpus(folder: Path) -> JSONObject:
     elif step := recorded_step(folder):
         remedy = f"remove it and run the same `bert {step}` again, which keeps the records"
     else:
-        vocab = folder / VOCAB_FILE if (folder / VOCAB_FILE).exists() else VOCAB_FILE
+        vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
         remedy = f"remove it and run `bert index {folder} --vocab {vocab}` with their vocabulary"
     return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 

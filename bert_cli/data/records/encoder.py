@@ -1,19 +1,28 @@
-"""Text to token ids for `bert tokenize`: the same ids as from the `tokenizers` library, five times as fast.
+"""Text to token ids for `bert tokenize`: the same ids as from the `tokenizers` library, WordPiece five times as fast.
 
 Every distinct word is encoded once. New words of ASCII characters are split here, longest piece first (Schuster and
-Nakajima 2012); others go to the library.
+Nakajima 2012); others go to the library, and so do all lines for byte-level BPE.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, compress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.tokenizer import LONGEST_WORD, Normalization, Numbers, library_tokenizer
+from bert_cli.data.records.notation import BYTE_LEVEL
+from bert_cli.data.records.tokenizer import (
+    LONGEST_WORD,
+    Normalization,
+    Numbers,
+    Vocabulary,
+    library_tokenizer,
+    read_tokenizer,
+)
 
 KNOWN_WORDS = 400_000  # distinct words in the cache, about 60 MB; then it is cleared
 # BERT removes control characters, which joins their neighbours, but `str.split` splits at all of these except \0. So
@@ -34,6 +43,25 @@ class Sentences(NamedTuple):
     blank: npt.NDArray[np.bool_]
 
 
+class ByteLevelEncoder:
+    """Encodes lines of text with the byte-level BPE of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = read_tokenizer(folder)
+        self._dtype = _dtype(len(self._tokenizer.pieces) - 1)
+
+    def encode(self, text: str) -> Sentences:
+        """Encode the lines of a text. A line after a line of its document begins with a space, as in running text."""
+        lines = [line.strip() for line in text.split("\n")]
+        pairs = zip(["", *lines], lines, strict=False)
+        spaced = [f" {line}" if before and line else line for before, line in pairs]
+        encodings = self._tokenizer.library.encode_batch_fast(spaced, add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        blank = np.array([not line for line in lines], np.bool_)
+        tokens = np.fromiter(chain.from_iterable(ids), self._dtype)
+        return Sentences(tokens, np.array([len(row) for row in ids], np.int64), blank)
+
+
 class Encoder:
     """Encodes lines of text and caches their words; the vocabulary must hold [UNK]."""
 
@@ -45,7 +73,7 @@ class Encoder:
         self._clear()
 
     def _clear(self) -> None:
-        dtype = np.uint16 if max(self._vocabulary.values()) < 65536 else np.uint32
+        dtype = _dtype(max(self._vocabulary.values()))
         self._words = _Table(dtype)
         self._parts = _Table(dtype)
 
@@ -86,6 +114,16 @@ class Encoder:
         other_tokens = np.array(list(chain.from_iterable(other_ids)), ascii_tokens.dtype)
         tokens = np.append(ascii_tokens, other_tokens)
         self._words.add(tokens, lengths, np.argsort(~is_ascii, kind="stable"))
+
+
+LineEncoder = Encoder | ByteLevelEncoder
+
+
+def encoder_of(vocabulary: Vocabulary) -> LineEncoder:
+    """Return an encoder with a vocabulary and its normalization."""
+    if vocabulary.notation is BYTE_LEVEL:
+        return ByteLevelEncoder(vocabulary.path.parent)
+    return Encoder(vocabulary.ids, vocabulary.normalization)
 
 
 def split_word(word: str, vocabulary: Mapping[str, int], longest_piece: int) -> list[int]:
@@ -150,6 +188,11 @@ class _Table:
         shift = self._starts[numbers] - (ends - lengths)
         total = int(ends[-1]) if len(ends) else 0
         return self._tokens[np.arange(total) + np.repeat(shift, lengths)], lengths
+
+
+def _dtype(largest: int) -> type[np.unsignedinteger]:
+    """Return the type of token ids up to `largest`."""
+    return np.uint16 if largest < 65536 else np.uint32
 
 
 def _ends(numbers: Numbers) -> Numbers:

@@ -26,6 +26,7 @@ from bert_cli.data.records.corpus import (
     refuse_unfinished,
 )
 from bert_cli.data.records.formats import STATIC_FEATURES, find_features, parse_static, token_bytes
+from bert_cli.data.records.notation import WORDPIECE
 from bert_cli.data.records.tfrecord import (
     FRAME_BYTES,
     HEAD_BYTES,
@@ -35,12 +36,13 @@ from bert_cli.data.records.tfrecord import (
 )
 from bert_cli.data.records.tokenizer import (
     FILES,
-    VOCAB_FILE,
+    LIBRARY_CLASS,
+    TOKENS,
     Vocabulary,
+    has_tokenizer,
     read_vocabulary,
     tokenizer_config,
-    vocabulary_bytes,
-    write_vocabulary,
+    vocabulary_path,
 )
 from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
@@ -210,6 +212,9 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
 
 def describe(vocabulary: Vocabulary, **values: Any) -> JSONObject:
     """Return the description of records: the values that follow from their vocabulary, and `values`."""
+    config = {"tokenizer_class": LIBRARY_CLASS, **TOKENS}
+    if vocabulary.notation is WORDPIECE:
+        config = tokenizer_config(vocabulary.normalization)
     return {
         "masked_lm_prob": None,  # unknown
         "whole_word_masking": None,
@@ -217,7 +222,7 @@ def describe(vocabulary: Vocabulary, **values: Any) -> JSONObject:
         "vocab_sha256": vocabulary.sha256,
         "token_bytes": token_bytes(len(vocabulary.pieces)),
         "special_ids": vars(vocabulary.special),
-        "tokenizer": tokenizer_config(vocabulary.normalization),
+        "tokenizer": config,
         **values,
     }
 
@@ -231,8 +236,8 @@ def _description(folder: Path, vocab: str | None) -> JSONObject:
     if vocab is not None and _find_vocabulary(vocab).sha256 != corpus["vocab_sha256"]:
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocab ({vocab})", problem, "leave it out")
-    if (folder / VOCAB_FILE).exists():
-        read_vocabulary(folder / VOCAB_FILE, corpus["vocab_sha256"])
+    if has_tokenizer(folder):
+        read_vocabulary(vocabulary_path(folder), corpus["vocab_sha256"])
     return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *INFORMATION) if key in corpus}
 
 
@@ -266,7 +271,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
             f"but [CLS] has id {cls} of {count}",
             "give the vocabulary that the records were made with",
         )
-    write_vocabulary(folder, vocabulary_bytes(vocabulary.path), vocabulary.normalization)
+    vocabulary.save(folder)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
     return describe(vocabulary, format="static", **sizes)
 

@@ -25,7 +25,7 @@ from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
 from bert_cli.data.records.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.records.tfrecord import Ints
-from bert_cli.data.records.tokenizer import VOCAB_FILE, Vocabulary, read_vocabulary
+from bert_cli.data.records.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
 from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import shuffled
 from bert_cli.data.stream.remote import local_copy
@@ -108,7 +108,7 @@ def run(settings: InspectSettings) -> None:
     if not source.is_dynamic and is_set(settings, "masking"):
         problem = f"has no effect on {settings.folder}: static records are already masked"
         raise ConfigError("masking", problem, "leave it out")
-    vocabulary = read_vocabulary(folder / VOCAB_FILE, source.corpus["vocab_sha256"])
+    vocabulary = read_vocabulary(vocabulary_path(folder), source.corpus["vocab_sha256"])
     number = min(settings.sample, len(source))
     sample = SampleStatistics(vocabulary)
     for first in range(0, number, BLOCK):
@@ -168,9 +168,10 @@ class SampleStatistics:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._special = vocabulary.special
         self._is_continuation_V = vocabulary.is_continuation
+        texts = [vocabulary.notation.shown(piece).strip() for piece in vocabulary.pieces]
         # Tokens without a letter or digit, which BERT separates from words.
         self._is_punctuation_V = np.array(
-            [all(unicodedata.category(c)[0] in "PS" for c in piece) for piece in vocabulary.pieces]
+            [text != "" and all(unicodedata.category(c)[0] in "PS" for c in text) for text in texts]
         )
         self.counts: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
@@ -385,22 +386,27 @@ def mark_masks(
     from rich.text import Text
 
     special = vocabulary.special
+    notation = vocabulary.notation
     text = Text()
+
+    def word(token: int) -> str:
+        return _printable(notation.shown(vocabulary.pieces[token]).strip())
+
     for position in positions:
         token = int(tokens_S[position])
         shown = int(shown_S[position])
         if token in (special.cls, special.sep):
             continue
-        piece = _printable(vocabulary.pieces[token])
+        piece = word(token)
         is_first = not text.plain
-        continues = piece.startswith("##") and not is_first
+        continues = notation.continues(vocabulary.pieces[token]) and not is_first
         text.append("" if continues or is_first else " ")
         if position not in predicted:
-            text.append(piece[2:] if continues else piece)
+            text.append(piece.removeprefix("##") if continues else piece)
         elif shown == token:
             text.append(f"{{{piece}}}", MASK_STYLE)
         else:
-            text.append(f"{{{piece} -> {_printable(vocabulary.pieces[shown])}}}", MASK_STYLE)
+            text.append(f"{{{piece} -> {word(shown)}}}", MASK_STYLE)
     return text
 
 

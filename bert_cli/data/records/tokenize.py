@@ -8,7 +8,7 @@ randomness follows from the seed, the group's name and the numbers of copy and p
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.data import Masking, TokenizeSettings
-from bert_cli.data.records.encoder import Encoder
+from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
+from bert_cli.data.records.encoder import LineEncoder, encoder_of
 from bert_cli.data.records.formats import (
     DynamicRecords,
     dynamic_payloads,
@@ -27,6 +27,7 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.index import describe, write_corpus
 from bert_cli.data.records.masking import Keys, MaskRecipe, mask_examples, row_keys
+from bert_cli.data.records.notation import BYTE_LEVEL
 from bert_cli.data.records.sentence_pairs import (
     Pairs,
     fill_sentences,
@@ -39,8 +40,6 @@ from bert_cli.data.records.tokenizer import (
     Normalization,
     Vocabulary,
     read_vocabulary,
-    vocabulary_bytes,
-    write_vocabulary,
 )
 from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.shards.manifest import MANIFEST, Stats, Step, read_manifest
@@ -57,7 +56,7 @@ from bert_cli.data.text.files import (
     split_part,
     text_bytes,
 )
-from bert_cli.errors import DataError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
@@ -114,7 +113,7 @@ class Recipe:
 
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
-    vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
+    vocabulary = vocabulary_of(settings)
     path = vocabulary.path.absolute()
     normalization = vocabulary.normalization
     recipe = Recipe(settings, path, vocabulary.sha256, normalization)
@@ -140,7 +139,7 @@ def run(settings: TokenizeSettings) -> None:
         Workers(settings.processes, settings.scheduler),
         notes=notes,
     )
-    write_vocabulary(settings.out, vocabulary_bytes(vocabulary.path), normalization)
+    vocabulary.save(settings.out)
     masks = recipe.masks
     description = describe(
         vocabulary,
@@ -161,6 +160,16 @@ def run(settings: TokenizeSettings) -> None:
             f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because {_cause(settings.input)}; "
             "or give --no-nsp, which uses every token"
         )
+
+
+def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
+    """Return the vocabulary of records. Raises ConfigError if it does not suit the settings."""
+    vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
+    if settings.nsp and vocabulary.notation is BYTE_LEVEL:
+        where = f"nsp (true, with the vocabulary {settings.vocab})"
+        problem = f"models with {BYTE_LEVEL.name} have no sentence pairs"
+        raise ConfigError(where, problem, "give --no-nsp")
+    return vocabulary
 
 
 def _cause(folder: Path) -> str:
@@ -276,7 +285,7 @@ class Group:
 
 
 def encode_groups(
-    parts: Sequence[Part], encoder: Encoder, reading: Reading, *, limit: int, least: int
+    parts: Sequence[Part], encoder: LineEncoder, reading: Reading, *, limit: int, least: int
 ) -> Iterator[Group]:
     """Encode all sentences of some parts; a new group begins after `limit` bytes of text.
 
@@ -363,10 +372,12 @@ def convert(
 
 
 @lru_cache(maxsize=1)
-def _encoder(vocab: Path, sha256: str, normalization: Normalization) -> tuple[Encoder, Vocabulary]:
+def _encoder(
+    vocab: Path, sha256: str, normalization: Normalization
+) -> tuple[LineEncoder, Vocabulary]:
     """Return a worker's encoder, which remembers the words of earlier groups."""
-    vocabulary = read_vocabulary(vocab, sha256)
-    return Encoder(vocabulary.ids, normalization), vocabulary
+    vocabulary = replace(read_vocabulary(vocab, sha256), normalization=normalization)
+    return encoder_of(vocabulary), vocabulary
 
 
 def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:

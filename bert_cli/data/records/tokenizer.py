@@ -1,18 +1,19 @@
-"""Vocabularies and tokenizers of BERT: read from a folder, and written into one.
+"""Vocabularies and tokenizers of models: read from a folder, and written into one.
 
 A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says how
 text is normalized; newer models have a tokenizer.json alone, and models made by this tool have all three files. The
-texts of a task are encoded by the `tokenizers` library, with the tokens that a model's owner added. Text never becomes
-one of the five special tokens: a literal "[SEP]" is three tokens.
+tokenizer.json of byte-level BPE is copied unchanged. The texts of a task are encoded by the `tokenizers` library, with
+the tokens that a model's owner added. Text never becomes one of the five special tokens: "[SEP]" is plain text.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
 
@@ -21,6 +22,14 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field
 
 from bert_cli.config.shape import BertConfig
+from bert_cli.data.records.notation import (
+    BYTE_LEVEL,
+    COPY_AGAIN,
+    WORDPIECE,
+    Notation,
+    byte_level_library,
+    read_notation,
+)
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, read_json, write_atomically, write_json_atomically
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a vocabulary
+MASK = "[MASK]"
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -35,14 +45,13 @@ MAP_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
-NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-TOKENS = dict(zip(NAMES, SPECIAL_TOKENS, strict=True))
+TOKENS = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
 """Names of the special tokens in a tokenizer_config.json."""
 LIBRARY_CLASS = "PreTrainedTokenizerFast"
 """The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
+SPACE = 32  # a byte up to it is white space or a control character
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
-TAKE_AGAIN = "copy it from the model again"
 Numbers = npt.NDArray[np.int64]
 Part = TypeVar("Part")
 
@@ -89,12 +98,13 @@ class Normalization:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The pieces of a vocab.txt in the order of their ids."""
+    """The pieces of a vocab.txt, or of the tokenizer.json of byte-level BPE, in the order of their ids."""
 
     path: Path
     pieces: tuple[str, ...]
     sha256: str  # of the file's bytes
     normalization: Normalization = Normalization()
+    notation: Notation = WORDPIECE
 
     @property
     def ids(self) -> dict[str, int]:
@@ -110,17 +120,33 @@ class Vocabulary:
     @property
     def is_continuation(self) -> npt.NDArray[np.bool_]:
         """[V] pieces that continue a word."""
-        return np.array([piece.startswith("##") for piece in self.pieces], np.bool_)
+        return np.array([self.notation.continues(piece) for piece in self.pieces], np.bool_)
 
     @property
     def text_bytes(self) -> Numbers:
-        """[V] bytes of each piece in a text, in UTF-8; none for special tokens."""
-        texts = ["" if p in SPECIAL_TOKENS else p.removeprefix("##") for p in self.pieces]
-        return np.array([len(text.encode()) for text in texts])
+        """[V] bytes of each piece in a text, in UTF-8, without spaces; none for special tokens."""
+        content = self.notation.content
+        texts = [b"" if piece in SPECIAL_TOKENS else content(piece) for piece in self.pieces]
+        return np.array([sum(byte > SPACE for byte in text) for text in texts])
+
+    def save(self, folder: Path) -> None:
+        """Write the files of the vocabulary into a folder, each complete or not at all."""
+        if self.notation is WORDPIECE:
+            write_vocabulary(folder, vocabulary_bytes(self.path), self.normalization)
+            return
+        for name in FILES:
+            if (source := self.path.with_name(name)).is_file():
+                write_atomically(folder / name, source.read_bytes())
+
+
+def vocabulary_path(folder: Path) -> Path:
+    """Return the file of a folder's vocabulary: its vocab.txt, or the tokenizer.json of a folder without one."""
+    vocab = folder / VOCAB_FILE
+    return vocab if vocab.is_file() else folder / TOKENIZER_FILE
 
 
 def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
-    """Read a vocab.txt or tokenizer.json. Raises DataError if it is not BERT's, or if `sha256` is not its hash."""
+    """Read a vocab.txt or tokenizer.json. Raises DataError if it is not supported, or if `sha256` is not its hash."""
     try:
         data = vocabulary_bytes(path)
         text = data.decode()
@@ -131,6 +157,11 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
     if sha256 not in (None, digest):
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocabulary ({path})", problem, "restore the original file")
+    if path.suffix == ".json" and read_notation(path)[1] is BYTE_LEVEL:
+        # Worker processes use every core already.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        pieces = read_tokenizer(path.parent).pieces
+        return Vocabulary(path, pieces, digest, notation=BYTE_LEVEL)
     pieces = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
     known: set[str] = set()
     for line, piece in enumerate(pieces, 1):
@@ -146,13 +177,15 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
 
 
 def vocabulary_bytes(path: Path) -> bytes:
-    """Return the content of a vocab.txt, which is built from the pieces if the file is a tokenizer.json.
+    """Return the content of a vocab.txt, which is built from the pieces if the file is a tokenizer.json of WordPiece.
 
-    Raises DataError for a tokenizer.json that does not split text as BERT does.
+    Raises DataError for WordPiece that does not split text as BERT does.
     """
     if path.suffix != ".json":
         return path.read_bytes()
-    description = _read_wordpiece(path)
+    description, notation = read_notation(path)
+    if notation is BYTE_LEVEL:
+        return path.read_bytes()
     pieces: dict[str, int] = description["model"].pop("vocab")
     normalization = Normalization.of(normalizer_entries(path), cased=False)
     expected = json.loads(library_tokenizer({"[UNK]": 0}, normalization).to_str())
@@ -166,18 +199,18 @@ def vocabulary_bytes(path: Path) -> bytes:
                 problem = f"is {actual!r}, but BERT has {value!r}"
                 raise DataError(where, problem, "give a BERT model's vocabulary")
     if sorted(pieces.values()) != [*range(len(pieces))]:
-        raise DataError(f"{path} (model.vocab)", "has ids without a piece", TAKE_AGAIN)
+        raise DataError(f"{path} (model.vocab)", "has ids without a piece", COPY_AGAIN)
     return "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__)).encode()
 
 
 def _check_special(where: str, pieces: Iterable[str]) -> None:
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     if missing:
-        raise DataError(where, f"lacks {' '.join(missing)}", "give a model's BERT vocabulary")
+        raise DataError(where, f"lacks {' '.join(missing)}", "give a model that has them")
 
 
 def tokenizer_config(normalization: Normalization) -> JSONObject:
-    """Return the tokenizer_config.json of Hugging Face's tokenizer."""
+    """Return the tokenizer_config.json of BERT's tokenizer."""
     return {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": not normalization.cased,
@@ -234,6 +267,24 @@ class TextTokenizer:
     special: SpecialIds
     pieces: tuple[str, ...]  # by id
     fingerprint: str  # of everything that decides how text is split
+    notation: Notation = WORDPIECE
+    mask_takes_space: bool = False  # whether the spaces before a [MASK] belong to it
+
+    @cached_property
+    def with_masks(self) -> "Tokenizer":
+        """The tokenizer of texts in which a literal [MASK] is the special token."""
+        from tokenizers import AddedToken, Tokenizer
+
+        library = Tokenizer.from_str(self.library.to_str())
+        library.encode_special_tokens = self.library.encode_special_tokens
+        library.add_tokens([AddedToken(MASK, lstrip=self.mask_takes_space, normalized=False)])
+        return library
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of words, each as within a text."""
+        texts = [self.notation.before_word + word for word in words]
+        encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
@@ -246,8 +297,9 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     # The fingerprint of a vocab.txt must not change when its tokenizer.json is written beside it.
     if (folder / VOCAB_FILE).is_file() and _is_derived(folder / TOKENIZER_FILE):
         library = _from_vocabulary(folder)
+        notation = WORDPIECE
     else:
-        library = _from_json(folder / TOKENIZER_FILE)
+        library, notation = _from_json(folder / TOKENIZER_FILE)
     _add_tokens(library, folder)
     ids: dict[str, int] = library.get_vocab()
     _check_special(f"{folder} (tokenizer)", ids)
@@ -256,26 +308,28 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
         pieces[number] = piece
     special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
     digest = hashlib.sha256(library.to_str().encode()).hexdigest()
-    return TextTokenizer(library, special, tuple(pieces), digest)
+    listed = _listed_tokens(folder / TOKENIZER_FILE)
+    takes_space = any(token.content == MASK and token.lstrip for token in listed)
+    return TextTokenizer(library, special, tuple(pieces), digest, notation, takes_space)
 
 
-def _read_wordpiece(path: Path) -> JSONObject:
-    description = _read_part(path, JSONObject)
-    if (kind := description.get("model", {}).get("type")) != "WordPiece":
-        where = f"{path} (model.type {kind})"
-        raise DataError(where, "is not a WordPiece tokenizer", "give a BERT model")
-    return description
+def _listed_tokens(path: Path) -> list[AddedToken]:
+    return _read_part(path, _TokenizerFile).added_tokens
 
 
-def _from_json(path: Path) -> "Tokenizer":
+def _from_json(path: Path) -> tuple["Tokenizer", Notation]:
+    """Return the tokenizer of a tokenizer.json without the tokens that an owner added, and its kind."""
     from tokenizers import Tokenizer
 
-    description = _read_wordpiece(path)
+    description, notation = read_notation(path)
+    added = {token.content: token.id for token in _listed_tokens(path)}
     description |= dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
     try:
-        return Tokenizer.from_str(json.dumps(description))
+        if notation is BYTE_LEVEL:
+            return byte_level_library(description, added), notation
+        return Tokenizer.from_str(json.dumps(description)), notation
     except Exception as error:  # the library raises Exception itself
-        raise DataError(str(path), f"cannot be read ({error})", TAKE_AGAIN) from error
+        raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
 
 
 def _from_vocabulary(folder: Path) -> "Tokenizer":
@@ -317,7 +371,7 @@ def _is_derived(path: Path) -> bool:
 
 def added_tokens(folder: Path) -> list[AddedToken]:
     """Return the tokens that a model's owner added besides the five special ones, in the order of their ids."""
-    tokens = list(_read_part(folder / TOKENIZER_FILE, _TokenizerFile).added_tokens)
+    tokens = _listed_tokens(folder / TOKENIZER_FILE)
     listed: list[str | AddedToken] = []
     for name in (CONFIG_FILE, MAP_FILE):
         config = _read_part(folder / name, _ConfigFile)
@@ -348,13 +402,13 @@ def _add_tokens(library: "Tokenizer", folder: Path) -> None:
         if token.id not in (None, number):
             where = f"{folder} (added token {token.content!r}, id {token.id})"
             problem = f"its id would be {number}, as ids before it have no token"
-            raise DataError(where, problem, TAKE_AGAIN)
+            raise DataError(where, problem, COPY_AGAIN)
     if tokens and _read_part(folder / CONFIG_FILE, _ConfigFile).split_special_tokens:
         library.encode_special_tokens = True
 
 
 def _read_part(path: Path, kind: type[Part]) -> Part:
-    return read_json(path, kind, DataError, TAKE_AGAIN) if path.is_file() else kind()
+    return read_json(path, kind, DataError, COPY_AGAIN) if path.is_file() else kind()
 
 
 def model_max_length(folder: Path) -> int | None:

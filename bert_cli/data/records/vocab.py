@@ -20,6 +20,7 @@ import numpy as np
 
 from bert_cli.config.data import VocabSettings
 from bert_cli.data.records.encoder import Encoder
+from bert_cli.data.records.notation import BYTE_LEVEL, WORDPIECE
 from bert_cli.data.records.tokenizer import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
@@ -32,6 +33,7 @@ from bert_cli.data.records.tokenizer import (
     library_tokenizer,
     normalizer_entries,
     read_vocabulary,
+    vocabulary_path,
     write_vocabulary,
 )
 from bert_cli.data.shards.manifest import MANIFEST, Shard, Stats, Step, open_output
@@ -59,19 +61,19 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     """Read the vocabulary that `--vocab` names: its file, a folder with one, a run, or a model on the hub.
 
-    The file is a vocab.txt, or the tokenizer.json of a model that has no other.
+    The file is a vocab.txt, or the tokenizer.json of a model that has no other, with WordPiece or byte-level BPE.
 
     Raises ConfigError if its config or its pieces contradict `cased`, and DataError if it does not exist.
     """
     path = Path(name)
     if path.is_dir():
         # Each checkpoint of a run has a vocabulary.
-        path = _file_of(max(filter(has_tokenizer, path.glob("step_*")), default=path))
+        path = vocabulary_path(max(filter(has_tokenizer, path.glob("step_*")), default=path))
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
             problem = f"no such file or folder with {VOCAB_FILE} or {TOKENIZER_FILE}"
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
-        path = _file_of(_download(name))
+        path = vocabulary_path(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
     config_path = path.with_name(CONFIG_FILE)
     config = {}
@@ -83,6 +85,10 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     if config.get("do_lower_case", not cased) == cased:
         raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
     vocabulary = read_vocabulary(path)
+    if vocabulary.notation is BYTE_LEVEL:
+        if cased:
+            raise _wrong_case(name, cased, f"has no effect on {BYTE_LEVEL.name}")
+        return vocabulary
     if "do_lower_case" not in config:
         _check_capitals(vocabulary, name, cased)
     if added := added_tokens(path.parent):
@@ -91,11 +97,6 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"
         raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
-
-
-def _file_of(folder: Path) -> Path:
-    vocab = folder / VOCAB_FILE
-    return vocab if vocab.is_file() else folder / TOKENIZER_FILE
 
 
 def _download(name: str) -> Path:
@@ -176,6 +177,9 @@ def run(settings: VocabSettings) -> None:
     Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
+    if base is not None and base.notation is BYTE_LEVEL:
+        problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
+        raise ConfigError(f"extend ({settings.extend})", problem, "use the vocabulary as it is")
     base_pieces = base.pieces if base else ()
     normalization = _normalization(settings, base)
     recorded = settings.model_dump(include={"size", "cased", "min_frequency"})

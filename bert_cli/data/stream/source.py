@@ -23,7 +23,7 @@ from bert_cli.data.records.formats import (
     parse_packs,
 )
 from bert_cli.data.records.masking import Ints, MaskRecipe, mask_examples, row_keys
-from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary
+from bert_cli.data.records.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError
 
@@ -73,7 +73,7 @@ class Records:
         special = SpecialIds(**corpus["special_ids"])
         continuations = None
         if masking.unit != "token":
-            vocabulary = read_vocabulary(folder / "vocab.txt", corpus["vocab_sha256"])
+            vocabulary = read_vocabulary(vocabulary_path(folder), corpus["vocab_sha256"])
             continuations = vocabulary.is_continuation
         size = corpus["vocab_size"]
         self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)

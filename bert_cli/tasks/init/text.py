@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.data.records.encoder import Encoder
+from bert_cli.data.records.encoder import encoder_of
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.text import files
 from bert_cli.data.text.documents import marked_lines
@@ -116,7 +116,7 @@ def read_facts(
     if vocabulary is None:
         return facts
     text = "\n".join(sample[:: 1 + len(sample) // VOCABULARY_SAMPLE])
-    tokens = Encoder(vocabulary.ids, vocabulary.normalization).encode(text).tokens
+    tokens = encoder_of(vocabulary).encode(text).tokens
     unknown = np.count_nonzero(tokens == vocabulary.special.unk)
     words = len(WORD.findall(text))
     return replace(facts, pieces_per_word=len(tokens) / words, unknown=unknown / words)

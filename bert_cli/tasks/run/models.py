@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_cli.config.shape import BertConfig
 from bert_cli.data.records.encoder import split_word
+from bert_cli.data.records.notation import WORDPIECE
 from bert_cli.data.records.tokenizer import (
     TOKENIZER_FILE,
     VOCAB_FILE,
@@ -102,13 +103,20 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
     """
     if tokenizer is None or not has_tokenizer(source.folder):
         return source
-    known = read_tokenizer(source.folder).pieces
+    theirs = read_tokenizer(source.folder)
+    known = theirs.pieces
     pieces = read_tokenizer(tokenizer).pieces
     if len(pieces) <= len(known) or pieces[: len(known)] != known:
         return source
-    ids = {piece: number for number, piece in enumerate(known)}
-    longest = max(map(len, known))
-    replaced = [split_word(piece, ids, longest) for piece in pieces[len(known) :]]
+    new = pieces[len(known) :]
+    if theirs.notation is WORDPIECE:
+        ids = {piece: number for number, piece in enumerate(known)}
+        longest = max(map(len, known))
+        replaced = [split_word(piece, ids, longest) for piece in new]
+    else:
+        texts = [theirs.notation.shown(piece) for piece in new]
+        encodings = theirs.library.encode_batch_fast(texts, add_special_tokens=False)
+        replaced = [encoding.ids for encoding in encodings]
     rows = max(len(pieces), source.config.vocab_size)
     described = {**source.described, "vocab_size": rows}
     return replace(source, described=described, replaced=replaced, first_new=len(known))

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.records.tokenizer import VOCAB_FILE, read_vocabulary
+from bert_cli.data.records.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
@@ -124,7 +124,7 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     compared between vocabularies.
     """
     assert held_out.folder is not None
-    text_bytes = read_vocabulary(held_out.folder / VOCAB_FILE).text_bytes
+    text_bytes = read_vocabulary(vocabulary_path(held_out.folder)).text_bytes
     engine.gather_weights()
     total = min(examples, held_out.epoch_size or examples)
     size = held_out.batching.micro_batch_size

@@ -27,6 +27,7 @@ from bert_cli.data.finetune.squad_windows import (
     read_window_sizes,
     with_null_threshold,
 )
+from bert_cli.data.records.tokenizer import MASK
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.tasks.run import models
@@ -40,8 +41,6 @@ from bert_cli.tasks.use.model import (
     labels_of,
     row_of,
 )
-
-MASK = "[MASK]"
 
 
 class FillMask(Predictor):
@@ -78,16 +77,13 @@ class FillMask(Predictor):
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the most probable pieces for each [MASK]; null for a mask in the truncated part."""
         special = self.tokenizer.special
-        pieces = self.tokenizer.pieces
+        pieces = [self.tokenizer.notation.shown(piece) for piece in self.tokenizer.pieces]
         rows = []
         is_cut = []
-        for item in inputs:
-            # Each literal [MASK] is the special token, which no other text becomes.
-            texts = item.fields["text"].split(MASK)
-            parts = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
-            ids = [special.cls, *parts[0].ids]
-            for part in parts[1:]:
-                ids += [special.mask, *part.ids]
+        texts = [item.fields["text"] for item in inputs]
+        library = self.tokenizer.with_masks
+        for encoding in library.encode_batch_fast(texts, add_special_tokens=False):
+            ids = [special.cls, *encoding.ids]
             rows.append(np.array([*ids[: self.max_seq_length - 1], special.sep], np.int32))
             is_cut.append(len(ids) + 1 > self.max_seq_length)
         tokens = np.concatenate(rows)

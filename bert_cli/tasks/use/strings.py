@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.records.notation import WORDPIECE
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import JSONObject
@@ -95,7 +96,9 @@ def _normalizer_of(tokenizer: TextTokenizer) -> JSONObject:
     description = json.loads(tokenizer.library.to_str())
     normalizer: JSONObject = description.get("normalizer") or {}
     problem = ""
-    if added := [token["content"] for token in description["added_tokens"]]:
+    if tokenizer.notation is not WORDPIECE:
+        problem = f"tensorflow-text has no {tokenizer.notation.name}"
+    elif added := [token["content"] for token in description["added_tokens"]]:
         problem = f"tensorflow-text lacks the tokens that the model's owner added ({added[0]})"
     elif not normalizer.get("handle_chinese_chars", True):
         problem = "tensorflow-text splits Chinese characters, and the model's tokenizer does not"

@@ -180,7 +180,9 @@ def test_a_tokenizer_that_cannot_be_used_is_rejected(folder):
     messages = {
         "{": "Invalid JSON",
         "[]": "Input should be an object",
-        json.dumps({"model": {"type": "BPE"}}): r"\(model.type BPE\): is not a WordPiece",
+        json.dumps(
+            {"model": {"type": "BPE"}}
+        ): r"\(model.type BPE\): is neither WordPiece nor byte-",
         json.dumps({"model": {"type": "WordPiece", "vocab": 3}}): "cannot be read",
     }
     for text, message in messages.items():

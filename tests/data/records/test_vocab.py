@@ -117,7 +117,7 @@ def test_a_tokenizer_json_that_splits_text_otherwise_is_refused(tmp_path):
     path = only_json(tmp_path) / "tokenizer.json"
     description = json.loads(path.read_text())
     for part, changes, message in (
-        ("model", {"type": "BPE"}, r"\(model.type BPE\): is not a WordPiece tokenizer"),
+        ("model", {"type": "BPE"}, r"\(model.type BPE\): is neither WordPiece nor byte-"),
         ("model", {"continuing_subword_prefix": "@@"}, r"\(model.continuing_subword_prefix\)"),
         ("normalizer", {"clean_text": False}, r"\(normalizer.clean_text\): is False"),
         ("pre_tokenizer", {"type": "Whitespace"}, r"\(pre_tokenizer.type\): is 'Whitespace'"),

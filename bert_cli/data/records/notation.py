@@ -1,0 +1,93 @@
+"""How the pieces of a vocabulary stand for text: WordPiece marks pieces that continue a word, byte-level BPE spaces.
+
+A byte-level vocabulary (Radford et al. 2019), as ModernBERT's, writes a byte as a letter: a printable byte as itself
+in Latin-1, the others as the letters from 256 on, so that a space is Ġ.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bert_cli.errors import DataError
+from bert_cli.files import JSONObject, read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+COPY_AGAIN = "copy it from the model again"
+
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
+
+
+class Notation(NamedTuple):
+    """A kind of tokenizer."""
+
+    name: str
+    content: Callable[[str], bytes]
+    """The text of a piece, in UTF-8; of a byte-level piece perhaps a part of a character."""
+    shown: Callable[[str], str]
+    """A piece as the answers of `predict` write it."""
+    continues: Callable[[str], bool]
+    """Whether a piece continues the word of the piece before it."""
+    before_word: str
+    """Text before a word that is encoded alone, so that it has its pieces within a text."""
+
+
+def _content(piece: str) -> bytes:
+    """Return the bytes of a byte-level piece; a token that an owner added is text."""
+    if all(letter in _BYTES for letter in piece):
+        return bytes(_BYTES[letter] for letter in piece)
+    return piece.encode()
+
+
+def _continues(piece: str) -> bool:
+    """Return whether a byte-level piece begins with a letter or a digit, and not with a space or a punctuation mark."""
+    first = _content(piece)[:1]
+    return first.isalnum() or first >= b"\x80"
+
+
+WORDPIECE = Notation(
+    name="WordPiece",
+    content=lambda piece: piece.removeprefix("##").encode(),
+    shown=str,
+    continues=lambda piece: piece.startswith("##"),
+    before_word="",
+)
+BYTE_LEVEL = Notation(
+    name="byte-level BPE",
+    content=_content,
+    shown=lambda piece: _content(piece).decode(errors="replace"),
+    continues=_continues,
+    before_word=" ",
+)
+
+
+def read_notation(path: Path) -> tuple[JSONObject, Notation]:
+    """Return the content of a tokenizer.json and its kind. Raises DataError for a kind that is not supported."""
+    description = read_json(path, JSONObject, DataError, COPY_AGAIN)
+    kind = description.get("model", {}).get("type")
+    if kind == "WordPiece":
+        return description, WORDPIECE
+    if kind == "BPE" and '"ByteLevel"' in json.dumps(description.get("pre_tokenizer")):
+        return description, BYTE_LEVEL
+    problem = f"is neither {WORDPIECE.name} nor {BYTE_LEVEL.name}"
+    remedy = "give a model of BERT or ModernBERT that has such a tokenizer"
+    raise DataError(f"{path} (model.type {kind})", problem, remedy)
+
+
+def byte_level_library(description: JSONObject, added: Mapping[str, int | None]) -> "Tokenizer":
+    """Return the library's tokenizer of a byte-level tokenizer.json, with the ids of added tokens.
+
+    These tokens become pieces that no merge makes, so that no text becomes a special token. Offsets leave out the
+    spaces of a piece.
+    """
+    from tokenizers import Tokenizer, processors
+
+    description["model"]["vocab"] |= added
+    library = Tokenizer.from_str(json.dumps(description))
+    library.post_processor = processors.ByteLevel(trim_offsets=True)
+    return library
