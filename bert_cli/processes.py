@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_cli.errors import printable
+from bert_cli.errors import BertError, printable
 
 if TYPE_CHECKING:  # slow imports, which `bert --help` does not need
     from multiprocessing.connection import Connection
@@ -89,6 +89,8 @@ def quiet_imports() -> Iterator[None]:
             os.dup2(captured.fileno(), 2)
         try:
             yield
+        except BertError:  # its message says everything
+            raise
         except BaseException:
             captured.seek(0)
             os.write(descriptor, captured.read())

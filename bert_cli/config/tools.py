@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
@@ -95,14 +96,8 @@ class TargetSettings(Settings):
     """List the devices for which a step can be compiled."""
 
 
-class PlanSettings(PretrainSettings):
-    """Estimate the memory, idle time and traffic of a layout, or propose a layout.
-
-    Takes every setting of `bert pretrain`; needs no data and builds nothing.
-    Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
-    Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
-    Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:4x4
-    """
+class Planning(Settings):
+    """Settings of a plan, besides those of its run."""
 
     OPENS_FILES: ClassVar[bool] = False
     SAVES: ClassVar[bool] = False
@@ -116,6 +111,31 @@ class PlanSettings(PretrainSettings):
     compile_for: str | None = None
     """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.
     The report has the memory by the compiler, the traffic, and a bound on the speed."""
+
+    @model_validator(mode="after")
+    def _a_target_has_its_devices(self) -> "Planning":
+        if self.compile_for is None:
+            return self
+        for name in ("devices", "memory", "processes"):
+            if is_set(self, name):
+                raise without_effect(self, name, "with compile_for, which says it")
+        engine = getattr(self, "engine", None)
+        if engine != "jax":
+            problem = f"compiles steps of JAX, and the engine is {engine}"
+            raise SettingError("compile_for", problem, "give --engine jax")
+        return self
+
+
+class PlanSettings(Planning, PretrainSettings):
+    """Estimate the memory, idle time and traffic of a layout, or propose a layout.
+
+    Takes every setting of `bert pretrain`; needs no data and builds nothing. `bert plan squad`, `glue`, `ner` and
+    `classify` plan fine-tuning.
+    Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
+    Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
+    Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:4x4
+    """
+
     listed: bool = Field(False, alias="list_targets")
     """List the devices for which a step can be compiled."""
 
@@ -123,20 +143,43 @@ class PlanSettings(PretrainSettings):
     @classmethod
     def _a_list_needs_no_run(cls, values: Any, handler: Any) -> Any:
         """Return TargetSettings where nothing but the list is given."""
-        if isinstance(values, dict) and values.keys() == {"list_targets"}:
-            return TargetSettings.model_validate(values)
-        settings = handler(values)
-        if settings.compile_for is not None:
-            settings._check_target()
-        return settings
+        names_no_run = isinstance(values, dict) and values.keys() == {"list_targets"}
+        return TargetSettings.model_validate(values) if names_no_run else handler(values)
 
-    def _check_target(self) -> None:
-        for name in ("devices", "memory", "processes"):
-            if is_set(self, name):
-                raise without_effect(self, name, "with compile_for, which says it")
-        if self.engine != "jax":
-            problem = f"compiles steps of JAX, and the engine is {self.engine}"
-            raise SettingError("compile_for", problem, "give --engine jax")
+
+class PlanSquadSettings(Planning, SquadSettings):
+    """Estimate the memory of fine-tuning on SQuAD, or compile its step for absent devices.
+
+    Example: bert plan squad --config squad_base --parallel.layout auto --devices 8 --memory 16GB
+    Example: bert plan squad --config squad_large --engine jax --parallel.layout auto --compile-for v5e:2x2
+    """
+
+
+class PlanGlueSettings(Planning, GlueSettings):
+    """Estimate the memory of fine-tuning on a task of GLUE, or compile its step for absent devices.
+
+    Example: bert plan glue --config glue_base --parallel.layout auto --devices 1 --memory 16GB
+    Example: bert plan glue --config glue_base --engine jax --parallel.layout auto --compile-for v5e:1x1
+    """
+
+
+class PlanNerSettings(Planning, NerSettings):
+    """Estimate the memory of token classification, or compile its step for absent devices.
+
+    Example: bert plan ner --max-seq-length 128 --memory 16GB --devices 1
+    Example: bert plan ner --max-seq-length 128 --engine jax --compile-for h100:1
+    """
+
+
+class PlanClassifySettings(Planning, ClassifySettings):
+    """Estimate the memory of text classification, or compile its step for absent devices.
+
+    Example: bert plan classify --max-seq-length 256 --memory 16GB --devices 1
+    Example: bert plan classify --max-seq-length 256 --engine jax --compile-for h100:1
+    """
+
+
+PlanFinetuneSettings = PlanSquadSettings | PlanGlueSettings | PlanNerSettings | PlanClassifySettings
 
 
 class LaunchSettings(Settings):

@@ -6,7 +6,7 @@ of the weights; everything else is the engine of a training run.
 
 import os
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 # Before JAX starts: it computes on the CPU, and looks for no TPU. libtpu allows one process at a time, by a file in
 # /tmp that a killed process leaves behind; compiling takes no device, so other processes do not matter.
@@ -54,32 +54,35 @@ class AbsentEngine(JaxEngine):
     def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
         return self._place(rows, sharding)
 
-    def compiled(self, micro_batch: Batch) -> jax.stages.Compiled:
-        """Return the compiled step for micro-batches of the shape of this one, [1, B, ...]."""
+    def lowered(self, micro_batch: Batch) -> jax.stages.Lowered:
+        """Return the step, to be compiled, for micro-batches of the shape of this one, [1, B, ...]."""
         number = self.layout.replicas * self.layout.accumulation
         batch = {
             name: np.broadcast_to(column, (number, *column.shape[1:]))
             for name, column in micro_batch.items()
         }
         counts = dict.fromkeys(("examples", "tokens", *self.head.COUNTS), 1.0)
-        return self._lowered(self._arguments(batch, UpdateRequest(), counts)).compile()
+        return self._lowered(self._arguments(batch, UpdateRequest(), counts))
 
 
 def describe_devices(platform: str, topology: str, description: str) -> list[jax.Device]:
     """Return the devices of a topology; a GPU needs a description, the text of a GpuTargetConfigProto.
 
-    Raises ModuleNotFoundError without the compiler of the platform.
+    Raises ModuleNotFoundError without the compiler of the platform, CompilerError for a shape that it does not know.
     """
+    options: dict[str, Any] = {}
     if platform == "tpu":
         import libtpu  # noqa: F401
 
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+        sizes = [int(size) for size in topology.partition(":")[2].split("x")]
+        options["topology_name"] = topology
+        # A host has 2 x 2 chips, unless the slice has fewer.
+        options["chips_per_host_bounds"] = [min(2, size) for size in sizes[:2]] + [1]
     else:
         import jax_plugins.xla_cuda12  # noqa: F401  registers the platform
 
-        options = {"target_config": description, "topology": topology}
-        devices = topologies.get_topology_desc(platform="cuda", topology_name="", **options).devices
-    return list(devices)
+        options |= {"topology_name": "", "target_config": description, "topology": topology}
+    return list(topologies.get_topology_desc(platform=platform, **options).devices)
 
 
 def build_engine(

@@ -9,8 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.load import changed
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
+from bert_cli.data.stream.reader import Batching
 from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.engine import Batch
 from bert_cli.planning import layout
@@ -25,20 +28,22 @@ PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
 LARGEST_PARTS = 8
 
 
-def report(settings: TrainSettings, target: Target, sample: Batch, labels: int = 2) -> None:
-    """Compile the step for a target and print its memory, traffic and bound; `sample` is a micro-batch [1, B, ...].
+def report(settings: TrainSettings, target: Target) -> None:
+    """Compile the step for a target and print its memory, traffic and bound.
+
+    A run of several stages is compiled for the stage that needs the most memory.
 
     Raises DeviceError if the step does not fit the memory of a device.
     """
+    stages = (settings, *settings.later_stages)
+    settings = max(stages, key=lambda stage: layout.fullest(stage)[1].total)
     accelerator = target.accelerator
     where = f"--compile-for ({target.name})"
-    print(
-        f"\ncompiling for {target.devices} x {accelerator.title}, for minutes if the model is deep",
-        flush=True,
-    )
+    number = settings.global_batch.replicas * len(layout.estimate(settings))
+    print(f"\ncompiling for {number} x {accelerator.title}, which may take minutes", flush=True)
     began = time.monotonic()
     with quiet_imports():
-        compiled, needed = _compiled(settings, target, sample, labels)
+        compiled, needed = _compiled(settings, target)
     seconds = time.monotonic() - began
     estimated = layout.fullest(settings)[1].total
     limit = accelerator.memory
@@ -65,9 +70,25 @@ def report(settings: TrainSettings, target: Target, sample: Batch, labels: int =
         raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
 
 
-def _compiled(
-    settings: TrainSettings, target: Target, sample: Batch, labels: int
-) -> tuple[Any, int]:
+def micro_batch(settings: TrainSettings) -> Batch:
+    """Return synthetic examples [1, B, ...] in the shape of the run's."""
+    from bert_cli.data.finetune.features import FeatureReader
+    from bert_cli.tasks.run.corpora import open_stream
+    from bert_cli.tasks.run.finetune import synthetic_examples
+
+    size = settings.global_batch.micro_batch_size
+    if isinstance(settings, FinetuneSettings):
+        features = synthetic_examples(settings, size, settings.head.outputs)
+        batching = Batching(size, size)
+        return FeatureReader(features, batching, settings.seed, settings.max_seq_length)[0]
+    assert isinstance(settings, PretrainSettings)
+    synthetic = changed(
+        settings, generated_dataset=True, probe=None, validation_dir=None, stages=[]
+    )
+    return open_stream(synthetic).first_micro_batches(1)
+
+
+def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
     """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
     from bert_cli.parallel.jax import elsewhere
     from bert_cli.tasks.run.build import model_of
@@ -76,17 +97,20 @@ def _compiled(
     accelerator = target.accelerator
     runtime(settings.engine).configure_runtime(settings.precision, settings.deterministic)
     kind = accelerator.kind
+    where = f"--compile-for ({target.name})"
     try:
         devices = elsewhere.describe_devices(
             PLATFORMS[kind], target.topology, accelerator.description
         )
     except ModuleNotFoundError:
-        where = f"--compile-for ({target.name})"
         raise ConfigError(where, needs_extra(EXTRAS[kind])) from None
-    model = model_of(settings, labels, has_values=False)
+    except elsewhere.CompilerError as error:
+        problem = f"the compiler does not know this shape ({error})"
+        raise ConfigError(where, problem, "give another, as v5e:2x4") from None
+    model = model_of(settings, settings.head.outputs, has_values=False)
     engine = elsewhere.build_engine(model, layout_of(settings), kind, devices)
     try:
-        compiled = engine.compiled(sample)
+        compiled = engine.lowered(micro_batch(settings)).compile()
     except elsewhere.CompilerError as error:
         used = re.search(r"Used ([\d.]+)([MGT]) of", str(error))
         if used is None:
@@ -136,7 +160,7 @@ def _print_work(settings: TrainSettings, target: Target, work: Work) -> None:
     rows = [
         ("FLOPs of products", f"{work.flops / 1e12:,.2f} T", f"{work.flops / flops:.2f} of the model's"),
         ("bytes moved", format_bytes(work.moved), f"{_per_token(settings, work, each):,.0f} a token"),
-        ("bound of a step", _milliseconds(seconds), _bound_by(work, link_seconds)),
+        ("bound of a step", format_duration(seconds), _bound_by(work, link_seconds)),
         ("  examples/s", f"{batch.examples / seconds:,.0f}", "all devices, at the bound; not a prediction"),
         ("  utilisation", f"{flops / peak / seconds:.1%}", f"of {peak / 1e12:,.0f} TFLOP/s, at the bound"),
         ("sent over links", format_bytes(sent), _describe_links(accelerator.link, link_seconds, seconds)),
@@ -173,8 +197,4 @@ def _bound_by(work: Work, link_seconds: float) -> str:
 
 def _describe_links(speed: float, link_seconds: float, seconds: float) -> str:
     part = link_seconds / (link_seconds + seconds)
-    return f"{_milliseconds(link_seconds)} at {speed / 1e9:,.0f} GB/s; {part:.1%} of a step without overlap"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.1f} ms"
+    return f"{format_duration(link_seconds)} at {speed / 1e9:,.0f} GB/s; {part:.1%} of a step without overlap"

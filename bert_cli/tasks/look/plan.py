@@ -11,34 +11,36 @@ from dataclasses import asdict
 from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
-from bert_cli.config.tools import PlanSettings, TargetSettings
-from bert_cli.config.training import short
+from bert_cli.config.tools import PlanFinetuneSettings, PlanSettings, TargetSettings
+from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
 from bert_cli.processes import print_table
-from bert_cli.tasks.run.corpora import open_stream, with_sizes_of_records
+from bert_cli.tasks.run.corpora import with_sizes_of_records
 from bert_cli.text import count, format_bytes
 
 KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
 FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"
 
 
-def run(settings: PlanSettings | TargetSettings) -> None:
+def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     """Print the estimate of the layout, or of the chosen layout with `parallel.layout auto`.
 
     Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
     """
-    if settings.listed or isinstance(settings, TargetSettings):
+    if isinstance(settings, TargetSettings) or getattr(settings, "listed", False):
         _print_targets()
         return
     target = None if settings.compile_for is None else find_target(settings.compile_for)
     devices = settings.devices if target is None else target.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    requested: PretrainSettings = with_sizes_of_records(settings)
+    requested: TrainSettings = settings
+    if isinstance(settings, PlanSettings):
+        requested = with_sizes_of_records(settings)
     is_open = requested.parallel.layout == "auto"
     is_open |= requested.global_batch.examples_per_step is not None
     if target is not None and is_open:
@@ -65,8 +67,7 @@ def run(settings: PlanSettings | TargetSettings) -> None:
     if target is not None:
         from bert_cli.tasks.look import elsewhere
 
-        synthetic = changed(chosen, generated_dataset=True, probe=None, validation_dir=None)
-        elsewhere.report(chosen, target, open_stream(synthetic).first_micro_batches(1))
+        elsewhere.report(chosen, target)
 
 
 def _print_targets() -> None:
@@ -86,7 +87,7 @@ def _print_targets() -> None:
     print(f"\na target is a name and a number of devices: {EXAMPLES}")
 
 
-def _check_memory(settings: PretrainSettings, memory: int) -> None:
+def _check_memory(settings: TrainSettings, memory: int) -> None:
     device, estimate = layout.fullest(settings)
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
@@ -98,7 +99,7 @@ def _check_memory(settings: PretrainSettings, memory: int) -> None:
         print(line)
 
 
-def _print_layout(settings: PretrainSettings) -> None:
+def _print_layout(settings: TrainSettings) -> None:
     batch = settings.global_batch
     parallel = settings.parallel
     stages, mapping = stages_of(settings)
@@ -144,9 +145,9 @@ def _print_layout(settings: PretrainSettings) -> None:
         print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 
-def _describe_length(settings: PretrainSettings) -> str:
+def _describe_length(settings: TrainSettings) -> str:
     """Return the plan as text; the number of steps is left out if it follows from records."""
-    if settings.total_num_train_samples is not None:
+    if isinstance(settings, PretrainSettings) and settings.total_num_train_samples is not None:
         return describe(make_plan(settings, None))
     epochs = settings.num_epochs
     batch = settings.global_batch
@@ -154,7 +155,7 @@ def _describe_length(settings: PretrainSettings) -> str:
     return f"  {length} in steps of {count(batch.examples, 'example')}"
 
 
-def _check_devices(settings: PretrainSettings, devices: int | None, processes: int) -> None:
+def _check_devices(settings: TrainSettings, devices: int | None, processes: int) -> None:
     replicas = settings.global_batch.replicas
     each = len(estimate(settings))
     needed = replicas * each
@@ -168,7 +169,7 @@ def _check_devices(settings: PretrainSettings, devices: int | None, processes: i
 
 
 def _print_alternatives(
-    requested: PretrainSettings, chosen: PretrainSettings, devices: int, memory: int, processes: int
+    requested: TrainSettings, chosen: TrainSettings, devices: int, memory: int, processes: int
 ) -> None:
     """Print the choices of `auto`, with and without recomputation, if they differ from the layout."""
     choices = {"--parallel.layout auto": requested}
@@ -186,7 +187,7 @@ def _print_alternatives(
         seen.add(shape)
 
 
-def _flags(settings: PretrainSettings) -> str:
+def _flags(settings: TrainSettings) -> str:
     batch = settings.global_batch
     (stages, mapping) = stages_of(settings)
     parallel = settings.parallel
