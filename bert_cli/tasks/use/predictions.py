@@ -77,7 +77,8 @@ class FillMask(Predictor):
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the most probable pieces for each [MASK]; null for a mask in the truncated part."""
         special = self.tokenizer.special
-        pieces = [self.tokenizer.notation.shown(piece) for piece in self.tokenizer.pieces]
+        pieces = self.tokenizer.pieces
+        shown = self.tokenizer.notation.shown
         rows = []
         is_cut = []
         texts = [item.fields["text"] for item in inputs]
@@ -96,8 +97,9 @@ class FillMask(Predictor):
             for row, number in enumerate(numbers):
                 for mask in range(counts[row]):
                     pairs = zip(words[row, mask], probabilities[row, mask], strict=True)
-                    best = [{"word": pieces[word], "probability": exact(p)} for word, p in pairs]
-                    masks[number][mask] = best
+                    masks[number][mask] = [
+                        {"word": shown(pieces[word]), "probability": exact(p)} for word, p in pairs
+                    ]
         results = zip(inputs, masks, is_cut, strict=True)
         return [row_of(item.fields, {"masks": filled}, cut) for item, filled, cut in results]
 
