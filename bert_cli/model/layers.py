@@ -95,6 +95,15 @@ class Layer(keras.layers.Layer):
             values.append((name, value if isinstance(value, Hashable) else id(value)))
         return tuple(values)
 
+    @property
+    def kernel_dtype(self) -> str:
+        """The dtype to which the kernels of an encoder layer may be cast before it reads them.
+
+        Unit Scaling multiplies kernels before they are rounded, and products for AMX return gradients in float32.
+        """
+        is_cast_late = bool(self.factors) or self.uses_amx
+        return str(self.variable_dtype if is_cast_late else self.compute_dtype)
+
     def set_factors(self, table: Mapping[str, Factor]) -> None:
         """Take the factors of this layer and of its inner layers from a table of Unit Scaling, by path."""
         paths = {path.removeprefix(f"{self.path}/"): path for path in table}

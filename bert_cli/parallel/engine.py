@@ -62,6 +62,8 @@ class Block(Protocol):
     dropout_id: int
     trace_key: Hashable
     """Equal for blocks that may share one trace."""
+    kernel_dtype: str
+    """The dtype to which the kernels of an encoder layer may be cast before it reads them."""
     READS: Sequence[str]
     """The columns that the block reads."""
 

@@ -304,7 +304,7 @@ class JaxEngine(Engine):
 
         # Where weights are complete, each replica adds up its own gradients: one all-reduce a step.
         totals = {}
-        weights = self.forward_pass.stack(weights)
+        weights = self.forward_pass.prepare(weights)
         for name, weight in weights.items():
             spec = stacked_spec(name, self.shardings[name][0].spec)
             shape = weight.shape
@@ -337,14 +337,14 @@ class JaxEngine(Engine):
     def _run_once(
         self, weights: Arrays, columns: Arrays, key: Tensor, counts: Arrays | None
     ) -> Tensor:
-        return self.forward_pass(self.forward_pass.stack(weights), columns, key, counts)
+        return self.forward_pass(self.forward_pass.prepare(weights), columns, key, counts)
 
     def _run_forward(self, weights: Arrays, columns: Arrays) -> jax.Array:
         def logits_of(columns: Arrays) -> jax.Array:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
             return self.forward_pass(weights, columns, key)
 
-        weights = self.forward_pass.stack(weights)
+        weights = self.forward_pass.prepare(weights)
         return lax.map(jax.vmap(logits_of, spmd_axis_name="replica"), columns)
 
     # --- evaluation and prediction

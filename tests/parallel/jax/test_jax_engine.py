@@ -103,3 +103,29 @@ def test_a_result_of_products_for_amx_that_is_not_stored_row_by_row_is_an_error(
     check_formats([row_major])
     with pytest.raises(DeviceError, match=r"row by row .*--precision float32, or --engine"):
         check_formats([row_major, column_major])
+
+
+def test_weights_of_equal_layers_are_stacked_and_kernels_of_others_cast():
+    def block(name, trace_key):
+        paths = {f"{name}/dense/kernel": (2, 3), f"{name}/dense/bias": (3,)}
+        weights = [SimpleNamespace(path=path, shape=shape) for path, shape in paths.items()]
+        return SimpleNamespace(trace_key=trace_key, weights=weights, kernel_dtype="bfloat16")
+
+    body = [block("emb", 0), block("hid_0", 1), block("hid_1", 1), block("hid_2", 2)]
+    weights = {
+        weight.path: jnp.full(weight.shape, number, jnp.float32)
+        for number, part in enumerate(body)
+        for weight in part.weights
+    }
+    forward_pass = ForwardPass(body, None, None, {}, recomputes=False, loops=True)
+    prepared = forward_pass.prepare(weights)
+    assert {name: (value.shape, value.dtype.name) for name, value in prepared.items()} == {
+        "emb/dense/kernel": ((2, 3), "float32"),
+        "emb/dense/bias": ((3,), "float32"),
+        "hid_0/dense/kernel": ((2, 2, 3), "float32"),
+        "hid_0/dense/bias": ((2, 3), "float32"),
+        "hid_2/dense/kernel": ((2, 3), "bfloat16"),
+        "hid_2/dense/bias": ((3,), "float32"),
+    }
+    values = {name: float(value.mean()) for name, value in forward_pass.unstack(prepared).items()}
+    assert values == {name: float(value.mean()) for name, value in weights.items()}
