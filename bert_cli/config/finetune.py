@@ -15,6 +15,7 @@ from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
 from bert_cli.config.settings import (
     Positive,
     SettingError,
+    Settings,
 )
 from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
@@ -36,6 +37,20 @@ def _adam(rate: float) -> OptimizerOpts:
 def _longest(validated: dict[str, Any]) -> int:
     config: BertConfig = validated.get("bert_config", BertConfig())
     return config.max_position_embeddings
+
+
+class Distillation(Settings):
+    """A trained model from which the run learns besides the labels."""
+
+    NEEDS: ClassVar = {"logits": "teacher", "temperature": "teacher"}
+
+    teacher: PathOrName | None = None
+    """A model that was trained for the same task: a run folder, a checkpoint, a Hugging Face folder or name. It has the
+    same vocabulary; its outputs on the training examples are computed once, before the first step, and cached."""
+    logits: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Weight of the loss against the teacher's outputs; the loss against the labels has the rest."""
+    temperature: Annotated[float, Field(gt=0.0)] = 2.0
+    """Divisor of the logits of both models before the softmax (Hinton et al. 2015); regression has no softmax."""
 
 
 class FinetuneSettings(TrainSettings):
@@ -107,7 +122,18 @@ def window_error(
     return f"{problem}doc_stride ({doc_stride})", remedy
 
 
-class SquadSettings(FinetuneSettings):
+class TaskSettings(FinetuneSettings):
+    """Settings of every task with labels."""
+
+    NEEDS: ClassVar = {"distillation": ["do_training", ("generated_dataset", False)]}
+
+    distillation: Annotated[
+        Distillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
+    ] = Distillation()
+    """Soft labels of a larger model for a smaller one."""
+
+
+class SquadSettings(TaskSettings):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2
@@ -153,7 +179,7 @@ class SquadSettings(FinetuneSettings):
         return self
 
 
-class GlueSettings(FinetuneSettings):
+class GlueSettings(TaskSettings):
     """Fine-tune on a task of GLUE or CLUE and score it with its official metrics.
 
     Example: bert glue --config glue_base --glue-task mrpc --dataset-dir data/glue
@@ -180,7 +206,7 @@ class GlueSettings(FinetuneSettings):
         return self
 
 
-class NerSettings(FinetuneSettings):
+class NerSettings(TaskSettings):
     """Fine-tune on token classification, such as named entities, in CoNLL format.
 
     Example: bert ner --pretrained-ckpt-path runs/base --train-file train.conll
@@ -199,7 +225,7 @@ class NerSettings(FinetuneSettings):
     """The optimizer and its hyperparameters."""
 
 
-class ClassifySettings(FinetuneSettings):
+class ClassifySettings(TaskSettings):
     """Fine-tune on text classification with your own CSV, TSV or JSON lines file.
 
     Example: bert classify --pretrained-ckpt-path runs/base --train-file train.csv

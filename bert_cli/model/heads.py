@@ -31,6 +31,9 @@ from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
+TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
+"""Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
+loss against them and the temperature of both softmaxes."""
 
 
 class Head(ConfiguredLayer):
@@ -171,7 +174,7 @@ class PretrainingHeads(Head):
 class QuestionAnswering(Head):
     """Block `qa_head`: scores of each position as the start and the end of an answer (section 4.2)."""
 
-    READS = ("input_mask", "start_positions", "end_positions")
+    READS = ("input_mask", "start_positions", "end_positions", *TEACHER)
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "loss": ("loss", "examples"),
         "start_accuracy": ("start_correct", "examples"),
@@ -195,8 +198,12 @@ class QuestionAnswering(Head):
         """Return half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
         padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
         logits_BS2 = self.logits(hidden, key) + padding_BS1
-        start, start_correct = loss_sums(logits_BS2[:, :, 0], labels["start_positions"], None)
-        end, end_correct = loss_sums(logits_BS2[:, :, 1], labels["end_positions"], None)
+        if "teacher_logits" in labels:
+            labels = {**labels, "teacher_logits": labels["teacher_logits"] + padding_BS1}
+        (start, start_correct), (end, end_correct) = (
+            task_sums(logits_BS2[:, :, n], labels[f"{name}_positions"], None, labels, n)
+            for n, name in enumerate(("start", "end"))
+        )
         loss = (start + end) / 2.0
         sums = {"loss": loss, "start_correct": start_correct, "end_correct": end_correct}
         return loss / counts["examples"], sums
@@ -224,7 +231,7 @@ class Classifier(Head):
 class SequenceClassification(Classifier):
     """Block `glue_head`: a classifier of the pooled [CLS] (section 4.1); with one output, regression."""
 
-    READS = ("labels",)
+    READS = ("labels", *TEACHER)
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
@@ -237,16 +244,21 @@ class SequenceClassification(Classifier):
         logits_BL = self.logits(hidden, key)
         if self.labels == 1:
             error_B = logits_BL[:, 0] - ops.cast(labels["labels"], "float32")
-            loss = ops.sum(ops.square(error_B))
+            losses_B = ops.square(error_B)
+            if "teacher_logits" in labels:
+                weight_B = labels["teacher_weight"]
+                soft_B = ops.square(logits_BL[:, 0] - labels["teacher_logits"][:, 0])
+                losses_B = (1.0 - weight_B) * losses_B + weight_B * soft_B
+            loss = ops.sum(losses_B)
             return loss / counts["examples"], {"loss": loss}
-        loss, correct = loss_sums(logits_BL, labels["labels"], None)
+        loss, correct = task_sums(logits_BL, labels["labels"], None, labels)
         return loss / counts["examples"], {"loss": loss, "correct": correct}
 
 
 class TokenClassification(Classifier):
     """Block `token_head`: a classifier of every position (section 5.3); only weighted positions count."""
 
-    READS = ("labels", "label_weights")
+    READS = ("labels", "label_weights", *TEACHER)
     COUNTS: ClassVar[Mapping[str, str]] = {"words": "label_weights"}
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "loss": ("loss", "words"),
@@ -257,8 +269,8 @@ class TokenClassification(Classifier):
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
-        weights = ops.reshape(ops.cast(labels["label_weights"], "float32"), (-1,))
-        loss, correct = loss_sums(self.logits(hidden, key), labels["labels"], weights)
+        weights = ops.cast(labels["label_weights"], "float32")
+        loss, correct = task_sums(self.logits(hidden, key), labels["labels"], weights, labels)
         return loss / counts["words"], {"loss": loss, "correct": correct}
 
 
@@ -332,6 +344,37 @@ class SentenceEmbedding(Head):
         # Each text counts with the loss of its row.
         sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
         return sums["loss"] / counts["examples"], sums
+
+
+def task_sums(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    columns: Columns,
+    output: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `loss_sums` of logits [B, L] or [B, S, L]; with a teacher in `columns`, also against its logits.
+
+    The loss of a row is (1 - w) times the cross entropy with its label and w T^2 times the Kullback-Leibler divergence
+    of the softmaxes at temperature T (Hinton et al. 2015, section 2). The teacher's logits are those of one `output`,
+    [B, S, outputs], if it is given.
+    """
+    flat = None if weights is None else ops.reshape(weights, (-1,))
+    loss, correct = loss_sums(logits, labels, flat)
+    if "teacher_logits" not in columns:
+        return loss, correct
+    teacher = columns["teacher_logits"]
+    teacher = teacher if output is None else teacher[:, :, output]
+    of_examples = (-1, *[1] * (len(logits.shape) - 2))
+    weight = ops.reshape(columns["teacher_weight"], of_examples)
+    temperature = ops.reshape(columns["teacher_temperature"], of_examples)
+    counted = ops.ones_like(logits[..., 0]) if weights is None else weights
+    loss, _ = loss_sums(logits, labels, ops.reshape((1.0 - weight) * counted, (-1,)))
+    expected = ops.log_softmax(teacher / temperature[..., None])
+    log_probabilities = ops.log_softmax(logits / temperature[..., None])
+    divergences = ops.sum(ops.exp(expected) * (expected - log_probabilities), axis=-1)
+    soft = ops.sum(divergences * ops.square(temperature) * weight * counted)
+    return loss + soft, correct
 
 
 def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -128,3 +128,74 @@ def test_the_classifier_has_dropout_before_it(tiny):
     hidden = np.random.default_rng(0).normal(size=(3, 6, 32)).astype(np.float32)
     dropped = head.logits(hidden, np.array([7, 0], np.int32))
     assert not np.array_equal(dropped, head.logits(hidden, None))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_against_a_teacher_equals_pytorchs(kind, tiny):
+    """Loss, and its gradient with respect to the head's input, for a weight and a temperature of each example."""
+    import tensorflow as tf
+    import torch
+    from torch.nn import functional
+
+    head, outputs = KINDS[kind]
+    block = build_block(head.name, tiny, seed=4, policy="float32", labels=outputs)
+    columns = make_examples(tiny.vocab_size, examples=5, seed=3)
+    mask = columns["input_mask"]
+    draw = np.random.default_rng(7)
+    hidden = draw.normal(size=(*mask.shape, tiny.hidden_size)).astype(np.float32)
+    labels, _ = labels_of(kind, columns)
+    shape = (*mask.shape, outputs) if head.is_per_position else (5, outputs)
+    teacher = {
+        "teacher_logits": 3.0 * draw.normal(size=shape).astype(np.float32),
+        "teacher_weight": draw.random(5).astype(np.float32),
+        "teacher_temperature": (1.0 + draw.random(5)).astype(np.float32),
+    }
+    counts = {"examples": np.float32(5), "words": labels.get("label_weights", np.ones(1)).sum()}
+    tensor = tf.constant(hidden)
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        loss, sums = block(tensor, {"input_mask": mask, **labels, **teacher}, counts, None)
+    ours = tape.gradient(loss, tensor).numpy()
+
+    kernel, bias = (torch.tensor(weight.numpy()) for weight in block.weights)
+    theirs = torch.tensor(hidden, requires_grad=True)
+    logits = theirs @ kernel + bias
+    soft = torch.tensor(teacher["teacher_logits"])
+    weight, temperature = (torch.tensor(teacher[f"teacher_{n}"]) for n in ("weight", "temperature"))
+
+    def mixed(scores, soft, label, weight, temperature):
+        """Of rows [R, L], the loss of each."""
+        hard = functional.cross_entropy(scores, torch.tensor(label).long(), reduction="none")
+        student = functional.log_softmax(scores / temperature[:, None], -1)
+        probabilities = functional.softmax(soft / temperature[:, None], -1)
+        divergence = functional.kl_div(student, probabilities, reduction="none").sum(-1)
+        return (1 - weight) * hard + weight * temperature**2 * divergence
+
+    if kind == "question answering":
+        padding = torch.tensor(mask == 0)[:, :, None]
+        logits, soft = (scores.masked_fill(padding, -1e9) for scores in (logits, soft))
+        pairs = enumerate(("start_positions", "end_positions"))
+        parts = [
+            mixed(logits[:, :, n], soft[:, :, n], labels[name], weight, temperature)
+            for n, name in pairs
+        ]
+        expected = sum(parts).sum() / 2 / 5
+    elif kind == "token classification":
+        rows = [tensor.flatten(0, 1) for tensor in (logits, soft)]
+        each = [tensor[:, None].expand(mask.shape).flatten() for tensor in (weight, temperature)]
+        losses = mixed(*rows, labels["labels"].reshape(-1), *each)
+        words = torch.tensor(labels["label_weights"].reshape(-1))
+        expected = (losses * words).sum() / words.sum()
+    elif kind == "regression":
+        hard = (logits[:, 0, 0] - torch.tensor(labels["labels"])) ** 2
+        expected = ((1 - weight) * hard + weight * (logits[:, 0, 0] - soft[:, 0]) ** 2).mean()
+    else:
+        expected = mixed(logits[:, 0], soft, labels["labels"], weight, temperature).mean()
+    expected.backward()
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert float(sums["loss"]) == pytest.approx(
+        float(expected.detach()) * counts[block.MEANS["loss"][1]] if "loss" in block.MEANS else 0,
+        rel=1e-5,
+    )
+    gradient = theirs.grad.numpy()
+    assert np.linalg.norm(ours - gradient) < 1e-5 * np.linalg.norm(gradient)

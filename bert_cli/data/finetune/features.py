@@ -29,6 +29,7 @@ from bert_cli.files import atomic_file
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
+TEACHER = ".teacher_"  # in the names of columns of a teacher's outputs, among all arrays
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
 
@@ -43,7 +44,8 @@ class Features:
     segments: npt.NDArray[np.int8]  # [T] 0 in the first text, 1 in the second
     ends: npt.NDArray[np.int64]  # [n] end of each example
     labels: Arrays = field(default_factory=dict)  # columns [n]
-    position_labels: Arrays = field(default_factory=dict)  # columns [T]; 0 in padding
+    position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
+    teacher: str = ""  # fingerprint of the teacher whose outputs are columns
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -61,11 +63,12 @@ class Features:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all arrays."""
+        """Return a digest of all arrays but a teacher's outputs, whose last bits depend on the machine."""
         digest = hashlib.sha256()
         for name, column in sorted(self.arrays().items()):
-            digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
-        return digest.hexdigest()[:32]
+            if TEACHER not in name:
+                digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()[:32] + self.teacher
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all arrays by name, for a cache or a fingerprint."""
@@ -88,7 +91,8 @@ class Features:
             prefix, _, name = key.partition(".")
             if prefix in groups:
                 groups[prefix][name] = column
-        return Features(arrays["tokens"], arrays["segments"], arrays["ends"], *groups.values())
+        columns = groups["labels"], groups["place_labels"]
+        return Features(arrays["tokens"], arrays["segments"], arrays["ends"], *columns)
 
     def batch(self, numbers: npt.NDArray[np.int64], sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
@@ -101,9 +105,9 @@ class Features:
             **self.position_labels,
         }
         columns: Batch = {
-            name: np.where(inside, column[index], 0).astype(
-                np.float32 if column.dtype.kind == "f" else np.int32
-            )
+            name: np.where(
+                inside.reshape(*inside.shape, *[1] * (column.ndim - 1)), column[index], 0
+            ).astype(np.float32 if column.dtype.kind == "f" else np.int32)
             for name, column in flat.items()
         }
         columns["input_mask"] = inside.astype(np.int32)

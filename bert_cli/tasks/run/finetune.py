@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.config.load import changed
 from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
@@ -37,6 +37,7 @@ from bert_cli.tasks.run.resolve import (
     with_shape_of,
 )
 from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
+from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
@@ -121,6 +122,8 @@ def prepare(
         if source is not None and not settings.do_training:
             _check_class(settings, source)
         task = build(settings, tokenizer, source)
+        if isinstance(settings, TaskSettings):
+            task = with_teacher(settings, task, tokenizer, _label_order)
     return TaskRun(settings, source, folder, mesh, stop, task)
 
 

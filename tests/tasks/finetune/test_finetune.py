@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
 from support.processes import wait_for
-from support.runs import assert_same_end, last_line, lines_of
-from support.tiny_models import PIECES, TINY, write_model, write_reviews
+from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
+from support.tiny_models import OTHERS, PIECES, TINY, metrics_of, write_model, write_reviews
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
@@ -325,3 +328,56 @@ def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
     # All at once.
     for name in ("train_file", "validation_file", "pretrained_ckpt_path", "save_ckpt_path"):
         assert name in error
+
+
+# --- distillation
+
+
+def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, tmp_path, capsys):
+    teacher = ["--distillation.teacher", str(trained), "--distillation.temperature", "3"]
+    words = arguments(base, tmp_path / "student", *teacher, "--checkpoint-every-steps", "2")
+    words += ["--num-epochs", "0.5", "--keep-checkpoints", "9", "--cache-dir", "null"]
+    assert main(words) == 0
+    assert "learns from the outputs of" in capsys.readouterr().out
+    student = metrics_of(tmp_path / "student")
+    continues_bit_for_bit(
+        tmp_path / "student", lambda run: main([*words, "--save-ckpt-path", str(run)]), 2
+    )
+    replicas = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]
+    stages = '[["emb"],["hid"],["pool","glue_head"]]'
+    for name, flags in (
+        ("replicas", replicas),
+        ("stages", ["--parallel.pipeline-stages", stages, "--parallel.pipeline-device-mapping", "[0,0,0]"]),
+        ("jax", ["--engine", "jax"]),
+    ):  # fmt: skip
+        run = tmp_path / name
+        again = [*words, "--save-ckpt-path", str(run), *flags]
+        if name == "jax":
+            subprocess.run([sys.executable, "-m", "bert_cli", *again], check=True)
+        else:
+            assert main(again) == 0
+        for mine, other in zip(metrics_of(run), student, strict=True):
+            assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5), name
+    without_teacher = arguments(base, tmp_path / "alone", "--num-epochs", "0.5")
+    assert main(without_teacher) == 0
+    assert metrics_of(tmp_path / "alone")[0]["loss"] != student[0]["loss"]
+    # Another temperature is another run.
+    capsys.readouterr()
+    assert main([*words, "--distillation.temperature", "2"]) == 4
+    assert "temperature 3.0" in capsys.readouterr().err
+
+
+def test_a_teacher_that_does_not_fit_is_refused(base, trained, tmp_path, capsys):
+    other = shutil.copytree(best_checkpoint(trained), tmp_path / "other")
+    for name in ("vocab.txt", "tokenizer.json"):
+        text = (other / name).read_text().replace(OTHERS[0], "another")
+        (other / name).write_text(text)
+    (other / "state.json").unlink()
+    for words, message in (
+        (["--distillation.teacher", str(base / "model")], "not a model for text-classification"),
+        (["--distillation.teacher", str(other)], "has another vocabulary than the model"),
+        (["--distillation.logits", "0.5"], "logits.*has no effect without teacher"),
+        (["--distillation.teacher", "x", "--no-do-training"], "distillation.*has no effect"),
+    ):
+        assert main(arguments(base, tmp_path / "run", *words)) == 2
+        assert re.search(message, capsys.readouterr().err.replace("\n", " ")), message
