@@ -56,6 +56,7 @@ _ROWS = {
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
     "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
+    "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
     "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),

@@ -159,6 +159,28 @@ class AverageSettings(Settings):
     """Framework that scores the models; both score every model."""
 
 
+class ShrinkSettings(Settings):
+    """Write some of a model's layers as a smaller model, which can learn from the large one.
+
+    Embeddings and head are those of the model. Train the result before you use it: see `--distillation.teacher`.
+    Example: bert shrink runs/base runs/half --layers 0,2,4
+    Example: bert shrink bert-base-uncased small --layers 0,1,2,3
+    """
+
+    model: Positional[PathOrName]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    out: Positional[Path]
+    """Folder of the smaller model; new or empty."""
+    layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    """Numbers of the layers in ascending order, from 0 at the embeddings."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "ShrinkSettings":
+        if self.layers != sorted(set(self.layers)):
+            raise SettingError("layers", "are not in ascending order", "sort them")
+        return self
+
+
 class EvaluateSettings(Settings):
     """Score a checkpoint of a pre-training run on records: losses, accuracies and bits per byte.
 

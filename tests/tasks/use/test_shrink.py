@@ -1,0 +1,31 @@
+"""`bert shrink`: the layers of the result are those of the model, in PyTorch."""
+
+import numpy as np
+import pytest
+from support.hf_models import MODELS, SHAPE, in_torch, opened
+
+from bert_cli.cli import main
+
+
+@pytest.mark.parametrize("name", ["bare", "masked"])
+def test_a_smaller_model_has_the_chosen_layers_embeddings_and_head(name, models, tmp_path):
+    assert main(["shrink", str(models[name]), str(tmp_path / "out"), "--layers", "1"]) == 0
+    large = opened(models[name], MODELS[name][0]).state_dict()
+    small = opened(tmp_path / "out", MODELS[name][0]).state_dict()
+    assert not [key for key in small if "layer.1." in key]
+    for key, value in small.items():
+        assert np.array_equal(value, large[key.replace("layer.0.", "layer.1.")]), key
+    ids = np.arange(5, 14)[None] % SHAPE["vocab_size"]
+    columns = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    for output in in_torch(tmp_path / "out", MODELS[name][0], columns).values():
+        assert np.isfinite(output).all()
+
+
+def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):
+    for layers, message in (
+        ("0,2", "layers (2): is not among the layers 0 to 1"),
+        ("1,0", "layers: are not in ascending order"),
+    ):
+        assert main(["shrink", str(models["bare"]), str(tmp_path / "out"), "--layers", layers]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
