@@ -37,12 +37,13 @@ def _full_parser() -> argparse.ArgumentParser:
     parser.add_argument("-h", "--help", action="help", help="list the commands")
     parser.add_argument("--version", action="store_true", help="print versions")
     subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
+    groups = {name.partition(" ")[0] for name in COMMANDS if " " in name}
     for name, command in COMMANDS.items():
         settings = command.settings_class()
         first, _, second = name.rpartition(" ")
         subparser = subparsers[first].add_parser(second, add_help=False, help=command.help)
         add_help(subparser, settings, name)
-        if name == "bench":
+        if name in groups:
             subparsers[name] = subparser.add_subparsers(dest="what")
         options = [option for section in sections_of(settings, name) for option in section.options]
         paths = {option.name for option in options if option.is_path}

@@ -24,7 +24,7 @@ def test_a_smaller_model_has_the_chosen_layers_embeddings_and_head(name, models,
 def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):
     for layers, message in (
         ("0,2", "layers (2): is not among the layers 0 to 1"),
-        ("1,0", "layers: are not in ascending order"),
+        ("1,0", "layers (--layers): are not in ascending order"),
     ):
         assert main(["shrink", str(models["bare"]), str(tmp_path / "out"), "--layers", layers]) == 2
         assert message in capsys.readouterr().err
