@@ -47,9 +47,9 @@ def report(settings: TrainSettings, target: Target) -> None:
     seconds = time.monotonic() - began
     estimated = layout.fullest(settings)[1].total
     limit = accelerator.memory
-    problem = (
-        f"a device needs {format_bytes(needed)} by the compiler, and has {format_bytes(limit)}"
-    )
+    least = "at least " if compiled is None else ""
+    size = f"{format_bytes(needed)} by the compiler"
+    problem = f"a device needs {least}{size}, and has {format_bytes(limit)}"
     if compiled is None:
         raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
     print(f"compiled in {format_duration(seconds)}\n")
@@ -112,13 +112,23 @@ def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
     try:
         compiled = engine.lowered(micro_batch(settings)).compile()
     except elsewhere.CompilerError as error:
-        used = re.search(r"Used ([\d.]+)([MGT]) of", str(error))
-        if used is None:
+        if (size := refused_bytes(str(error))) is None:
             raise
-        return None, int(float(used[1]) * 2 ** {"M": 20, "G": 30, "T": 40}[used[2]])
+        return None, size
     memory: Any = compiled.memory_analysis()
     kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return compiled, kept + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def refused_bytes(message: str) -> int | None:
+    """Return the bytes that a program needs at least, from the error of a compiler that refuses it for its memory.
+
+    It says `Used 20.3G of 15.75G hbm` or `temporaries (82.4G) exceeds available HBM (15.75G)`.
+    """
+    size = re.search(r"([\d.]+)([KMGT])\b", message)
+    if "RESOURCE_EXHAUSTED" not in message or size is None:
+        return None
+    return int(float(size[1]) * 2 ** (10 * (1 + "KMGT".index(size[2]))))
 
 
 def _remedy(settings: TrainSettings, memory: int, ratio: float) -> str:

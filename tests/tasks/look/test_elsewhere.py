@@ -11,6 +11,7 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.planning.targets import ACCELERATORS
+from bert_cli.tasks.look.elsewhere import refused_bytes
 
 ROOT = Path(__file__).parents[3]
 TINY = [
@@ -40,6 +41,15 @@ def test_an_absent_compiler_is_an_error_that_names_its_extra(tmp_path):
         assert done.returncode == 2, done.stderr
         assert f"--compile-for ({target}): needs the extra '{extra}'; pip install" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_the_memory_that_a_compiler_refuses_is_read_from_its_message():
+    """Both messages are libtpu's."""
+    limit = "RESOURCE_EXHAUSTED: Ran out of memory "
+    message = f"{limit}on HBM, the total memory required for HLO temporaries (82.40G) exceeds available HBM (15.75G)."
+    assert refused_bytes(message) == int(82.4 * 2**30)
+    assert refused_bytes(f"{limit}in memory space hbm. Used 512.5M of 15.75G hbm.") == 1025 * 2**19
+    assert refused_bytes("INTERNAL: 82.40G") is None
 
 
 @pytest.fixture(scope="session")
@@ -92,4 +102,5 @@ def test_a_step_that_does_not_fit_ends_with_exit_code_5_and_names_a_layout(compi
     words += ["--parallel.layout", "given", "--compile-for", "v5e:1x1"]
     done = plan([*TINY, *words], compilers)
     assert done.returncode == 5, done.stderr
-    assert "a device needs" in done.stderr and "and has 17.2 GB; give --" in done.stderr
+    assert "a device needs at least" in done.stderr and "has 17.2 GB; give --" in done.stderr
+    assert "Traceback" not in done.stderr
