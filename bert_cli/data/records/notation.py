@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 COPY_AGAIN = "copy it from the model again"
+TOKENIZER_FILE = "tokenizer.json"
 
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
@@ -67,12 +68,19 @@ BYTE_LEVEL = Notation(
 
 
 def read_notation(path: Path) -> tuple[JSONObject, Notation]:
-    """Return the content of a tokenizer.json and its kind. Raises DataError for a kind that is not supported."""
+    """Return the content of a tokenizer.json and its kind.
+
+    Raises DataError for a kind that is not supported, and for byte-level BPE under another name, whose other files
+    would not be found.
+    """
     description = read_json(path, JSONObject, DataError, COPY_AGAIN)
     kind = description.get("model", {}).get("type")
     if kind == "WordPiece":
         return description, WORDPIECE
     if kind == "BPE" and '"ByteLevel"' in json.dumps(description.get("pre_tokenizer")):
+        if path.name != TOKENIZER_FILE:
+            problem = f"is {BYTE_LEVEL.name} under another name than {TOKENIZER_FILE}"
+            raise DataError(str(path), problem, "rename it")
         return description, BYTE_LEVEL
     problem = f"is neither {WORDPIECE.name} nor {BYTE_LEVEL.name}"
     remedy = "give a model of BERT or ModernBERT that has such a tokenizer"

@@ -25,6 +25,7 @@ from bert_cli.config.shape import BertConfig
 from bert_cli.data.records.notation import (
     BYTE_LEVEL,
     COPY_AGAIN,
+    TOKENIZER_FILE,
     WORDPIECE,
     Notation,
     byte_level_library,
@@ -40,7 +41,6 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a
 MASK = "[MASK]"
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
-TOKENIZER_FILE = "tokenizer.json"
 MAP_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)

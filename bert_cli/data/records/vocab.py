@@ -20,11 +20,10 @@ import numpy as np
 
 from bert_cli.config.data import VocabSettings
 from bert_cli.data.records.encoder import Encoder
-from bert_cli.data.records.notation import BYTE_LEVEL, WORDPIECE
+from bert_cli.data.records.notation import BYTE_LEVEL, TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.records.tokenizer import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
-    TOKENIZER_FILE,
     VOCAB_FILE,
     Normalization,
     Vocabulary,

@@ -14,9 +14,8 @@ import numpy as np
 
 from bert_cli.config.shape import BertConfig
 from bert_cli.data.records.encoder import split_word
-from bert_cli.data.records.notation import WORDPIECE
+from bert_cli.data.records.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.records.tokenizer import (
-    TOKENIZER_FILE,
     VOCAB_FILE,
     TextTokenizer,
     has_tokenizer,

@@ -163,6 +163,10 @@ def test_other_kinds_and_lacking_tokens_are_refused_by_name(folder, tmp_path):
         for read in (read_tokenizer, lambda name: find_vocabulary(str(name), cased=False)):
             with pytest.raises(DataError, match=message):
                 read(tmp_path)
+    renamed = tmp_path / "pieces.json"
+    renamed.write_bytes((folder / "tokenizer.json").read_bytes())
+    with pytest.raises(DataError, match="byte-level BPE under another name"):
+        read_vocabulary(renamed)
     with pytest.raises(ConfigError, match="has no effect on byte-level BPE; leave out --cased"):
         find_vocabulary(str(folder), cased=True)
     assert find_vocabulary(str(folder), cased=False).notation is BYTE_LEVEL
