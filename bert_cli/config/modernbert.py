@@ -24,8 +24,8 @@ LOCAL = "sliding_attention"
 EVERY = "global_attn_every_n_layers"
 THETAS = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
 """Setting, which is the name of transformers 4 -> its group in the `rope_parameters` of transformers 5."""
-WORTH_BLOCKS = 5
-"""Blocks of two windows in a sequence from which local layers do not compute the scores of all positions; on JAX 3.
+WORTH_BLOCKS = {"tensorflow": 5, "jax": 3}
+"""Engine -> blocks of two windows in a sequence from which local layers do not compute the scores of all positions.
 
 Forward and backward of a layer of 12 heads and window 128 for 2,048 tokens on one core, with all scores and in blocks:
 TensorFlow takes 118 and 186 ms at 512 positions, 243 and 185 ms at 1,024; JAX 320 and 124 ms at 512."""
@@ -43,6 +43,7 @@ class ModernBertConfig(BertConfig):
 
     IS_PRE_NORM: ClassVar = True
     RESIDUALS: ClassVar = 1
+    HAS_EQUAL_LAYERS: ClassVar = False
     # A run on longer sequences changes the rotary positions.
     TRAINING_ONLY: ClassVar = BertConfig.TRAINING_ONLY | {"classifier_pooling", *THETAS}
     attention_probs_dropout_prob: ClassVar[float] = 0.0  # type: ignore[misc]
@@ -108,20 +109,21 @@ class ModernBertConfig(BertConfig):
         return 0
 
     def keys_read(self, positions: int) -> int:
-        """Return the number of keys that a query is compared with, in all layers together."""
-        return self._keys(positions, positions)
+        """Return the number of keys that a query reads, in all layers together."""
+        return self._keys(positions, min(positions, 2 * self.window + 1))
 
-    def keys_saved(self, positions: int) -> int:
+    def keys_saved(self, positions: int, engine: str) -> int:
         """Return the number of keys whose attention probabilities a query saves, in all layers together.
 
         A global layer of many positions saves none, but has those of some queries in memory.
         """
-        return self._keys(positions, positions if positions <= MAX_SCORED else QUERIES)
-
-    def _keys(self, positions: int, of_global: int) -> int:
         block = 2 * self.window
-        local = 2 * block if positions >= WORTH_BLOCKS * block else positions
-        keys = {GLOBAL: of_global, LOCAL: local}
+        is_in_blocks = positions >= WORTH_BLOCKS[engine] * block
+        of_global = positions if positions <= MAX_SCORED else QUERIES
+        return self._keys(of_global, 2 * block if is_in_blocks else positions)
+
+    def _keys(self, of_global: int, of_local: int) -> int:
+        keys = {GLOBAL: of_global, LOCAL: of_local}
         types = layer_types(self.num_hidden_layers, self.global_attn_every_n_layers)
         return sum(keys[kind] for kind in types)
 

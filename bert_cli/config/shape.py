@@ -25,6 +25,8 @@ class BertConfig(Settings):
     """LayerNorms in a layer, of the hidden size."""
     IS_PRE_NORM: ClassVar[bool] = False
     """Whether a LayerNorm reads the residual stream, so that the last layer ends with one more."""
+    HAS_EQUAL_LAYERS: ClassVar[bool] = True
+    """Whether layers differ only in their weights."""
     GATE_TENSORS: ClassVar[int] = 0
     """Float32 tensors [B, S, D] that a layer saves for gates, besides those of products, dropout and LayerNorm."""
     TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset(
@@ -107,7 +109,7 @@ class BertConfig(Settings):
         """Return the number of keys that a query reads, in all layers together."""
         return self.num_hidden_layers * positions
 
-    def keys_saved(self, positions: int) -> int:
+    def keys_saved(self, positions: int, engine: str) -> int:
         """Return the number of keys whose attention probabilities a query saves, in all layers together."""
         return self.keys_read(positions)
 

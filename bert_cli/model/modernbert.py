@@ -37,7 +37,7 @@ from bert_cli.model.layers import (
     linear,
 )
 
-MIN_BLOCKS = WORTH_BLOCKS if BACKEND == "tensorflow" else 3
+MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 
 
 class Embeddings(ConfiguredLayer):
@@ -320,7 +320,7 @@ class GatherMasked(ConfiguredLayer):
 
 
 class Transform(ConfiguredLayer):
-    """Dense, GELU, LayerNorm: the part that all heads share."""
+    """Dense, GELU, LayerNorm: the first part of every head."""
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size

@@ -277,7 +277,7 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     wide = FLOAT32
     compute = COMPUTE_BYTES[settings.precision]
     bsd = count_elements(settings, "BSD")
-    keys = config.keys_saved(settings.max_seq_length)
+    keys = config.keys_saved(settings.max_seq_length, settings.engine)
     bnss = count_elements(settings, "BNS") * keys // config.num_hidden_layers
     is_large = bsd > COMPILED_CHAIN_ELEMENTS
     is_compiled = is_large and settings.engine == "tensorflow" and settings.compile != "nothing"

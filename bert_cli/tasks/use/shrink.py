@@ -30,8 +30,8 @@ def run(settings: ShrinkSettings) -> None:
     check_new_folder(out)
     source = models.find_source(settings.model, "MODEL")
     config = source.config
-    if config.architecture == "modernbert":
-        problem = "is a ModernBERT, whose layers have different windows"
+    if not config.HAS_EQUAL_LAYERS:
+        problem = "has layers with different windows of attention"
         raise ConfigError(source.where, problem, "give a model of another architecture")
     if (last := settings.layers[-1]) >= config.num_hidden_layers:
         problem = f"is not among the layers 0 to {config.num_hidden_layers - 1} of {source.folder}"
