@@ -36,7 +36,7 @@ from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish, static
-from bert_cli.tasks.use.model import INPUTS, Opened, open_model, task_of
+from bert_cli.tasks.use.model import INPUTS, Input, Opened, open_model, task_of
 from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
@@ -61,11 +61,11 @@ def run(settings: ExportSettings) -> None:
     Raises ConfigError for a folder in use, a missing package or an unsupported model, and CheckpointError if there is
     no model or if its export gives other outputs.
     """
-    out = settings.out
     if settings.format == "static":
         static.run(settings)
         return
-    _check_settings(settings, out)
+    out = settings.out
+    _check_settings(settings)
     # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
@@ -76,6 +76,7 @@ def run(settings: ExportSettings) -> None:
         problem = "its outputs are per token, and --texts hides the tokens"
         raise ConfigError(f"texts ({task})", problem, "leave it out")
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
+    texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
     model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     positions = source.config.max_position_embeddings
     with atomic_folder(out) as folder:
@@ -90,7 +91,7 @@ def run(settings: ExportSettings) -> None:
         difference = _compare(served, write(served, folder), str(out))
         notes = []
         if settings.precision == "int8":
-            notes = [_quantize(served, folder, task, settings.compare_on)]
+            notes = [_quantize(served, folder, task, texts)]
             print_line(f"export: {notes[0]}")
         publish.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
@@ -103,14 +104,14 @@ def run(settings: ExportSettings) -> None:
         print_line(f"export: uploaded to {publish.push(out, settings.push)}")
 
 
-def _check_settings(settings: ExportSettings, out: Path) -> None:
+def _check_settings(settings: ExportSettings) -> None:
     _, packages = FORMATS[settings.format]
     needs = [*packages, *(["tensorflow_text"] if settings.texts else [])]
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    check_new_folder(out)
+    check_new_folder(settings.out)
     if settings.push is not None:
         publish.check_token(settings.push)
 
@@ -156,18 +157,16 @@ def _synthetic_batches(
         yield dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
 
 
-def _quantize(served: "Served", folder: Path, task: str, file: Path | None) -> str:
-    """Quantize the ONNX graph in a folder; return a sentence on the differences, on the texts of a file if given."""
+def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input]) -> str:
+    """Quantize the ONNX graph in a folder; return a sentence on the differences, on texts if there are any."""
     model = served.model
     path = folder / GRAPH
     with _without_log_noise():
         int8.quantize(path)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
-    batches: Iterable[Mapping[str, npt.NDArray[np.int32]]]
-    if file is None:
+    batches = int8.read_batches(texts, model, task)
+    if not texts:
         batches = _synthetic_batches(model.source.config, INT8_SHAPES)
-    else:
-        batches = int8.read_batches(file, model, task)
 
     def expected(columns: Mapping[str, Any]) -> Outputs:
         tensors = served.serve(*(columns[name] for name in INPUTS))

@@ -8,7 +8,7 @@ Shapes: B examples, S positions, D hidden size.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.tasks.use import predict
-from bert_cli.tasks.use.model import INPUTS, Opened
+from bert_cli.tasks.use.model import INPUTS, Input, Opened
 from bert_cli.tasks.use.predictions import predictors
 
 OPERATORS = ["MatMul", "Gemm", "Gather"]
@@ -31,8 +31,10 @@ LEAST_AGREEMENT = 0.98
 """Agreement of the predictions with float32 below which the command warns. Above it, an accuracy loses at most 0.02."""
 MAX_TEXTS = 512
 """Texts of a file that are compared: the first."""
+MAX_TOKENS = 512
+"""Tokens of a text that are compared: the first."""
 BATCH = 8
-"""Examples that are compared at once: the logits of a vocabulary of 30,522 take 16 MB for an example of 128 tokens."""
+"""Examples that are compared at once: the logits of a vocabulary of 30,522 take 63 MB for an example of 512 tokens."""
 Columns = Mapping[str, npt.NDArray[np.int32]]
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 
@@ -53,10 +55,10 @@ def quantize(path: Path) -> None:
     quantize_dynamic(graph, path, OPERATORS, per_channel=True, weight_type=QuantType.QInt8)
 
 
-def read_batches(path: Path, model: Opened, task: str) -> Iterator[Columns]:
-    """Yield the columns of the texts of a file, which has the form that `bert predict` reads."""
+def read_texts(path: Path, task: str) -> list[Input]:
+    """Return the first texts of a file, which has the form that `bert predict` reads. Raises DataError for few."""
     kind = predictors()[task]
-    settings = PredictSettings(model=str(model.source.folder), input=path)
+    settings = PredictSettings(model=".", input=path)
     items = []
     for item in predict.read_inputs(settings, kind, task):
         predict.check_input(item, kind)
@@ -64,11 +66,17 @@ def read_batches(path: Path, model: Opened, task: str) -> Iterator[Columns]:
             items.append(item)
     if len(items) < 3:
         raise DataError(str(path), "has fewer than 3 texts", "give some hundred")
+    return items[:MAX_TEXTS]
+
+
+def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[Columns]:
+    """Yield the columns of texts, which are truncated at MAX_TOKENS."""
+    kind = predictors()[task]
     names = [*kind.FIELDS, *kind.OPTIONAL]
-    columns = [[item.fields.get(name, "") for item in items[:MAX_TEXTS]] for name in names]
+    columns = [[item.fields.get(name, "") for item in texts] for name in names]
     second = columns[1] if len(columns) > 1 else None
     tokenizer = read_tokenizer(model.source.folder)
-    length = model.source.config.max_position_embeddings
+    length = min(model.source.config.max_position_embeddings, MAX_TOKENS)
     features, _ = encode_texts(tokenizer, columns[0], second, {}, max_seq_length=length)
     for first in range(0, len(features), BATCH):
         rows = np.arange(first, min(first + BATCH, len(features)))

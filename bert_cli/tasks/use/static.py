@@ -9,6 +9,7 @@ Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
 
 import json
 import shutil
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,16 @@ from keras import ops
 from safetensors.numpy import save_file
 from scipy.stats import spearmanr
 
+from bert_cli.config.settings import is_set
 from bert_cli.config.use import ExportSettings, PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.tokenizer import TOKENIZER_FILE, files_for_model
+from bert_cli.data.records.notation import TOKENIZER_FILE
+from bert_cli.data.records.tokenizer import files_for_model
 from bert_cli.files import JSON, atomic_folder, check_new_folder
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish
-from bert_cli.tasks.use.model import INPUTS, open_model, task_of
+from bert_cli.tasks.use.model import INPUTS, Input, open_model, task_of
 from bert_cli.tasks.use.predictions import Embedding
 from bert_cli.train import card, checkpoint
 from bert_cli.train.metrics import print_line
@@ -35,7 +38,7 @@ Floats = npt.NDArray[np.float32]
 CODE = """---
 library_name: model2vec
 pipeline_tag: sentence-similarity
----
+{license}---
 
 # Static vectors
 
@@ -57,19 +60,28 @@ def run(settings: ExportSettings) -> None:
     check_new_folder(settings.out)
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, "embed")
-    asked = PredictSettings(model=settings.model)
-    pooling = Embedding.read_defaults(source, asked).get("pooling", "mean")
-    asked = PredictSettings(model=settings.model, batch_size=256, pooling=pooling, normalize=False)
-    tokenizer = models.read_tokenizer_for(source.config, source.folder)
-    predictor = Embedding(
-        open_model(source, task), tokenizer, asked, source.config.max_position_embeddings
+    size = settings.dimensions if is_set(settings, "dimensions") else None
+    defaults = Embedding.read_defaults(
+        source, PredictSettings(model=settings.model, dimensions=size)
     )
+    texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
+    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    positions = source.config.max_position_embeddings
+    complete = PredictSettings(
+        model=settings.model,
+        batch_size=256,
+        pooling=defaults.get("pooling", "mean"),
+        normalize=False,
+    )
+    predictor = Embedding(open_model(source, task), tokenizer, complete, positions)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
     origin = f"written by `bert export --format static` from {source.folder.name}"
-    sections = [CODE.format(pieces=len(table), size=table.shape[1], origin=origin)]
-    if settings.compare_on is not None:
-        note = _compare(settings, predictor, table)
+    license = "" if settings.license is None else f"license: {settings.license}\n"
+    names = {"license": license, "origin": origin}
+    sections = [CODE.format(pieces=len(table), size=table.shape[1], **names)]
+    if texts:
+        note = _compare(texts, predictor, table)
         print_line(f"export: {note}")
         sections.append(f"{note[0].upper()}{note[1:]}.")
     sections += publish.training_sections(source.folder)
@@ -80,7 +92,7 @@ def run(settings: ExportSettings) -> None:
         )
     ]
     config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
-    files = files_for_model(source.folder, source.config.max_position_embeddings, fills_masks=False)
+    files = files_for_model(source.folder, positions, fills_masks=False)
     with atomic_folder(settings.out) as folder:
         save_file({"embeddings": table}, folder / checkpoint.MODEL)
         (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -111,19 +123,20 @@ def piece_vectors(predictor: Embedding, size: int) -> Floats:
         vectors[numbers] = values
     is_text = ~np.isin(pieces, [*vars(special).values()])
     table = np.zeros((len(pieces), min(size, is_text.sum(), vectors.shape[1])), np.float32)
-    table[is_text] = PCA(table.shape[1]).fit_transform(vectors[is_text])
+    # The solver that is chosen by default draws random numbers for many pieces.
+    components = PCA(table.shape[1], svd_solver="covariance_eigh")
+    table[is_text] = components.fit_transform(vectors[is_text])
     # Zipf's law: a vocabulary begins with the most frequent pieces.
     frequencies = 1.0 / (2.0 + pieces)
     frequencies /= frequencies.sum()
     return (table * (FREQUENT / (FREQUENT + frequencies))[:, None]).astype(np.float32)
 
 
-def _compare(settings: ExportSettings, predictor: Embedding, table: Floats) -> str:
-    """Return a sentence on how alike the similarities of texts are by the model and by the static vectors."""
-    assert settings.compare_on is not None
+def _compare(texts: Sequence[Input], predictor: Embedding, table: Floats) -> str:
+    """Return a sentence on the rank correlation of the texts' similarities by the model and by the static vectors."""
     expected = []
     static = []
-    for columns in int8.read_batches(settings.compare_on, predictor.model, "embed"):
+    for columns in int8.read_batches(texts, predictor.model, "embed"):
         batch = {INPUTS[name]: column for name, column in columns.items()}
         expected.append(ops.convert_to_numpy(predictor.traced(batch)))
         static.append((table[batch["input_ids"]] * batch["input_mask"][:, :, None]).sum(1))
