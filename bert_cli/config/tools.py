@@ -118,7 +118,7 @@ class Planning(Settings):
             return self
         for name in ("devices", "memory", "processes"):
             if is_set(self, name):
-                raise without_effect(self, name, "with compile_for, which says it")
+                raise without_effect(self, name, "with compile_for, which sets the devices")
         engine = getattr(self, "engine", None)
         if engine != "jax":
             problem = f"compiles steps of JAX, and the engine is {engine}"
@@ -142,9 +142,10 @@ class PlanSettings(Planning, PretrainSettings):
     @model_validator(mode="wrap")
     @classmethod
     def _a_list_needs_no_run(cls, values: Any, handler: Any) -> Any:
-        """Return TargetSettings where nothing but the list is given."""
-        names_no_run = isinstance(values, dict) and values.keys() == {"list_targets"}
-        return TargetSettings.model_validate(values) if names_no_run else handler(values)
+        """Return TargetSettings where the list is asked for, whatever else is given."""
+        if isinstance(values, dict) and values.get("list_targets"):
+            return TargetSettings(list_targets=True)
+        return handler(values)
 
 
 class PlanSquadSettings(Planning, SquadSettings):

@@ -119,12 +119,17 @@ class Program:
                 computation[match[2]] = _instruction(match[2], match[3], bool(match[1]))
 
     def work(self, peaks: Mapping[str, float], bandwidth: float) -> Work:
-        """Return the work; `peaks` are FLOP/s by the dtype of the operands, or `highest` for exact float32."""
+        """Return the work; `peaks` are FLOP/s by the dtype of the operands, or `highest` for exact float32.
+
+        A dtype that is not in `peaks` counts as float32.
+        """
         work = Work()
         for instruction, computation, times in self._executed(self.entry, 1):
             moved = self._moved(instruction, computation)
             flops = dict(self._flops(instruction, computation))
-            seconds = sum(number / peaks[dtype] for dtype, number in flops.items())
+            seconds = sum(
+                number / peaks.get(dtype, peaks["f32"]) for dtype, number in flops.items()
+            )
             bound = max(seconds, moved / bandwidth)
             work.flops += times * sum(flops.values())
             work.moved += times * moved

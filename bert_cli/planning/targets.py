@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bert_cli.errors import ConfigError, nearest
 
 DEVICES_OF_A_HOST = 8
-"""Most GPUs of a target: they share NVLink, whose speed the table has."""
+"""Maximum number of GPUs of a target, which NVLink connects."""
 
 
 @dataclass(frozen=True, kw_only=True)

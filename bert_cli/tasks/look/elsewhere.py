@@ -65,7 +65,7 @@ def report(settings: TrainSettings, target: Target) -> None:
     print_table(("memory of each device", ""), rows, right=(1,))
     print()
     work = Program(compiled.as_text()).work(accelerator.peaks, accelerator.bandwidth)
-    _print_work(settings, target, work)
+    print_work(settings, target, work)
     if needed > limit:
         raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
 
@@ -106,7 +106,7 @@ def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
         raise ConfigError(where, needs_extra(EXTRAS[kind])) from None
     except elsewhere.CompilerError as error:
         problem = f"the compiler does not know this shape ({error})"
-        raise ConfigError(where, problem, "give another, as v5e:2x4") from None
+        raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
     model = model_of(settings, settings.head.outputs, has_values=False)
     engine = elsewhere.build_engine(model, layout_of(settings), kind, devices)
     try:
@@ -116,8 +116,10 @@ def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
             raise
         return None, size
     memory: Any = compiled.memory_analysis()
-    kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return compiled, kept + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    resident = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    )
+    return compiled, resident + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
 
 
 def refused_bytes(message: str) -> int | None:
@@ -156,7 +158,8 @@ def _remedy(settings: TrainSettings, memory: int, ratio: float) -> str:
     return "give a larger slice with --parallel.tensor, or a device with more memory"
 
 
-def _print_work(settings: TrainSettings, target: Target, work: Work) -> None:
+def print_work(settings: TrainSettings, target: Target, work: Work) -> None:
+    """Print the work of a step on each device, its bound, its collectives and its largest parts."""
     batch = settings.global_batch
     accelerator = target.accelerator
     each = len(layout.estimate(settings))
@@ -173,7 +176,7 @@ def _print_work(settings: TrainSettings, target: Target, work: Work) -> None:
         ("bound of a step", format_duration(seconds), _bound_by(work, link_seconds)),
         ("  examples/s", f"{batch.examples / seconds:,.0f}", "all devices, at the bound; not a prediction"),
         ("  utilisation", f"{flops / peak / seconds:.1%}", f"of {peak / 1e12:,.0f} TFLOP/s, at the bound"),
-        ("sent over links", format_bytes(sent), _describe_links(accelerator.link, link_seconds, seconds)),
+        ("sent over links", format_bytes(sent), _describe_links(accelerator.link, link_seconds, work.seconds)),
     ]  # fmt: skip
     print_table(("each device, in a step", "", ""), rows, right=(1,))
     print()
@@ -205,6 +208,6 @@ def _bound_by(work: Work, link_seconds: float) -> str:
     return f"{1 - products:.0%} bound by memory, {products:.0%} by products"
 
 
-def _describe_links(speed: float, link_seconds: float, seconds: float) -> str:
-    part = link_seconds / (link_seconds + seconds)
+def _describe_links(speed: float, link_seconds: float, work_seconds: float) -> str:
+    part = link_seconds / (link_seconds + work_seconds)
     return f"{format_duration(link_seconds)} at {speed / 1e9:,.0f} GB/s; {part:.1%} of a step without overlap"

@@ -31,7 +31,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
 
     Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
     """
-    if isinstance(settings, TargetSettings) or getattr(settings, "listed", False):
+    if isinstance(settings, TargetSettings):
         _print_targets()
         return
     target = None if settings.compile_for is None else find_target(settings.compile_for)
