@@ -52,8 +52,8 @@ class EmbedSettings(FinetuneSettings):
     temperature: Fixed[Annotated[float, Field(gt=0.0)]] = 0.05
     """Divisor of the cosines in the loss."""
     matryoshka: Fixed[list[Annotated[int, Field(ge=1)]] | None] = None
-    """Sizes to which the vectors can be shortened, such as 256,128,64: the loss is the sum of those of the complete
-    vectors and of their first values, and each size is scored (Kusupati et al. 2022)."""
+    """Sizes to which the vectors can be shortened, such as 256,128,64: the loss is the sum of the loss of the complete
+    vectors and the losses of their first values, and each size is scored (Kusupati et al. 2022)."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
     """Number of epochs."""
 
@@ -78,6 +78,13 @@ class EmbedSettings(FinetuneSettings):
         """Return the sizes of the shortened vectors, the largest first."""
         sizes = {*(self.matryoshka or [])} - {self.bert_config.hidden_size}
         return sorted(sizes, reverse=True)
+
+    @model_validator(mode="after")
+    def _check_matryoshka(self) -> "EmbedSettings":
+        sizes = self.matryoshka or []
+        if repeated := {size for size in sizes if sizes.count(size) > 1}:
+            raise SettingError("matryoshka", f"names {min(repeated)} twice", "give each size once")
+        return self
 
     @model_validator(mode="after")
     def _check_objective(self) -> "EmbedSettings":

@@ -162,8 +162,8 @@ class OptimizerOpts(Settings):
     }
 
     name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
-    """LAMB for batches of thousands, AdamW for smaller batches; StableAdamW is AdamW that shortens the update of a
-    weight when its gradient is larger than before (Wortsman et al. 2023)."""
+    """LAMB for batches of thousands, AdamW for smaller batches. StableAdamW is AdamW that divides the update of a
+    weight by the root mean square of gradient / sqrt(second moment) if that is above 1 (Wortsman et al. 2023)."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01

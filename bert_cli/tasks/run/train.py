@@ -54,8 +54,11 @@ def run_training(
     if settings.saves and not hooks.score_resumed(run):
         return run, "stopped"
     if state.step >= plan.total_steps or hooks.stops_early(run):
-        steps = "all" if state.step >= plan.total_steps else f"{state.step:,} of"
-        print_line(f"run: {steps} {plan.total_steps:,} steps are done; nothing to do")
+        if state.step >= plan.total_steps:
+            print_line(f"run: all {plan.total_steps:,} steps are done; nothing to do")
+        else:
+            where = f"step {state.step:,} of {plan.total_steps:,}"
+            print_line(f"run: ended early at {where}; a larger --early-stop continues")
         group.barrier()
         return run, "finished"
     finished = _train(run, stack, ready - began, timer)
@@ -69,7 +72,7 @@ def run_training(
     elif finished:
         if state.step < plan.total_steps:
             evaluations = count(resolved.early_stop or 0, "evaluation")
-            print_line(f"run: ends {evaluations} after the best one (early_stop)")
+            print_line(f"run: ends early: {evaluations} without a better score (early_stop)")
         newest = resolved.folder / checkpoint_name(state.step)
         print_line(f"run: {count(state.step, 'step')} done, {duration}; the model is {newest}")
     else:

@@ -164,11 +164,14 @@ def test_a_run_ends_after_evaluations_without_a_better_score(base, capsys):
     run = base / "early"
     rate = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-7"]  # changes no score
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
-    assert "run: ends 1 evaluation after the best one" in capsys.readouterr().out
+    assert "run: ends early: 1 evaluation without a better score" in capsys.readouterr().out
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010", "step_00000020"]
     assert best_checkpoint(run).name == "step_00000010"
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
-    assert "20 of 30 steps are done; nothing to do" in capsys.readouterr().out
+    assert (
+        "run: ended early at step 20 of 30; a larger --early-stop continues"
+        in capsys.readouterr().out
+    )
     assert main(["runs", str(run)]) == 0
     assert "  done  " in capsys.readouterr().out
     # A run with more patience continues.
