@@ -26,6 +26,7 @@ BIO = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 LABELS = {"id2label": dict(enumerate(BIO)), "label2id": {n: i for i, n in enumerate(BIO)}}
 Columns = dict[str, np.ndarray]
 CLASSIFIER = "BertForSequenceClassification"
+IDS = {"pad": 0, "cls": 2, "sep": 3, "bos": 2, "eos": 3}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "pretraining": ("BertForPreTraining", {}),
     "masked": ("BertForMaskedLM", {}),
@@ -39,6 +40,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bare": ("BertModel", {}),
     "causal": ("BertLMHeadModel", {"is_decoder": True}),
     "group": ("GroupBertForPreTraining", {"num_hidden_layers": 1, "conv_group_size": 8}),
+    "modern": (
+        "ModernBertForSequenceClassification",
+        {"num_labels": 3, **{f"{name}_token_id": number for name, number in IDS.items()}},
+    ),
 }
 
 

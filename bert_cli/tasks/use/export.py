@@ -1,9 +1,9 @@
 """`bert export`: write a model for another runtime, open it there and compare it before it gets its name.
 
 Each writer fills a folder beside OUT and returns the model loaded from it. The folder is renamed to OUT only if all
-outputs on synthetic examples agree. All formats take `input_ids`, `attention_mask` and `token_type_ids` [B, S] and
-return the outputs of transformers' class of the architecture, by its names. SavedModel and TFLite are made from our
-blocks, ONNX by PyTorch from transformers' model of the same files.
+outputs on synthetic examples agree. All formats take transformers' inputs [B, S] (`inputs_of`) and return the outputs
+of its class of the architecture, by its names. SavedModel and TFLite are made from our blocks, ONNX by PyTorch from
+transformers' model of the same files.
 
 Shapes: B examples, S positions, D hidden size, V vocabulary size.
 """
@@ -36,7 +36,7 @@ from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish, static
-from bert_cli.tasks.use.model import INPUTS, Input, Opened, open_model, task_of
+from bert_cli.tasks.use.model import INPUTS, Input, Opened, inputs_of, open_model, task_of
 from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
@@ -154,7 +154,8 @@ def _synthetic_batches(
         mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
         ids = draw.integers(0, config.vocab_size, (examples, length), dtype=np.int32) * mask
         segments = draw.integers(0, config.type_vocab_size, (examples, length), dtype=np.int32)
-        yield dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
+        columns = dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
+        yield {name: columns[name] for name in inputs_of(config)}
 
 
 def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input]) -> str:
@@ -169,7 +170,7 @@ def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input])
         batches = _synthetic_batches(model.source.config, INT8_SHAPES)
 
     def expected(columns: Mapping[str, Any]) -> Outputs:
-        tensors = served.serve(*(columns[name] for name in INPUTS))
+        tensors = served.serve(*columns.values())
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     return int8.compare(model, batches, expected, open_onnx(path, outputs))
@@ -183,7 +184,8 @@ class Served(tf.Module):
         self.model = model
         self.encoder = encoder
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
-        shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
+        inputs = inputs_of(model.source.config)
+        shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in inputs]
         # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
         self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
 
@@ -198,7 +200,9 @@ class Served(tf.Module):
         shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
         return tf.function(serve, input_signature=shape, autograph=False)
 
-    def _serve(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
+    def _serve(
+        self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
+    ) -> dict[str, Any]:
         """Return the outputs. Raises an error for too many positions, which a GPU would not detect."""
         limit = self.model.source.config.max_position_embeddings
         message = f"input_ids: has more tokens than the model's {limit} positions; cut the texts"
@@ -206,9 +210,12 @@ class Served(tf.Module):
         with tf.control_dependencies([check]):
             return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
 
-    def _outputs(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, Any]:
+    def _outputs(
+        self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
+    ) -> dict[str, Any]:
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
-        columns["segment_ids"] = token_type_ids
+        if token_type_ids is not None:
+            columns["segment_ids"] = token_type_ids
         *_, (name, last) = self.model.blocks
         if self.model.head is not None:
             # Every position as if it were masked.
@@ -279,19 +286,19 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     path = folder / GRAPH
     model = _write_hf_files(served.model, folder)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
+    inputs = inputs_of(served.model.source.config)
 
     class Ordered(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
-            columns = (input_ids, attention_mask, token_type_ids)
-            values = self.model(**dict(zip(INPUTS, columns, strict=True)))
+        def forward(self, *columns: Any) -> Any:
+            values = self.model(**dict(zip(inputs, columns, strict=True)))
             return tuple(values[name] for name in outputs)
 
-    # Three tensors: the exporter would merge inputs that are the same object.
-    example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in INPUTS)
+    # A tensor for each input: the exporter would merge inputs that are the same object.
+    example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in inputs)
     positions = served.model.source.config.max_position_embeddings
     batch = torch.export.Dim("batch", min=1)
     length = torch.export.Dim("length", min=1, max=positions)
@@ -300,9 +307,9 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             Ordered().eval(),
             example,
             str(path),
-            input_names=list(INPUTS),
+            input_names=inputs,
             output_names=outputs,
-            dynamic_shapes=({0: batch, 1: length},) * len(INPUTS),
+            dynamic_shapes=(({0: batch, 1: length},) * len(inputs),),
             dynamo=True,
             external_data=False,
             verbose=False,

@@ -22,7 +22,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.tasks.use import predict
-from bert_cli.tasks.use.model import INPUTS, Input, Opened
+from bert_cli.tasks.use.model import INPUTS, Input, Opened, inputs_of
 from bert_cli.tasks.use.predictions import predictors
 
 OPERATORS = ["MatMul", "Gemm", "Gather"]
@@ -78,10 +78,11 @@ def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[C
     tokenizer = read_tokenizer(model.source.folder)
     length = min(model.source.config.max_position_embeddings, MAX_TOKENS)
     features, _ = encode_texts(tokenizer, columns[0], second, {}, max_seq_length=length)
+    inputs = inputs_of(model.source.config)
     for first in range(0, len(features), BATCH):
         rows = np.arange(first, min(first + BATCH, len(features)))
         batch = features.batch(rows, int(features.lengths[rows].max()))
-        yield {name: batch[column] for name, column in INPUTS.items()}
+        yield {name: batch[INPUTS[name]] for name in inputs}
 
 
 def compare(

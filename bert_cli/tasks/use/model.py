@@ -27,6 +27,7 @@ from bert_cli.config.heads import (
     Head,
     heads,
 )
+from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
 from bert_cli.data.records.tokenizer import TextTokenizer
@@ -46,6 +47,11 @@ UNLIMITED = 2**31 - 1
 Columns = Mapping[str, Any]
 Floats = npt.NDArray[np.float32]
 Row = JSONObject
+
+
+def inputs_of(config: BertConfig) -> list[str]:
+    """Return the inputs of a model in transformers; one without segments has no token_type_ids."""
+    return [name for name in INPUTS if name != "token_type_ids" or config.type_vocab_size > 1]
 
 
 @dataclass(frozen=True)

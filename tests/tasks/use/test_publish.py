@@ -51,6 +51,9 @@ CARDS = [
     ("bare", "hf", "feature-extraction", "transformers", r"^\[\[\["),
     ("token", "onnx", "token-classification", "onnx", r"array"),
     ("masked", "saved-model", "fill-mask", "saved-model", r"'logits'"),
+    ("modern", "onnx", "text-classification", "onnx", r"array"),
+    ("modern", "saved-model", "text-classification", "saved-model", r"'logits'"),
+    ("modern", "tflite", "text-classification", "tflite", r"'logits': array"),
 ]
 DAILY = 2
 
@@ -67,7 +70,7 @@ def test_the_code_of_an_exports_card_runs(name, form, task, library, output, mod
     assert main(["export", *words]) == 0
     front, body, code = parts_of(out)
     expected = {"license": "apache-2.0", "library_name": library, "pipeline_tag": task}
-    kind = "groupbert" if name == "group" else "bert"
+    kind = {"group": "groupbert", "modern": "modernbert"}.get(name, "bert")
     assert front == {**expected, "tags": [kind]}
     assert f"`bert export --format {form}`" in body and str(tmp_path) not in body
     assert re.search(output, run_code(code, out))
