@@ -133,7 +133,7 @@ class PlanSettings(Planning, PretrainSettings):
     `classify` plan fine-tuning.
     Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
     Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
-    Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:4x4
+    Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:2x4
     """
 
     listed: bool = Field(False, alias="list_targets")

@@ -263,8 +263,7 @@ def describe(plan: Plan) -> str:
         # The batch is not changed: the length of packs is known only now, and the settings fix the step.
         lines.append(
             f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has that many times more sequences at "
-            "the same learning rate: divide grad_acc_steps_per_replica by it, or give "
-            "learning_rate.reference_batch_size"
+            "the same learning rate; learning_rate.reference_batch_size scales the rate with the batch"
         )
     sizes = [segment.micro_batches for segment in plan.segments if segment.stage == 0]
     if len(sizes) > 1:

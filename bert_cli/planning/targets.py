@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from bert_cli.errors import ConfigError, nearest
+from bert_cli.text import count
 
 DEVICES_OF_A_HOST = 8
 """Maximum number of GPUs of a target, which NVLink connects."""
@@ -136,8 +137,9 @@ def find_target(name: str) -> Target:
         raise ConfigError(where, "no such accelerator", f"{remedy}see bert plan --list-targets")
     sizes = [int(size) for size in shape.split("x")] if re.fullmatch(r"\d+(x\d+)*", shape) else []
     if len(sizes) != max(1, accelerator.axes) or 0 in sizes:
-        form = "x".join("248"[: accelerator.axes]) if accelerator.axes else "8"
-        raise ConfigError(where, "does not say how many devices", f"give such as {kind}:{form}")
+        form = "x".join("222"[: accelerator.axes]) if accelerator.axes else "8"
+        problem = f"must end with {count(max(1, accelerator.axes), 'number')} above 0"
+        raise ConfigError(where, problem, f"give such as {kind}:{form}")
     if accelerator.kind == "GPU" and sizes[0] > DEVICES_OF_A_HOST:
         problem = f"the table has the speed of NVLink between {DEVICES_OF_A_HOST} GPUs of a host"
         raise ConfigError(where, problem, f"give at most {kind}:{DEVICES_OF_A_HOST}")

@@ -3,7 +3,7 @@
 import pytest
 
 from bert_cli.errors import ConfigError
-from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
+from bert_cli.planning.targets import EXAMPLES, find_target
 
 
 def test_a_target_is_a_slice_of_tpus_or_gpus_of_a_host():
@@ -18,10 +18,10 @@ def test_a_target_is_a_slice_of_tpus_or_gpus_of_a_host():
     [
         ("h10:8", "--compile-for (h10:8): no such accelerator; did you mean"),
         ("mi300:8", "no such accelerator; see bert plan --list-targets"),
-        ("v5e", "does not say how many devices; give such as v5e:2x4"),
-        ("v5e:4x4x4", "does not say how many devices; give such as v5e:2x4"),
-        ("v5p:4x4", "does not say how many devices; give such as v5p:2x4x8"),
-        ("h100:0", "does not say how many devices; give such as h100:8"),
+        ("v5e", "must end with 2 numbers above 0; give such as v5e:2x2"),
+        ("v5e:4x4x4", "must end with 2 numbers above 0; give such as v5e:2x2"),
+        ("v5p:4x4", "must end with 3 numbers above 0; give such as v5p:2x2x2"),
+        ("h100:0", "must end with 1 number above 0; give such as h100:8"),
         ("h100:16", "between 8 GPUs of a host; give at most h100:8"),
     ],
 )
@@ -29,13 +29,3 @@ def test_another_name_is_refused(name, message):
     with pytest.raises(ConfigError) as error:
         find_target(name)
     assert message in str(error.value)
-
-
-def test_peaks_and_speeds_are_in_the_range_of_accelerators():
-    """A missing power of ten would make every bound wrong."""
-    for about in ACCELERATORS.values():
-        assert 1e14 < about.peak_float32 <= about.peak < 1e16 > about.peaks["highest"] > 1e13
-        assert 1e10 < about.memory < 1e12 < 1e3 * about.link < about.bandwidth * 1e3 < 1e16
-        if about.kind == "GPU":
-            assert f"device_memory_size: {about.memory}" in about.description
-            assert about.cores and about.cache and about.clock and about.capability

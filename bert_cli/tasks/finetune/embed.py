@@ -47,7 +47,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     hidden_size = settings.bert_config.hidden_size
     if (longest := max(settings.prefixes, default=0)) > hidden_size:
         problem = f"is more than the {hidden_size} values of the model's vectors"
-        raise ConfigError(f"matryoshka ({longest})", problem, "leave it out")
+        raise ConfigError(f"matryoshka ({longest})", problem, f"leave {longest} out")
     rows = embeddings.read_texts(file, settings.columns) if file else []
     texts: dict[str, Sequence[str]] = {}
     judged = retrieval = None

@@ -96,7 +96,7 @@ def run(settings: ExportSettings) -> None:
         publish.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
-        f"export: {out}, {size / 1e6:.1f} MB; {'in float32' if notes else 'loaded again'}, "
+        f"export: {out}, {size / 1e6:.1f} MB; {'before quantization' if notes else 'loaded again'}, "
         f"its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
     )
