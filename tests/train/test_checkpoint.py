@@ -130,12 +130,12 @@ MAY_CHANGE = {
     "dataset_cache", "cache_dir", "output_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
     "validation_dir", "evaluation_examples", "probe", "do_training", "do_validation", "do_test", "validation_file",
-    "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold",
+    "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold", "early_stop",
 }  # fmt: skip
 BY_THEIR_RESULTS = {
     # `corpus` is a fingerprint of the examples.
     "dataset_dir", "train_file", "text_column", "label_column", "held_out_fraction", "glue_task", "version_2",
-    "doc_stride", "max_query_length",
+    "doc_stride", "max_query_length", "distillation",
     # `examples_per_step`, `total_steps`, `step_sizes` and `micro_batch_size`; each seed has a run of its own.
     "global_batch", "total_num_train_samples", "num_epochs", "stages", "seeds",
 }  # fmt: skip

@@ -220,7 +220,9 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     numbers = np.where(index < 0, 0, index % 20)
     vectors = draw.standard_normal((6, 5, 8)).astype(np.float32)
     global_batch = SimpleNamespace(examples=12)
-    settings = SimpleNamespace(texts_per_example=2, temperature=0.1, global_batch=global_batch)
+    settings = SimpleNamespace(
+        texts_per_example=2, temperature=0.1, global_batch=global_batch, prefixes=[]
+    )
     sent = {}
 
     def batch_of(rank, world_size, all_reduce):
