@@ -91,9 +91,9 @@ def _logits(
     settings: TaskSettings, source: models.Source, tokenizer: TextTokenizer, examples: Features
 ) -> npt.NDArray[np.float32]:
     """Return the teacher's logits [n, L], or [T, L] of positions."""
-    asked = PredictSettings(model=str(source.folder), batch_size=BATCH)
+    reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
     model = open_model(source, settings.head.task)
-    predictor = Predictor(model, tokenizer, asked, settings.max_seq_length)
+    predictor = Predictor(model, tokenizer, reading, settings.max_seq_length)
     results: list[Any] = [None] * len(examples)
     names = [f"example {number} of the teacher" for number in range(len(examples))]
     for numbers, columns, (values,) in predictor.batches(examples, names):
