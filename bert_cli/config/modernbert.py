@@ -51,8 +51,8 @@ class ModernBertConfig(BertConfig):
     position_embedding_type: ClassVar[str] = "rotary"  # type: ignore[assignment,misc]
 
     architecture: Literal["modernbert"] = "modernbert"  # type: ignore[assignment]
-    """`modernbert` with rotary positions, local and global attention and a gated feed-forward (Warner et al. 2024); the
-    defaults of its sizes are those of ModernBERT-base."""
+    """`modernbert` with rotary positions, local and global attention and a gated feed-forward (Warner et al. 2024); its
+    sizes have the values of ModernBERT-base by default."""
     vocab_size: Size = 50368
     """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
     num_hidden_layers: Depth = 22
@@ -115,7 +115,7 @@ class ModernBertConfig(BertConfig):
     def keys_saved(self, positions: int, engine: str) -> int:
         """Return the number of keys whose attention probabilities a query saves, in all layers together.
 
-        A global layer of many positions saves none, but has those of some queries in memory.
+        A global layer of many positions saves none; the probabilities of some queries are in memory.
         """
         block = 2 * self.window
         is_in_blocks = positions >= WORTH_BLOCKS[engine] * block

@@ -97,7 +97,7 @@ class TargetSettings(Settings):
 
 
 class Planning(Settings):
-    """Settings of a plan, besides those of its run."""
+    """Settings of a plan that its run does not have."""
 
     OPENS_FILES: ClassVar[bool] = False
     SAVES: ClassVar[bool] = False

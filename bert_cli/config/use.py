@@ -120,7 +120,7 @@ class ExportSettings(Settings):
     quantization of weights and activations. The command reports how many predictions change, and warns if it is more
     than one of fifty."""
     compare_on: Path | None = None
-    """File of texts in the form of `bert predict --input`, on which the predictions of int8 are compared with those of
+    """File of texts in the form of `bert predict --input`, on which the predictions of int8 are compared with
     float32, and static vectors with the model's. int8 uses synthetic token ids by default, which say less."""
     dimensions: Positive = 256
     """Size of static vectors, at most the model's."""

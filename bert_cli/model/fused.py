@@ -121,7 +121,7 @@ def dense_by_library(x: Tensor, kernel: Tensor, bias: Tensor, *, is_gelu: bool =
 
 
 def constant_of(weight: Tensor, dtype: Any) -> Tensor:
-    """Return a weight; in bfloat16 its present value as a constant: in float32 those of BERT-base take 3 GB and 5 s."""
+    """Return a weight, in bfloat16 as a constant: in float32, the constants of BERT-base take 3 GB and 5 s."""
     if dtype == tf.float32:
         return value_of(weight)
     with tf.init_scope():

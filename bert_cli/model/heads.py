@@ -198,12 +198,14 @@ class QuestionAnswering(Head):
         """Return half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
         padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
         logits_BS2 = self.logits(hidden, key) + padding_BS1
-        if "teacher_logits" in labels:
-            labels = {**labels, "teacher_logits": labels["teacher_logits"] + padding_BS1}
-        (start, start_correct), (end, end_correct) = (
-            task_sums(logits_BS2[:, :, n], labels[f"{name}_positions"], None, labels, n)
-            for n, name in enumerate(("start", "end"))
-        )
+        sums_of_ends = []
+        for number, name in enumerate(("start", "end")):
+            columns = dict(labels)
+            if "teacher_logits" in labels:
+                columns["teacher_logits"] = (labels["teacher_logits"] + padding_BS1)[:, :, number]
+            positions_B = labels[f"{name}_positions"]
+            sums_of_ends.append(task_sums(logits_BS2[:, :, number], positions_B, None, columns))
+        (start, start_correct), (end, end_correct) = sums_of_ends
         loss = (start + end) / 2.0
         sums = {"loss": loss, "start_correct": start_correct, "end_correct": end_correct}
         return loss / counts["examples"], sums
@@ -305,7 +307,7 @@ class SentenceEmbedding(Head):
 
         In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
         `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] masks candidates that are not negatives.
-        With `is_in_prefix` [K, D], of which the first row is the complete vector, the loss is the sum over K prefixes.
+        With `is_in_prefix` [K, D] the loss is the sum over K prefixes; the first row is the complete vector.
         """
         if "text_slots" in labels:
             vectors_BD = self.logits(hidden, key)
@@ -351,20 +353,17 @@ def task_sums(
     labels: Tensor,
     weights: Tensor | None,
     columns: Columns,
-    output: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `loss_sums` of logits [B, L] or [B, S, L]; with a teacher in `columns`, also against its logits.
 
     The loss of a row is (1 - w) times the cross entropy with its label and w T^2 times the Kullback-Leibler divergence
-    of the softmaxes at temperature T (Hinton et al. 2015, section 2). The teacher's logits are those of one `output`,
-    [B, S, outputs], if it is given.
+    of the softmaxes at temperature T (Hinton et al. 2015, section 2).
     """
     flat = None if weights is None else ops.reshape(weights, (-1,))
     loss, correct = loss_sums(logits, labels, flat)
     if "teacher_logits" not in columns:
         return loss, correct
     teacher = columns["teacher_logits"]
-    teacher = teacher if output is None else teacher[:, :, output]
     of_examples = (-1, *[1] * (len(logits.shape) - 2))
     weight = ops.reshape(columns["teacher_weight"], of_examples)
     temperature = ops.reshape(columns["teacher_temperature"], of_examples)

@@ -32,7 +32,6 @@ from bert_cli.model.layers import (
     Configured,
     ConfiguredLayer,
     Embedding,
-    Layer,
     attention_bias,
     linear,
 )
@@ -83,7 +82,9 @@ class RotaryAttention(ConfiguredLayer):
         )
 
     def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """[B, S, D] in the compute dtype -> float32."""
+        """[B, S, D] in float32 -> float32."""
+        x_BSD = self.layer_norm(x_BSD) if self.layer_norm else x_BSD
+        x_BSD = ops.cast(x_BSD, self.compute_dtype)
         heads = self.config.num_attention_heads
         size = self.config.hidden_size // heads
         shape = (*ops.shape(x_BSD)[:2], heads, size)
@@ -260,7 +261,8 @@ class GatedFeedForward(ConfiguredLayer):
         self.project = self.dense("output", inner, size, has_bias=False)
 
     def call(self, x_BSD: Tensor) -> Tensor:
-        """[B, S, D] in the compute dtype -> float32, through [B, S, F]."""
+        """[B, S, D] in float32 -> float32, through [B, S, F]."""
+        x_BSD = ops.cast(self.layer_norm(x_BSD), self.compute_dtype)
         products = linear(x_BSD, self.inner.kernel), linear(x_BSD, self.gate.kernel)
         return self.project(gated_gelu(*products, self.fuse_above))
 
@@ -294,16 +296,12 @@ class ModernLayer(ConfiguredLayer):
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
-        attended_BSD = self.attention(self._normal(self.attention, x_BSD), batch)
+        attended_BSD = self.attention(x_BSD, batch)
         seed = dropout_seed(key, self.dropout_id)
         x_BSD = x_BSD + dropout(attended_BSD, self.config.hidden_dropout_prob, seed)
-        x_BSD = x_BSD + self.feed_forward(self._normal(self.feed_forward, x_BSD))
+        x_BSD = x_BSD + self.feed_forward(x_BSD)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
         return ops.cast(x_BSD, self.compute_dtype)
-
-    def _normal(self, module: Layer, x_BSD: Tensor) -> Tensor:
-        norm = module.layer_norm
-        return ops.cast(norm(x_BSD) if norm else x_BSD, self.compute_dtype)
 
 
 class GatherMasked(ConfiguredLayer):

@@ -2,7 +2,7 @@
 
 Each instruction reads its operands and writes its results, in the memory of the device; TPUs mark arrays in faster
 memories with S(1). A slice reads only its part, an update in place only writes its part. The body of a loop counts as
-often as it runs. FLOPs are those of matrix products, which TPUs write as convolutions.
+often as it runs. FLOPs count matrix products, which TPUs write as convolutions.
 """
 
 import math
@@ -18,17 +18,17 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "optimization-barrier",
 }  # fmt: skip
-"""Opcodes of instructions that move nothing."""
+"""Opcodes of instructions that neither read nor write memory."""
 FREE_CALLS = ("AllocateBuffer", "ConcatBitcast")
 RENAMING = ("bitcast", "get-tuple-element", "reshape")
 SLICES = ("dynamic-slice", "slice", "gather")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcodes that change a part of their first operand, and the number of the operand with the new values."""
-# Bytes that each of n devices sends in a ring, relative to the bytes of the result, or of the operand.
+# Bytes that each of n devices sends in a ring, relative to the bytes of the operands.
 RING = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
-    "all-gather": lambda n: (n - 1) / n,
-    "reduce-scatter": lambda n: float(n - 1),
+    "all-gather": lambda n: float(n - 1),
+    "reduce-scatter": lambda n: (n - 1) / n,
     "all-to-all": lambda n: (n - 1) / n,
     "collective-permute": lambda n: 1.0,
 }
@@ -138,12 +138,11 @@ class Program:
             work.parts[_part(instruction)] += times * bound
             kind = instruction.opcode.removesuffix("-start")
             if kind in RING:
-                operands = [computation[name] for name in instruction.operands]
-                size = sum(operand.bytes for operand in operands)
+                size = sum(computation[name].bytes for name in instruction.operands)
                 devices = _group_size(instruction.attributes)
-                result = size * (devices if kind == "all-gather" else 1)
-                sent = result * RING[kind](devices) / (devices if kind == "reduce-scatter" else 1)
-                for number, value in enumerate((1, result, sent)):
+                array = size * devices if kind == "all-gather" else size
+                sent = size * RING[kind](devices)
+                for number, value in enumerate((1, array, sent)):
                     work.collectives[kind][number] += times * value
         return work
 
@@ -271,7 +270,7 @@ def _instruction(name: str, text: str, is_root: bool) -> Instruction:
     start = len(opcode)
     stop = start + _closing(rest[start:])
     inside = rest[start + 1 : stop]
-    # A constant's value and a parameter's number stand where others have operands.
+    # The brackets of a constant hold its value, and the brackets of a parameter its number.
     if opcode in ("constant", "parameter"):
         return Instruction(name, opcode, results, (), inside, is_root)
     operands = tuple(re.findall(r"%([\w.\-]+)", inside))
@@ -347,6 +346,6 @@ def _part(instruction: Instruction) -> str:
     if name is None:
         return instruction.opcode.removesuffix("-start").removesuffix("-done")
     words = re.findall(r"[\w.]+(?=[/)]|$)", name[1].replace("jit(_compute)", ""))
-    kept = [re.sub(r"_\d+$", "", word) for word in words]
+    unnumbered = [re.sub(r"_\d+$", "", word) for word in words]
     skipped = {"while", "body", "closed_call", "checkpoint", "rematted_computation", "jit", "vmap"}
-    return "/".join(word for word in kept if word not in skipped)
+    return "/".join(word for word in unnumbered if word not in skipped)

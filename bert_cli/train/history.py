@@ -120,12 +120,13 @@ class Run:
 
     @property
     def _ended_early(self) -> bool:
-        """Return whether a run with `early_stop` has written its scores since its last checkpoint."""
-        scores = self.folder / SCORES
-        if not (self.settings.get("early_stop") and self.checkpoints and scores.exists()):
+        """Return whether as many evaluations as `early_stop` followed the best one."""
+        evaluations = self.settings.get("early_stop")
+        best = _read_object(self.folder / BEST)
+        if not evaluations or not best:
             return False
-        last = self.folder / checkpoint_name(self.checkpoints[-1])
-        return scores.stat().st_mtime >= last.stat().st_mtime
+        later = (metrics for step, metrics in self.steps.items() if step > best["step"])
+        return sum(f"{HELD_OUT}{best['metric']}" in metrics for metrics in later) >= evaluations
 
     @property
     def written(self) -> float:

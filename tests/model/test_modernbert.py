@@ -104,17 +104,17 @@ def test_masked_lm_equals_transformers(length, config, blocks):
     model = theirs_of(config, HEAD, values_of(blocks))
     import torch
 
-    given = {name: torch.tensor(column).long() for name, column in columns.items()}
-    rows = torch.arange(len(given["input_ids"]))[:, None]
-    used = given["masked_lm_weights"] > 0
-    labels = torch.full(given["input_ids"].shape, -100)
-    places = given["masked_lm_positions"]
-    labels[rows.expand_as(used)[used], places[used]] = given["masked_lm_ids"][used]
-    out = model(input_ids=given["input_ids"], attention_mask=given["input_mask"], labels=labels)
+    inputs = {name: torch.tensor(column).long() for name, column in columns.items()}
+    rows = torch.arange(len(inputs["input_ids"]))[:, None]
+    used = inputs["masked_lm_weights"] > 0
+    labels = torch.full(inputs["input_ids"].shape, -100)
+    positions = inputs["masked_lm_positions"]
+    labels[rows.expand_as(used)[used], positions[used]] = inputs["masked_lm_ids"][used]
+    out = model(input_ids=inputs["input_ids"], attention_mask=inputs["input_mask"], labels=labels)
     out.loss.backward()
     loss, sums, gradients = gradients_of(blocks, columns, counts_of(columns))
     (scores,) = blocks[-1][1].logits(hidden_of(blocks, columns))
-    theirs = out.logits.detach()[rows, places].numpy()
+    theirs = out.logits.detach()[rows, positions].numpy()
     assert np.abs(scores.numpy() - theirs).max() < TOLERANCE * np.abs(theirs).max()
     assert abs(float(loss) - float(out.loss.detach())) < TOLERANCE
     right = (theirs.argmax(-1) == columns["masked_lm_ids"]) * columns["masked_lm_weights"]
@@ -163,8 +163,8 @@ def test_a_head_of_a_task_equals_transformers(task, config):
     import torch
 
     mask = torch.tensor(columns["input_mask"])
-    given = {column: torch.tensor(value).long() for column, value in labels.items()}
-    out = model(input_ids=torch.tensor(columns["input_ids"]), attention_mask=mask, **given)
+    targets = {column: torch.tensor(value).long() for column, value in labels.items()}
+    out = model(input_ids=torch.tensor(columns["input_ids"]), attention_mask=mask, **targets)
     out.loss.backward()
     counts = {"examples": np.float32(5), "words": np.float32(columns["input_mask"].sum())}
     loss, _, gradients = gradients_of(blocks, columns | ours, counts)
@@ -248,25 +248,25 @@ def test_the_weights_of_transformers_come_back_byte_for_byte(config, tmp_path):
     transformers.ModernBertForMaskedLM(theirs).save_pretrained(tmp_path)
     described = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert "global_rope_theta" not in described  # transformers 5 writes its own spelling alone
-    there = config_of(described)
-    assert there == config
+    read = config_of(described)
+    assert read == config
     tensors = load_file(tmp_path / "model.safetensors")
     weights = named_weights(
-        build_blocks(there, seed=0, policy="float32", last_blocks=HEAD.last_blocks)
+        build_blocks(read, seed=0, policy="float32", last_blocks=HEAD.last_blocks)
     )
     shapes = {name: weight.shape for name, weight in weights.items()}
-    values, missing = from_hf(tensors, shapes, there)
+    values, missing = from_hf(tensors, shapes, read)
     assert missing == []
-    again = to_hf(values, there)
+    again = to_hf(values, read)
     assert again.keys() == tensors.keys() - {"decoder.weight"}
     assert all(again[name].tobytes() == tensors[name].tobytes() for name in again)
     # Where a file has the encoder or the masked-LM head alone, a classifier takes what there is.
     head = RECORD.heads["token_head"]
-    blocks = build_blocks(there, seed=0, policy="float32", last_blocks=head.last_blocks)
+    blocks = build_blocks(read, seed=0, policy="float32", last_blocks=head.last_blocks)
     shapes = {name: weight.shape for name, weight in named_weights(blocks).items()}
     for start, expected in (("decoder.", []), (("head.", "decoder."), ["token_head/transform"])):
         kept = {name: value for name, value in tensors.items() if not name.startswith(start)}
-        assert from_hf(kept, shapes, there)[1] == [*expected, "token_head/classifier"]
+        assert from_hf(kept, shapes, read)[1] == [*expected, "token_head/classifier"]
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5, 22])
@@ -281,9 +281,9 @@ def test_both_spellings_of_a_config_describe_the_same_shape(layers, every):
     new = {name: value for name, value in described.items() if name not in spelling_4}
     assert config_of(old) == config_of(described) == config
     types = [layer % every == 0 for layer in range(layers)]
-    there = config_of(new)
-    assert types == [layer % there.global_attn_every_n_layers == 0 for layer in range(layers)]
-    assert there.local_rope_theta == config.local_rope_theta
+    read = config_of(new)
+    assert types == [layer % read.global_attn_every_n_layers == 0 for layer in range(layers)]
+    assert read.local_rope_theta == config.local_rope_theta
 
 
 @pytest.mark.parametrize(

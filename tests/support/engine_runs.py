@@ -143,7 +143,7 @@ def case(
     resume: Path | None = None,
     **changes: Any,
 ) -> str:
-    """Return a description for `run`; `changes` are settings, groups of which are added to those of BASE.
+    """Return a description for `run`; `changes` are settings, groups are merged into the groups of BASE.
 
     With `loops` equal layers run in a loop on JAX, as on TPUs.
     """

@@ -428,9 +428,7 @@ def _is_length(value: Any) -> TypeGuard[int | float]:
     return is_number and value >= 1
 
 
-def files_for_model(
-    folder: Path, positions: int, *, fills_masks: bool, has_segments: bool = True
-) -> dict[str, bytes]:
+def files_for_model(folder: Path, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
     """Return the tokenizer's files of a folder by name, with the limits of the model and a tokenizer.json.
 
     transformers truncates a text at `model_max_length`: the tokenizer's value, at most the model's positions. With
@@ -444,14 +442,15 @@ def files_for_model(
         files[TOKENIZER_FILE] = _tokenizer_json(folder)
     config = _read_part(folder / CONFIG_FILE, JSONObject)
     stored_length = config.get("model_max_length")
-    longest = min(positions, int(stored_length)) if _is_length(stored_length) else positions
+    longest = shape.max_position_embeddings
+    longest = min(longest, int(stored_length)) if _is_length(stored_length) else longest
     splits = not fills_masks
     if any(token.special for token in added_tokens(folder)):
         splits = bool(config.get("split_special_tokens"))
     config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
     config |= {"model_max_length": longest, "split_special_tokens": splits}
     # A class of transformers without segments refuses token_type_ids; their default depends on the version.
-    segments = ["token_type_ids"] if has_segments else []
+    segments = ["token_type_ids"] if shape.type_vocab_size > 1 else []
     config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 

@@ -111,7 +111,7 @@ class ForwardPass:
         return {**arrays, **rounds}
 
     def stacked_spec(self, name: str, spec: PartitionSpec) -> PartitionSpec:
-        """Return the division of a stacked weight, from that of the weight."""
+        """Return the division of a weight as `prepare` returns it, from the division of the weight."""
         return PartitionSpec(None, *spec) if name in self.stacks else spec
 
     def __call__(

@@ -67,8 +67,8 @@ def over_replicas(spec: PartitionSpec, shape: tuple[int, ...], grid: Grid) -> Pa
 def check_formats(formats: Iterable[layouts.Format]) -> None:
     """Raise DeviceError unless the results of a program with products for AMX are stored row by row.
 
-    Constraints of layouts inside a program may change those of its results, and JAX would feed the new state to the
-    next step as if it were stored row by row.
+    Constraints inside a program may change the layouts of its results, and JAX would feed the new state to the next
+    step as if it were stored row by row.
     """
     for format in formats:
         layout = format.layout

@@ -65,9 +65,9 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     if devices is not None and memory is not None:
         _print_alternatives(requested, chosen, devices, memory, processes)
     if target is not None:
-        from bert_cli.tasks.look import elsewhere
+        from bert_cli.tasks.look import ahead_of_time
 
-        elsewhere.report(chosen, target)
+        ahead_of_time.report(chosen, target)
 
 
 def _print_targets() -> None:

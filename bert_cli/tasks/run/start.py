@@ -49,7 +49,6 @@ def disk_format(
     shapes = _shapes(weights)
     head = settings.head
     shape = settings.bert_config
-    positions = shape.max_position_embeddings
     table = factors_of(settings)
     dtype = "float16" if settings.precision == "float16" and not table else "float32"
     config = hf.hf_config(shape, dtype=dtype, head=head, label_names=label_names)
@@ -57,10 +56,7 @@ def disk_format(
         config["scaling"] = getattr(settings, "scaling", None)
     files: dict[str, bytes] = {}
     if tokenizer:
-        has_segments = shape.type_vocab_size > 1
-        files |= files_for_model(
-            tokenizer, positions, fills_masks=head.fills_masks, has_segments=has_segments
-        )
+        files |= files_for_model(tokenizer, shape, fills_masks=head.fills_masks)
         ids = token_ids(tokenizer) if has_tokenizer(tokenizer) else {}
         config |= {name: ids[name] for name in ids if name in config}
     if isinstance(settings, EmbedSettings):

@@ -9,7 +9,6 @@ Shapes: B examples, S positions, D hidden size, V vocabulary size.
 """
 
 import importlib.util
-import json
 import logging
 import shutil
 import warnings
@@ -28,15 +27,22 @@ from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.heads import POOL
 from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import ExportSettings
-from bert_cli.data.finetune import embeddings
-from bert_cli.data.records.tokenizer import files_for_model, read_tokenizer
+from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish, static
-from bert_cli.tasks.use.model import INPUTS, Input, Opened, inputs_of, open_model, task_of
+from bert_cli.tasks.use.model import (
+    INPUTS,
+    Input,
+    Opened,
+    inputs_of,
+    open_model,
+    task_of,
+    write_model_files,
+)
 from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
@@ -367,18 +373,7 @@ def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
     source = model.source
     entries = hf.class_entries(source.config, model.architecture)
     described = {"model_type": source.config.architecture, **source.described, **entries}
-    (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
-    positions = source.config.max_position_embeddings
-    fills_masks = model.head is not None and model.head.fills_masks
-    has_segments = source.config.type_vocab_size > 1
-    files = files_for_model(
-        source.folder, positions, fills_masks=fills_masks, has_segments=has_segments
-    )
-    present = [name for name in embeddings.FILES if (source.folder / name).is_file()]
-    files |= {name: (source.folder / name).read_bytes() for name in present}
-    for name, content in {**files, **hf.class_files(source.config)}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+    write_model_files(source, model.head, described, folder)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def quantize(path: Path) -> None:
     quant_pre_process(str(path), str(folded), skip_onnx_shape=True, skip_symbolic_shape=True)
     graph = onnx.load(folded)
     folded.unlink()
-    # PyTorch lists shapes of weights there, and ONNX Runtime refuses those of weights that it transposes.
+    # PyTorch lists shapes of weights there, and ONNX Runtime refuses the shapes of weights that it transposes.
     del graph.graph.value_info[:]
     quantize_dynamic(graph, path, OPERATORS, per_channel=True, weight_type=QuantType.QInt8)
 

@@ -7,12 +7,14 @@ Probabilities are computed from the logits in float32.
 Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked positions, D hidden size, V vocabulary size.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
@@ -29,10 +31,12 @@ from bert_cli.config.heads import (
 )
 from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import PredictSettings
+from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.records.tokenizer import TextTokenizer, files_for_model
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.files import JSONObject
+from bert_cli.model import hf
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.parallel.devices import keep_freed_memory
 from bert_cli.tasks.run import models, start
@@ -131,6 +135,20 @@ def head_of(source: models.Source) -> Head | None:
     """Return the head of a model by its class; an encoder without a class is for vectors, an unknown class None."""
     name = source.architecture
     return SENTENCE_EMBEDDING if name == "?" else head_of_class(name)
+
+
+def write_model_files(
+    source: models.Source, head: Head | None, described: JSONObject, folder: Path
+) -> None:
+    """Write the files of a Hugging Face folder but its weights: config, tokenizer, pooling and classes."""
+    (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    fills_masks = head is not None and head.fills_masks
+    files = files_for_model(source.folder, source.config, fills_masks=fills_masks)
+    present = [name for name in embeddings.FILES if (source.folder / name).is_file()]
+    files |= {name: (source.folder / name).read_bytes() for name in present}
+    for name, content in {**files, **hf.class_files(source.config)}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def labels_of(source: models.Source) -> int:

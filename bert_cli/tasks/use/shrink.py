@@ -1,18 +1,15 @@
 """`bert shrink`: some of a model's layers as a model of their own, from which a student of the model starts."""
 
-import json
 import re
+import shutil
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from bert_cli.config.use import ShrinkSettings
-from bert_cli.data.records.tokenizer import files_for_model
 from bert_cli.errors import ConfigError
 from bert_cli.files import atomic_folder, check_new_folder
-from bert_cli.model import hf
 from bert_cli.tasks.run import models
-from bert_cli.tasks.use.model import head_of
+from bert_cli.tasks.use.model import head_of, write_model_files
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
 
@@ -23,8 +20,8 @@ LAYER = re.compile(r"(?<=\blayer\.)\d+(?=\.)")
 def run(settings: ShrinkSettings) -> None:
     """Write the chosen layers, the embeddings and the head as a Hugging Face folder.
 
-    Raises ConfigError for a folder in use, an unsupported architecture or an absent layer, CheckpointError if there is
-    no model.
+    Raises ConfigError for a folder in use, an unsupported architecture or an absent layer, and CheckpointError for an
+    absent model.
     """
     out = settings.out
     check_new_folder(out)
@@ -45,16 +42,10 @@ def run(settings: ShrinkSettings) -> None:
             renamed = LAYER.sub(str(settings.layers.index(layer)), name, count=1)
             tensors[renamed] = np.ascontiguousarray(values)
     described = {**source.described, "num_hidden_layers": len(settings.layers)}
-    head = head_of(source)
-    files = files_for_model(
-        source.folder,
-        config.max_position_embeddings,
-        fills_masks=head is not None and head.fills_masks,
-    )
     with atomic_folder(out) as folder:
-        save_file(tensors, folder / checkpoint.MODEL, metadata={"format": "pt"})
-        for name, content in {**files, **hf.class_files(config)}.items():
-            (folder / name).write_bytes(content)
-        (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+        checkpoint.write_tensors(folder / checkpoint.MODEL, tensors)
+        write_model_files(source, head_of(source), described, folder)
+        # safetensors makes files that only their owner may read.
+        shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
     names = ", ".join(map(str, settings.layers))
     print_line(f"shrink: {out} has the layers {names} of {source.folder}")

@@ -92,7 +92,7 @@ def run(settings: ExportSettings) -> None:
         )
     ]
     config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
-    files = files_for_model(source.folder, positions, fills_masks=False)
+    files = files_for_model(source.folder, source.config, fills_masks=False)
     with atomic_folder(settings.out) as folder:
         save_file({"embeddings": table}, folder / checkpoint.MODEL)
         (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -107,7 +107,7 @@ def run(settings: ExportSettings) -> None:
 
 
 def piece_vectors(predictor: Embedding, size: int) -> Floats:
-    """Return the weighted vectors [V, d] of all pieces; those of special tokens are 0."""
+    """Return the weighted vectors [V, d] of all pieces; the vectors of special tokens are 0."""
     from sklearn.decomposition import PCA
 
     tokenizer = predictor.tokenizer

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.byte_level import write_tokenizer
 
+from bert_cli.config.modernbert import ModernBertConfig
 from bert_cli.data.finetune.conll import Sentences, word_features
 from bert_cli.data.records.encoder import Encoder, encoder_of
 from bert_cli.data.records.notation import BYTE_LEVEL
@@ -140,7 +141,7 @@ def test_the_tokenizer_is_saved_unchanged_and_opens_in_every_transformers(folder
     vocabulary.save(tmp_path)
     for path in folder.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-    files = files_for_model(tmp_path, 64, fills_masks=True, has_segments=False)
+    files = files_for_model(tmp_path, ModernBertConfig(), fills_masks=True)
     assert files["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     config = json.loads(files["tokenizer_config.json"])
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer
 
+from bert_cli.config.shape import BertConfig
 from bert_cli.data.records import encoder as module
 from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.tokenizer import (
@@ -24,6 +25,7 @@ from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "s", "Cat", "[", "]"]
 PIECES += ["se", "##p", "mask", "é", "e", "."]
+SHAPE = BertConfig(max_position_embeddings=32)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
     # The files of a model that is trained with it split text equally.
     trained = tmp_path / "trained"
     trained.mkdir()
-    for name, content in files_for_model(saved, 32, fills_masks=False).items():
+    for name, content in files_for_model(saved, SHAPE, fills_masks=False).items():
         (trained / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(trained)
     assert ids(read_tokenizer(trained), text) == expected
@@ -117,7 +119,7 @@ def test_a_models_tokenizer_json_gives_transformers_the_ids_and_keeps_the_finger
     for name in ("first", "second"):
         saved = tmp_path / name
         saved.mkdir()
-        for file, content in files_for_model(folder, 32, fills_masks=False).items():
+        for file, content in files_for_model(folder, SHAPE, fills_masks=False).items():
             (saved / file).write_bytes(content)
         after = read_tokenizer(saved)
         assert after.fingerprint == before.fingerprint
@@ -138,7 +140,8 @@ def test_a_models_tokenizer_names_a_class_and_tokens_that_every_transformers_has
     """A folder of Google's has no tokenizer_config.json; the default names of inputs differ between versions."""
     (folder / CONFIG_FILE).unlink()
     for has_segments in (True, False):
-        files = files_for_model(folder, 32, fills_masks=True, has_segments=has_segments)
+        shape = BertConfig(max_position_embeddings=32, type_vocab_size=1 + has_segments)
+        files = files_for_model(folder, shape, fills_masks=True)
         config = json.loads(files[CONFIG_FILE])
         assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
         tokens = {config[f"{name}_token"] for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -146,12 +149,12 @@ def test_a_models_tokenizer_names_a_class_and_tokens_that_every_transformers_has
         segments = ["token_type_ids"] * has_segments
         assert config["model_input_names"] == ["input_ids", *segments, "attention_mask"]
     (folder / CONFIG_FILE).write_text('{"mask_token": {"content": "[MASK]", "lstrip": true}}')
-    config = json.loads(files_for_model(folder, 32, fills_masks=True)[CONFIG_FILE])
+    config = json.loads(files_for_model(folder, SHAPE, fills_masks=True)[CONFIG_FILE])
     assert config["mask_token"] == {"content": "[MASK]", "lstrip": True}
 
 
 def test_a_vocabulary_that_a_tokenizer_json_replaces_is_not_read(folder):
-    for file, content in files_for_model(folder, 32, fills_masks=True).items():
+    for file, content in files_for_model(folder, SHAPE, fills_masks=True).items():
         (folder / file).write_bytes(content)
     description = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(description, indent=2))
@@ -195,7 +198,8 @@ def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_pa
     cases = [(128, 512, 128), (512, 128, 128), (10**30, 512, 512), (None, 512, 512)]
     for own, positions, longest in cases:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": own}))
-        files = files_for_model(tmp_path, positions, fills_masks=True)
+        shape = BertConfig(max_position_embeddings=positions)
+        files = files_for_model(tmp_path, shape, fills_masks=True)
         written = json.loads(files["tokenizer_config.json"])
         assert (written["model_max_length"], written["split_special_tokens"]) == (longest, False)
     for wrong in ("NaN", "-1", "0", '"24"'):

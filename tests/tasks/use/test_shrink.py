@@ -1,10 +1,13 @@
-"""`bert shrink`: the layers of the result are those of the model, in PyTorch."""
+"""`bert shrink`: the layers of the result equal the layers of the model, in PyTorch."""
+
+import shutil
 
 import numpy as np
 import pytest
 from support.hf_models import MODELS, SHAPE, in_torch, opened
 
 from bert_cli.cli import main
+from bert_cli.data.finetune.embeddings import embedding_files
 
 
 @pytest.mark.parametrize("name", ["bare", "masked"])
@@ -19,6 +22,17 @@ def test_a_smaller_model_has_the_chosen_layers_embeddings_and_head(name, models,
     columns = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
     for output in in_torch(tmp_path / "out", MODELS[name][0], columns).values():
         assert np.isfinite(output).all()
+
+
+def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_path):
+    source = shutil.copytree(models["bare"], tmp_path / "vectors")
+    files = embedding_files("cls", SHAPE["hidden_size"], 32)
+    for name, content in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(content)
+    assert main(["shrink", str(source), str(tmp_path / "out"), "--layers", "0"]) == 0
+    for name, content in files.items():
+        assert (tmp_path / "out" / name).read_bytes() == content
 
 
 def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):

@@ -16,7 +16,7 @@ from bert_cli.config.tools import PlanSettings
 from bert_cli.planning.compiled import Program
 from bert_cli.planning.layout import choose
 from bert_cli.planning.targets import ACCELERATORS, find_target
-from bert_cli.tasks.look.elsewhere import print_work, refused_bytes
+from bert_cli.tasks.look.ahead_of_time import print_work, refused_bytes
 
 ROOT = Path(__file__).parents[3]
 TINY = [

@@ -1,7 +1,7 @@
 """Compiles the step of the JAX engine for devices that this machine does not have.
 
-XLA needs only a description of the devices. The engine has shapes in place of arrays, so that nothing needs the memory
-of the weights; everything else is the engine of a training run.
+XLA needs only a description of the devices. The engine's state and batches are shapes without values, so weights take
+no memory; everything else is the engine of a training run.
 """
 
 import os
@@ -33,17 +33,17 @@ CompilerError = jax.errors.JaxRuntimeError
 
 
 @dataclass(frozen=True)
-class AbsentMesh(Mesh):
+class DescribedMesh(Mesh):
     """A mesh of devices that are only described."""
 
     described: tuple[jax.Device, ...] = ()
 
 
-class AbsentEngine(JaxEngine):
+class AheadOfTimeEngine(JaxEngine):
     """An engine whose state and batches are shapes."""
 
     def _device_grid(self, mesh: Mesh) -> Grid:
-        devices = cast(AbsentMesh, mesh).described
+        devices = cast(DescribedMesh, mesh).described
         shape = mesh.replicas, *mesh.layout.tensor_shape
         return Grid(np.array(devices[: int(np.prod(shape))]).reshape(shape), AXES)
 
@@ -87,10 +87,10 @@ def describe_devices(platform: str, topology: str, description: str) -> list[jax
 
 def build_engine(
     model: Model, layout: Layout, kind: str, devices: list[jax.Device]
-) -> AbsentEngine:
+) -> AheadOfTimeEngine:
     """Return the engine of a model on described devices of a kind, GPU or TPU."""
     names = tuple((f"jax:{kind}:{replica}",) for replica in range(layout.replicas))
-    mesh = AbsentMesh(layout, names, "", Processes(()), described=tuple(devices))
+    mesh = DescribedMesh(layout, names, "", Processes(()), described=tuple(devices))
     blocks: dict[str, Block] = {}
 
     def build() -> None:
@@ -101,4 +101,4 @@ def build_engine(
     make = model.make_optimizer
     optimizer = make and make(list(named_weights(blocks.items())), random_bits)
     *body, head = blocks.values()
-    return AbsentEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)
+    return AheadOfTimeEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)

@@ -1,7 +1,7 @@
 """`bert plan --compile-for`: what the compiler says about a run's step on devices that this machine does not have.
 
-The step is the one that training runs. The time of a step at the bound is no prediction: it supposes that every
-instruction runs at the full speed of its device and that memory is read once for each instruction.
+The step is the one that training runs. The bound of its time assumes that every instruction runs at the full speed of
+the device and reads memory once; real steps take longer.
 """
 
 import re
@@ -90,7 +90,7 @@ def micro_batch(settings: TrainSettings) -> Batch:
 
 def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
     """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
-    from bert_cli.parallel.jax import elsewhere
+    from bert_cli.parallel.jax import ahead_of_time
     from bert_cli.tasks.run.build import model_of
     from bert_cli.tasks.run.resolve import layout_of, runtime
 
@@ -99,19 +99,19 @@ def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
     kind = accelerator.kind
     where = f"--compile-for ({target.name})"
     try:
-        devices = elsewhere.describe_devices(
+        devices = ahead_of_time.describe_devices(
             PLATFORMS[kind], target.topology, accelerator.description
         )
     except ModuleNotFoundError:
         raise ConfigError(where, needs_extra(EXTRAS[kind])) from None
-    except elsewhere.CompilerError as error:
+    except ahead_of_time.CompilerError as error:
         problem = f"the compiler does not know this shape ({error})"
         raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
     model = model_of(settings, settings.head.outputs, has_values=False)
-    engine = elsewhere.build_engine(model, layout_of(settings), kind, devices)
+    engine = ahead_of_time.build_engine(model, layout_of(settings), kind, devices)
     try:
         compiled = engine.lowered(micro_batch(settings)).compile()
-    except elsewhere.CompilerError as error:
+    except ahead_of_time.CompilerError as error:
         if (size := refused_bytes(str(error))) is None:
             raise
         return None, size
@@ -134,7 +134,7 @@ def refused_bytes(message: str) -> int | None:
 
 
 def _remedy(settings: TrainSettings, memory: int, ratio: float) -> str:
-    """Return flags of a layout that fits by the estimate, corrected by what the compiler needs of the estimate."""
+    """Return flags of a layout that fits by the estimate, scaled by the compiler's memory relative to it."""
     batch = settings.global_batch
     sizes = [batch.micro_batch_size]
     while sizes[-1] % 2 == 0:
@@ -164,15 +164,16 @@ def print_work(settings: TrainSettings, target: Target, work: Work) -> None:
     accelerator = target.accelerator
     each = len(layout.estimate(settings))
     shape = settings.micro_batch_shape
-    model = model_flops(settings.bert_config, settings.last_blocks, shape)
-    flops = model * batch.grad_acc_steps_per_replica / each
+    part = batch.grad_acc_steps_per_replica / each
+    tokens = shape.examples * shape.positions * part
+    flops = model_flops(settings.bert_config, settings.last_blocks, shape) * part
     peak = accelerator.peaks["f32" if settings.precision == "float32" else "bf16"]
     sent = sum(numbers[2] for numbers in work.collectives.values())
     link_seconds = sent / accelerator.link
     seconds = max(work.seconds, link_seconds)
     rows = [
         ("FLOPs of products", f"{work.flops / 1e12:,.2f} T", f"{work.flops / flops:.2f} of the model's"),
-        ("bytes moved", format_bytes(work.moved), f"{_per_token(settings, work, each):,.0f} a token"),
+        ("bytes moved", format_bytes(work.moved), f"{work.moved / tokens:,.0f} a token"),
         ("bound of a step", format_duration(seconds), _bound_by(work, link_seconds)),
         ("  examples/s", f"{batch.examples / seconds:,.0f}", "all devices, at the bound; not a prediction"),
         ("  utilisation", f"{flops / peak / seconds:.1%}", f"of {peak / 1e12:,.0f} TFLOP/s, at the bound"),
@@ -191,14 +192,6 @@ def print_work(settings: TrainSettings, target: Target, work: Work) -> None:
     largest = sorted(work.parts.items(), key=lambda part: -part[1])[:LARGEST_PARTS]
     parts = [(name, f"{part / work.seconds:.1%}") for name, part in largest]
     print_table(("largest parts of the bound", ""), parts, right=(1,))
-
-
-def _per_token(settings: TrainSettings, work: Work, devices: int) -> float:
-    batch = settings.global_batch
-    shape = settings.micro_batch_shape
-    return (
-        work.moved * devices / (shape.examples * shape.positions * batch.grad_acc_steps_per_replica)
-    )
 
 
 def _bound_by(work: Work, link_seconds: float) -> str:

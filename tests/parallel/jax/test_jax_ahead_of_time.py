@@ -12,18 +12,18 @@ import json
 import sys
 from dataclasses import replace
 import numpy as np
-from bert_cli.parallel.jax import elsewhere as absent
+from bert_cli.parallel.jax import ahead_of_time
 import jax
 from bert_cli.commands import COMMANDS
 from bert_cli.config.load import load
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
-from bert_cli.tasks.look import elsewhere
+from bert_cli.tasks.look.ahead_of_time import micro_batch
 from bert_cli.tasks.run import build, resolve
 
 for command, words in json.loads(sys.argv[1]):
     settings, _ = load(COMMANDS[command].settings_class(), words, command)
-    sample = elsewhere.micro_batch(settings)
+    sample = micro_batch(settings)
     labels = settings.head.outputs
     mesh = replace(resolve.open_mesh(settings, Processes(())), uses_amx=False)
     run = build.build_engine(settings, mesh, labels)
@@ -31,7 +31,7 @@ for command, words in json.loads(sys.argv[1]):
     batch = {name: np.repeat(column, number, 0) for name, column in sample.items()}
     real = run._lowered(run._arguments(batch, UpdateRequest(), count(batch, run.head.COUNTS)))
     model = build.model_of(settings, labels, has_values=False)
-    engine = absent.build_engine(model, run.layout, "CPU", jax.devices())
+    engine = ahead_of_time.build_engine(model, run.layout, "CPU", jax.devices())
     state = [part for parts in engine.state.values() for part in parts]
     assert not any(isinstance(part, jax.Array) for part in state), words
     assert len(real.as_text()) > 10_000 and engine.lowered(sample).as_text() == real.as_text(), words
