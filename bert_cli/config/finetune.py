@@ -53,6 +53,17 @@ class Distillation(Settings):
     """Divisor of the logits of both models before the softmax (Hinton et al. 2015); regression has no softmax."""
 
 
+class TextDistillation(Distillation):
+    """A trained model of texts from which the run learns besides the labels."""
+
+    NEEDS: ClassVar = {"unlabelled_file": "teacher"}
+
+    unlabelled_file: Path | None = None
+    """Texts without labels, with the columns and kinds of the training file: .csv, .tsv, .jsonl, also with .gz. An
+    epoch has them all; their loss is the loss against the teacher's outputs alone, and in the accuracy of the training
+    the teacher's prediction is their label."""
+
+
 class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
@@ -133,6 +144,15 @@ class TaskSettings(FinetuneSettings):
     """Soft labels of a larger model for a smaller one."""
 
 
+class TextSettings(TaskSettings):
+    """Settings of every task with a label for each text or pair."""
+
+    distillation: Annotated[
+        TextDistillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
+    ] = TextDistillation()
+    """Soft labels of a larger model for a smaller one, also of texts without labels."""
+
+
 class SquadSettings(TaskSettings):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
@@ -179,7 +199,7 @@ class SquadSettings(TaskSettings):
         return self
 
 
-class GlueSettings(TaskSettings):
+class GlueSettings(TextSettings):
     """Fine-tune on a task of GLUE or CLUE and score it with its official metrics.
 
     Example: bert glue --config glue_base --glue-task mrpc --dataset-dir data/glue
@@ -225,7 +245,7 @@ class NerSettings(TaskSettings):
     """The optimizer and its hyperparameters."""
 
 
-class ClassifySettings(TaskSettings):
+class ClassifySettings(TextSettings):
     """Fine-tune on text classification with your own CSV, TSV or JSON lines file.
 
     Example: bert classify --pretrained-ckpt-path runs/base --train-file train.csv

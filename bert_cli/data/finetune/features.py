@@ -29,7 +29,6 @@ from bert_cli.files import atomic_file
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
-TEACHER = ".teacher_"  # in the names of columns of a teacher's outputs, among all arrays
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
 
@@ -45,7 +44,7 @@ class Features:
     ends: npt.NDArray[np.int64]  # [n] end of each example
     labels: Arrays = field(default_factory=dict)  # columns [n]
     position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
-    teacher: str = ""  # fingerprint of the teacher whose outputs are columns
+    origin: str = ""  # the fingerprint, if columns are outputs of a model
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -63,12 +62,13 @@ class Features:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all arrays but a teacher's outputs, whose last bits depend on the machine."""
+        """Return `origin`, or a digest of all arrays; the last bits of a model's outputs depend on the machine."""
+        if self.origin:
+            return self.origin
         digest = hashlib.sha256()
         for name, column in sorted(self.arrays().items()):
-            if TEACHER not in name:
-                digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
-        return digest.hexdigest()[:32] + self.teacher
+            digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()[:32]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all arrays by name, for a cache or a fingerprint."""
@@ -93,6 +93,13 @@ class Features:
                 groups[prefix][name] = column
         columns = groups["labels"], groups["place_labels"]
         return Features(arrays["tokens"], arrays["segments"], arrays["ends"], *columns)
+
+    def followed_by(self, more: "Features") -> "Features":
+        """Return these examples, then more that have the same columns."""
+        others = more.arrays()
+        joined = {n: np.concatenate([column, others[n]]) for n, column in self.arrays().items()}
+        joined["ends"][len(self) :] += len(self.tokens)
+        return Features.of(joined)
 
     def batch(self, numbers: npt.NDArray[np.int64], sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""

@@ -16,7 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
-from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
+from bert_cli.config.finetune import (
+    ClassifySettings,
+    FinetuneSettings,
+    GlueSettings,
+    TextSettings,
+)
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
@@ -28,6 +33,7 @@ from bert_cli.data.finetune.tables import (
     write_lines,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.errors import ConfigError
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
 from bert_cli.train.metrics import print_line
@@ -67,7 +73,15 @@ def build(
     }
     train = features.pop("train", None)
     evaluate = partial(_evaluate, sets, names)
-    return Task(len(names), names, train, features, evaluate, best="accuracy")
+    return Task(
+        labels=len(names),
+        label_names=names,
+        train=train,
+        train_unlabelled=_unlabelled(settings, settings.text_column, tokenizer),
+        development=features,
+        evaluate=evaluate,
+        best="accuracy",
+    )
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
@@ -142,6 +156,7 @@ def build_glue(
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
+        train_unlabelled=_unlabelled(settings, about.columns, tokenizer),
         development={n: columns for n, columns in features.items() if n.startswith("validation")},
         evaluate=partial(_evaluate_glue, name, sets),
         best=about.best,
@@ -178,6 +193,20 @@ def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArr
 
 
 # --- both
+
+
+def _unlabelled(
+    settings: TextSettings, columns: Sequence[str], tokenizer: TextTokenizer
+) -> Features | None:
+    """Return the texts that only the teacher labels. Raises ConfigError for a task whose texts are not columns."""
+    path = settings.distillation.unlabelled_file
+    if path is None:
+        return None
+    if not columns:
+        problem = "is not for this task, whose texts are made from several columns"
+        raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
+    examples = read_table(path, text_columns=columns, label_column=None)
+    return features_of_texts(examples, "unlabelled", settings, tokenizer)
 
 
 def features_of_texts(

@@ -51,6 +51,8 @@ class Task:
     """The score whose highest value decides which checkpoint is the best."""
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
+    train_unlabelled: Features | None = None
+    """More examples for training, which only a teacher labels."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
     digits: int = 17

@@ -39,7 +39,8 @@ def with_teacher(
     `label_order` returns the output of a model for each label of the task. Raises ConfigError for a teacher of another
     task, with other labels, another vocabulary or too few positions.
     """
-    name = settings.distillation.teacher
+    distillation = settings.distillation
+    name = distillation.teacher
     examples = task.train
     if name is None or examples is None:
         return task
@@ -61,30 +62,36 @@ def with_teacher(
     for tensor, values in sorted(source.tensors().items()):
         digest.update(tensor.encode() + np.ascontiguousarray(values).tobytes())
     weights = digest.hexdigest()[:16]
-    made_from = {"teacher": weights, "examples": examples.fingerprint, "order": order}
     print_line(f"run: learns from the outputs of {source.folder}")
 
-    def build() -> dict[str, npt.NDArray[Any]]:
-        logits = _logits(settings, source, tokenizer, examples)
-        return {"logits": logits if order is None else logits[:, order]}
+    def taught(part: Features, weight: float) -> Features:
+        """Return examples with the teacher's outputs as columns, and as labels if they have none."""
+        made_from = {"teacher": weights, "examples": part.fingerprint, "order": order}
 
-    logits = cached(settings.cache_dir, made_from, build)["logits"]
-    numbers = {
-        "weight": settings.distillation.logits,
-        "temperature": settings.distillation.temperature,
-    }
-    columns = {
-        f"teacher_{name}": np.full(len(examples), value, np.float32)
-        for name, value in numbers.items()
-    }
-    fingerprint = ", ".join(["", f"teacher {weights}", *(f"{n} {v}" for n, v in numbers.items())])
-    train = replace(examples, labels={**examples.labels, **columns}, teacher=fingerprint)
-    soft = {"teacher_logits": logits}
-    if settings.head.is_per_position:
-        train = replace(train, position_labels={**train.position_labels, **soft})
-    else:
-        train = replace(train, labels={**train.labels, **soft})
-    return replace(task, train=train)
+        def build() -> dict[str, npt.NDArray[Any]]:
+            logits = _logits(settings, source, tokenizer, part)
+            return {"logits": logits if order is None else logits[:, order]}
+
+        logits = cached(settings.cache_dir, made_from, build)["logits"]
+        numbers = {"weight": weight, "temperature": distillation.temperature}
+        labels = {
+            **part.labels,
+            **{f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()},
+        }
+        if settings.head.is_per_position:
+            positions = {**part.position_labels, "teacher_logits": logits}
+            return replace(part, labels=labels, position_labels=positions)
+        predicted = logits[:, 0] if task.labels == 1 else logits.argmax(1).astype(np.int32)
+        return replace(part, labels={"labels": predicted, **labels, "teacher_logits": logits})
+
+    described = [f"teacher {weights}", f"weight {distillation.logits}"]
+    described += [f"temperature {distillation.temperature}"]
+    train = taught(examples, distillation.logits)
+    if (more := task.train_unlabelled) is not None:
+        train = train.followed_by(taught(more, 1.0))
+        described += [f"unlabelled {more.fingerprint}"]
+    origin = ", ".join([examples.fingerprint, *described])
+    return replace(task, train=replace(train, origin=origin))
 
 
 def _logits(

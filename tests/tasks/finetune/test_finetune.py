@@ -25,6 +25,7 @@ from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import task
 from bert_cli.tasks.run.models import find_tokenizer
 from bert_cli.tasks.run.task import Result, Scorer, Task
+from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
 
 FLAGS = [
@@ -338,6 +339,7 @@ def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
 
 def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, tmp_path, capsys):
     teacher = ["--distillation.teacher", str(trained), "--distillation.temperature", "3"]
+    teacher += ["--distillation.unlabelled-file", str(base / "dev.csv")]
     words = arguments(base, tmp_path / "student", *teacher, "--checkpoint-every-steps", "2")
     words += ["--num-epochs", "0.5", "--keep-checkpoints", "9", "--cache-dir", "null"]
     assert main(words) == 0
@@ -370,12 +372,42 @@ def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, 
     assert "temperature 3.0" in capsys.readouterr().err
 
 
+def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
+    files = {"train_file": base / "train.csv", "held_out_fraction": 0.5, "max_seq_length": 64}
+    files["pretrained_ckpt_path"] = str(base / "model")
+    tokenizer = read_tokenizer(base / "model")
+    parts = {}
+    for name, more in (("alone", {}), ("with texts", {"unlabelled_file": base / "dev.csv"})):
+        distillation = {"teacher": str(trained), "logits": 0.6, **more}
+        settings = ClassifySettings.model_validate({**files, "distillation": distillation})
+        task = with_teacher(
+            settings, texts.build(settings, tokenizer, None), tokenizer, lambda *_: None
+        )
+        parts[name] = task.train
+    alone, both = parts.values()
+    labels = both.labels
+    assert len(alone) == 79 and len(both) == 79 + 61
+    np.testing.assert_array_equal(labels["teacher_weight"], np.float32([0.6] * 79 + [1.0] * 61))
+    np.testing.assert_array_equal(labels["labels"][:79], alone.labels["labels"])
+    # The accuracy of the training counts the teacher's prediction as the label.
+    predicted = labels["teacher_logits"][79:].argmax(1)
+    np.testing.assert_array_equal(labels["labels"][79:], predicted)
+    assert 20 < predicted.sum() < 41 and labels["labels"].dtype == np.int32
+    first = both.batch(np.array([79]), 64)["input_ids"][0]
+    text = (base / "dev.csv").read_text().splitlines()[1].split(",")[0]
+    encoding = tokenizer.library.encode(text, add_special_tokens=False)
+    assert first[1 : len(encoding.ids) + 1].tolist() == encoding.ids
+    assert both.fingerprint.startswith(f"{alone.fingerprint}, unlabelled ")
+
+
 def test_a_teacher_that_does_not_fit_is_refused(base, trained, tmp_path, capsys):
     other = shutil.copytree(best_checkpoint(trained), tmp_path / "other")
     for name in ("vocab.txt", "tokenizer.json"):
         text = (other / name).read_text().replace(OTHERS[0], "another")
         (other / name).write_text(text)
     (other / "state.json").unlink()
+    unlabelled = ["--distillation.unlabelled-file"]
+    (tmp_path / "empty.csv").write_text("text\n")
     for words, message in (
         (["--distillation.teacher", str(base / "model")], "not a model for text-classification"),
         (["--distillation.teacher", str(other)], "has another vocabulary than the model"),
@@ -384,3 +416,13 @@ def test_a_teacher_that_does_not_fit_is_refused(base, trained, tmp_path, capsys)
     ):
         assert main(arguments(base, tmp_path / "run", *words)) == 2
         assert re.search(message, capsys.readouterr().err.replace("\n", " ")), message
+    assert main(arguments(base, tmp_path / "run", *unlabelled, str(base / "dev.csv"))) == 2
+    assert re.search(r"unlabelled_file.*has no effect without teacher", capsys.readouterr().err)
+    for path, message in (
+        (tmp_path / "none.csv", "no such file"),
+        (tmp_path / "empty.csv", "contains no rows"),
+    ):
+        words = ["--distillation.teacher", str(trained), *unlabelled, str(path)]
+        assert main(arguments(base, tmp_path / "run", *words)) == 3
+        error = capsys.readouterr().err
+        assert message in error and path.name in error
