@@ -28,8 +28,31 @@ PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
 LARGEST_PARTS = 8
 
 
-def report(settings: TrainSettings, target: Target) -> None:
-    """Compile the step for a target and print its memory, traffic and bound.
+def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
+    """Return the target's devices, as JAX describes them.
+
+    Raises ConfigError without the compiler for the target, or for a shape that the compiler does not know.
+    """
+    accelerator = target.accelerator
+    where = f"--compile-for ({target.name})"
+    with quiet_imports():
+        from bert_cli.parallel.jax import ahead_of_time
+        from bert_cli.tasks.run.resolve import runtime
+
+        runtime(settings.engine).configure_runtime(settings.precision, settings.deterministic)
+        try:
+            return ahead_of_time.describe_devices(
+                PLATFORMS[accelerator.kind], target.topology, accelerator.description
+            )
+        except ModuleNotFoundError:
+            raise ConfigError(where, needs_extra(EXTRAS[accelerator.kind])) from None
+        except ahead_of_time.CompilerError as error:
+            problem = f"the compiler does not know this shape ({error})"
+            raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
+
+
+def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
+    """Compile the step for the devices of a target and print its memory, traffic and bound.
 
     A run of several stages is compiled for the stage that needs the most memory.
 
@@ -43,7 +66,7 @@ def report(settings: TrainSettings, target: Target) -> None:
     print(f"\ncompiling for {number} x {accelerator.title}, which may take minutes", flush=True)
     began = time.monotonic()
     with quiet_imports():
-        compiled, needed = _compiled(settings, target)
+        compiled, needed = _compiled(settings, accelerator.kind, devices)
     seconds = time.monotonic() - began
     estimated = layout.fullest(settings)[1].total
     limit = accelerator.memory
@@ -88,25 +111,12 @@ def micro_batch(settings: TrainSettings) -> Batch:
     return open_stream(synthetic).first_micro_batches(1)
 
 
-def _compiled(settings: TrainSettings, target: Target) -> tuple[Any, int]:
+def _compiled(settings: TrainSettings, kind: str, devices: list[Any]) -> tuple[Any, int]:
     """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
     from bert_cli.parallel.jax import ahead_of_time
     from bert_cli.tasks.run.build import model_of
-    from bert_cli.tasks.run.resolve import layout_of, runtime
+    from bert_cli.tasks.run.resolve import layout_of
 
-    accelerator = target.accelerator
-    runtime(settings.engine).configure_runtime(settings.precision, settings.deterministic)
-    kind = accelerator.kind
-    where = f"--compile-for ({target.name})"
-    try:
-        devices = ahead_of_time.describe_devices(
-            PLATFORMS[kind], target.topology, accelerator.description
-        )
-    except ModuleNotFoundError:
-        raise ConfigError(where, needs_extra(EXTRAS[kind])) from None
-    except ahead_of_time.CompilerError as error:
-        problem = f"the compiler does not know this shape ({error})"
-        raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
     model = model_of(settings, settings.head.outputs, has_values=False)
     engine = ahead_of_time.build_engine(model, layout_of(settings), kind, devices)
     try:

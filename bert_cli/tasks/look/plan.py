@@ -34,7 +34,12 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     if isinstance(settings, TargetSettings):
         _print_targets()
         return
-    target = None if settings.compile_for is None else find_target(settings.compile_for)
+    target = None
+    if settings.compile_for is not None:
+        from bert_cli.tasks.look import ahead_of_time
+
+        target = find_target(settings.compile_for)
+        described = ahead_of_time.describe_target(settings, target)
     devices = settings.devices if target is None else target.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
@@ -65,9 +70,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     if devices is not None and memory is not None:
         _print_alternatives(requested, chosen, devices, memory, processes)
     if target is not None:
-        from bert_cli.tasks.look import ahead_of_time
-
-        ahead_of_time.report(chosen, target)
+        ahead_of_time.report(chosen, target, described)
 
 
 def _print_targets() -> None:
@@ -106,7 +109,10 @@ def _print_layout(settings: TrainSettings) -> None:
     pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(settings)), 'device')}"
     again = f"recomputing each {parallel.recompute_by}"
     shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
+    model = settings.bert_config
+    default = "" if "bert_config" in settings.model_fields_set else " (default of --bert-config)"
     print(
+        f"model: {model.architecture}, {count(model.num_hidden_layers, 'layer')} of {model.hidden_size}{default}, "
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{_describe_length(settings)}\n"
         f"  {layout.shape(settings) if settings.engine == 'jax' else shape}, each "

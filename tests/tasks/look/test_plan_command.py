@@ -41,6 +41,15 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
         assert any(f"update)\n{terms.format(*row)}" in text for row in rows(text))
 
 
+def test_the_model_is_named_and_whether_it_is_the_default(capsys):
+    for words, model in (
+        (["squad"], "model: bert, 12 layers of 768 (default of --bert-config), 108.9 M parameters"),
+        (["squad", "--config", "squad_large"], "model: bert, 24 layers of 1024, 334.1 M"),
+    ):
+        assert main(["plan", *words]) == 0
+        assert capsys.readouterr().out.startswith(model)
+
+
 def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_the_table(capsys):
     assert main([*BASE, "--devices", "16", "--memory", "16GB"]) == 0
     text = capsys.readouterr().out
