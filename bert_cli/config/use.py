@@ -162,7 +162,7 @@ class AverageSettings(Settings):
 class ShrinkSettings(Settings):
     """Write some of a model's layers as a smaller model, which can learn from the large one.
 
-    Embeddings and head are those of the model. Train the result before you use it: see `--distillation.teacher`.
+    The embeddings and the head are copied. Train the result before you use it: see `--distillation.teacher`.
     Example: bert shrink runs/base runs/half --layers 0,2,4
     Example: bert shrink bert-base-uncased small --layers 0,1,2,3
     """

@@ -13,6 +13,7 @@ from bert_cli.config.heads import heads
 from bert_cli.config.training import TrainSettings
 from bert_cli.files import JSONObject
 from bert_cli.model import hf
+from bert_cli.text import count
 
 CARD = "README.md"
 TRAINING = "## Training\n"
@@ -101,8 +102,9 @@ def model_card(
     front = "".join(f"{key}: {value}\n" for key, value in entries.items() if value)
     labels = ", ".join(f"`{label}`" for label in (config.get("id2label") or {}).values())
     summary = (
-        f"A {name} for {task} with {parameters:,} parameters: {shape.num_hidden_layers} layers of hidden size "
-        f"{shape.hidden_size} with {shape.num_attention_heads} attention heads, a vocabulary of "
+        f"A {name} for {task} with {parameters:,} parameters: "
+        f"{count(shape.num_hidden_layers, 'layer')} of hidden size {shape.hidden_size} with "
+        f"{count(shape.num_attention_heads, 'attention head')}, a vocabulary of "
         f"{shape.vocab_size:,} pieces, at most {shape.max_position_embeddings} tokens in a text."
     )
     use = f"## Use\n\n```python\n{code}\n```"

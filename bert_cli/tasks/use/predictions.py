@@ -28,8 +28,8 @@ from bert_cli.data.finetune.squad_windows import (
     with_null_threshold,
 )
 from bert_cli.data.records.tokenizer import MASK
-from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject
+from bert_cli.errors import CheckpointError, ConfigError, DataError
+from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import (
     Columns,
@@ -253,16 +253,24 @@ class Embedding(Predictor):
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
-        """Return pooling, normalization and length of the model; warn about one that fills masks."""
+        """Return pooling, normalization and length of the model; warn about one that fills masks, or of other sizes."""
         head = head_of(source)
         if head is not None and head.fills_masks:
             problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
             remedy = "train it with `bert embed` first"
             print(f"warning: {source.folder} {problem}; {remedy}", file=sys.stderr)
-        size = source.config.hidden_size
-        if (dimensions := settings.dimensions or size) > size:
-            problem = f"is more than the {size} values of the model's vectors"
-            raise ConfigError(f"dimensions ({dimensions})", problem, "lower it")
+        check_dimensions(settings.dimensions, source)
+        state = source.folder / STATE
+        fixed: JSONObject = {}
+        if state.is_file():
+            fixed = read_json(state, JSONObject, CheckpointError, "copy it again").get("fixed", {})
+        sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
+        size = settings.dimensions or sizes[0]
+        if "matryoshka" in fixed and size not in sizes:
+            trained = ", ".join(map(str, sizes))
+            problem = f"is not a size for which the vectors were trained ({trained})"
+            remedy = "give one of these, or train with `bert embed --matryoshka`"
+            print(f"warning: dimensions ({size}): {problem}; {remedy}", file=sys.stderr)
         return embeddings.read_embedding(source.folder)
 
     def outputs(self, columns: Columns) -> Any:
@@ -303,6 +311,14 @@ class Similarity(Embedding):
             row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
             for n in best.tolist()
         ]
+
+
+def check_dimensions(dimensions: int | None, source: models.Source) -> None:
+    """Raise ConfigError for more values than the model's vectors have."""
+    size = source.config.hidden_size
+    if dimensions is not None and dimensions > size:
+        problem = f"is more than the {size} values of the model's vectors"
+        raise ConfigError(f"dimensions ({dimensions})", problem, "lower it")
 
 
 def predictors() -> Mapping[str, type[Predictor]]:

@@ -10,6 +10,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import head_of, write_model_files
+from bert_cli.text import count
 from bert_cli.train import checkpoint
 from bert_cli.train.metrics import print_line
 
@@ -47,5 +48,5 @@ def run(settings: ShrinkSettings) -> None:
         write_model_files(source, head_of(source), described, folder)
         # safetensors makes files that only their owner may read.
         shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
-    names = ", ".join(map(str, settings.layers))
-    print_line(f"shrink: {out} has the layers {names} of {source.folder}")
+    layers = f"{count(len(settings.layers), 'layer')} ({', '.join(map(str, settings.layers))})"
+    print_line(f"shrink: {out} has {layers} of {source.folder}")

@@ -27,7 +27,7 @@ from bert_cli.files import JSON, atomic_folder, check_new_folder
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish
 from bert_cli.tasks.use.model import INPUTS, Input, open_model, task_of
-from bert_cli.tasks.use.predictions import Embedding
+from bert_cli.tasks.use.predictions import Embedding, check_dimensions
 from bert_cli.train import card, checkpoint
 from bert_cli.train.metrics import print_line
 
@@ -60,10 +60,9 @@ def run(settings: ExportSettings) -> None:
     check_new_folder(settings.out)
     source = models.find_source(settings.model, "MODEL")
     task = task_of(source, "embed")
-    size = settings.dimensions if is_set(settings, "dimensions") else None
-    defaults = Embedding.read_defaults(
-        source, PredictSettings(model=settings.model, dimensions=size)
-    )
+    if is_set(settings, "dimensions"):
+        check_dimensions(settings.dimensions, source)
+    defaults = Embedding.read_defaults(source, PredictSettings(model=settings.model))
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
     positions = source.config.max_position_embeddings

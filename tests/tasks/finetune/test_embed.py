@@ -505,7 +505,10 @@ def test_shortened_vectors_are_scored_and_predicted(home, trained, capsys):
     rows = []
     for flags in ([], ["--dimensions", "8"]):
         assert main(["predict", str(trained), "--input", str(home / "short.txt"), *flags]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        printed = capsys.readouterr()
+        warning = f"(8): is not a size for which the vectors were trained ({TINY.hidden_size})"
+        assert (warning in printed.err) == bool(flags)
+        lines = printed.out.splitlines()
         rows.append(np.array([json.loads(line)["embedding"] for line in lines]))
     assert rows[1].shape == (5, 8)
     expected = rows[0][:, :8] / np.linalg.norm(rows[0][:, :8], axis=1, keepdims=True)
