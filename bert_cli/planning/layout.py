@@ -93,17 +93,19 @@ def reduced_bytes(settings: TrainSettings) -> int:
     return 0 if settings.global_batch.replicas == 1 else parameters(settings) * each
 
 
-def fullest(settings: TrainSettings) -> tuple[int, Estimate]:
-    """Return the device with the highest estimate, and the estimate."""
-    return max(enumerate(estimate(settings)), key=lambda pair: pair[1].total)
+def fullest(settings: TrainSettings, kind: str) -> tuple[int, Estimate]:
+    """Return the device with the highest estimate, and the estimate; `kind` is CPU, GPU or TPU."""
+    return max(enumerate(estimate(settings, kind)), key=lambda pair: pair[1].total)
 
 
-def fits(settings: TrainSettings, memory: int) -> bool:
-    """Return whether the layout fits on devices with this memory."""
-    return fullest(settings)[1].total <= USABLE * memory
+def fits(settings: TrainSettings, kind: str, memory: int) -> bool:
+    """Return whether the layout fits on devices of a kind with this memory."""
+    return fullest(settings, kind)[1].total <= USABLE * memory
 
 
-def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -> Settings:
+def propose(
+    settings: Settings, kind: str, devices: int, memory: int, processes: int = 1
+) -> Settings:
     """Return the settings with the fitting layout of the fewest devices per replica, then the most replicas.
 
     `memory` is the memory of one device in bytes. The micro-batches of a step stay the same; all devices of a
@@ -112,9 +114,9 @@ def propose(settings: Settings, devices: int, memory: int, processes: int = 1) -
     shapes = _shapes(settings, devices, processes)
     for shape in shapes:
         laid = _laid_out(settings, shape, USABLE * memory)
-        if fits(laid, memory):
+        if fits(laid, kind, memory):
             return laid
-    least = min(fullest(_laid_out(settings, shape, 0.0))[1].total for shape in shapes)
+    least = min(fullest(_laid_out(settings, shape, 0.0), kind)[1].total for shape in shapes)
     offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
@@ -150,12 +152,12 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
 def choose(
     settings: Settings, kind: str, devices: int, memory: int, processes: int = 1
 ) -> Settings:
-    """Return the settings with a layout and a micro-batch, if they leave them open; `kind` is GPU or CPU.
+    """Return the settings with a layout and a micro-batch, if they leave them open; `kind` is CPU, GPU or TPU.
 
     The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
     is_auto = settings.parallel.layout == "auto"
-    laid = propose(settings, devices, memory, processes) if is_auto else settings
+    laid = propose(settings, kind, devices, memory, processes) if is_auto else settings
     if laid.global_batch.examples_per_step is None:
         return laid
     return _larger(laid, kind, memory) or with_micro_batch(laid, 1)
@@ -181,7 +183,7 @@ def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
     for size in range(limit, 2 * batch.micro_batch_size - 1, -1):
         if each % size == 0:
             larger = with_micro_batch(settings, size)
-            if fits(larger, memory) and idle(larger) <= allowed:
+            if fits(larger, kind, memory) and idle(larger) <= allowed:
                 return larger
     return None
 
@@ -195,7 +197,7 @@ def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
     batch = larger.global_batch
     flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica"
     return [
-        f"memory: {format_bytes(fullest(settings)[1].total)} of {format_bytes(memory)}; "
+        f"memory: {format_bytes(fullest(settings, kind)[1].total)} of {format_bytes(memory)}; "
         f"micro-batch {number} would fit, with the same batch ({flags} {batch.grad_acc_steps_per_replica})"
     ]
 
@@ -262,7 +264,7 @@ def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> l
 # --- text
 
 
-def describe_layout(settings: TrainSettings) -> list[str]:
+def describe_layout(settings: TrainSettings, kind: str) -> list[str]:
     """Return the layout as text, with a line for each setting that has no effect in it."""
     batch = settings.global_batch
     parallel = settings.parallel
@@ -270,7 +272,7 @@ def describe_layout(settings: TrainSettings) -> list[str]:
     again = f"recomputes each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
     lines = [
         f"layout: {shape(settings).replace(' of ', ' x ')}, {again}, about "
-        f"{format_bytes(fullest(settings)[1].total)} on the fullest device"
+        f"{format_bytes(fullest(settings, kind)[1].total)} on the fullest device"
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)

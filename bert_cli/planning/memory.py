@@ -29,14 +29,14 @@ UPDATE_ALLOCATED = (8, 0.3)
 BUCKETS = 3
 # Memory that the allocator takes for temporaries, relative to the live temporaries: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
-# For JAX: saved bytes of a layer relative to `saved_bytes`, and the saved tensors that `tensor` divides; copies of the
-# logits, of the word embeddings and their gradient (as many again in chunks), and of weights gathered at once.
-# XLA's own analysis of the compiled steps of 1 and 2 layers, extrapolated to 8, is not better: it errs by -11 to +10 %
-# in six cases on a CPU, these constants by -11 to +15 %, and it takes 10 s instead of 0.2 ms.
-JAX_SAVED = 0.85
-JAX_DIVIDED = {"BSD": 4, "BNSS": 3, "BSF": 4}
-JAX_LOGITS = 2
-JAX_TABLES = 2
+# For JAX by the kind of device, as XLA saves and copies (docs/measured.md#compiled): tensors that a GELU saves, float32
+# tensors that a LayerNorm saves, and float32 copies of the weights of layers that run in a loop.
+JAX_GELU = {"CPU": 3, "GPU": 2, "TPU": 2}
+JAX_NORM = {"CPU": 2, "GPU": 1, "TPU": 2}
+JAX_STACKED = {"CPU": 2, "GPU": 2, "TPU": 3}
+# For JAX, copies in float32 of the logits, of the word embeddings and their gradient (as many again in chunks), and of
+# weights gathered at once.
+JAX_COPIES = 2
 JAX_GATHERED = 4
 
 
@@ -109,20 +109,20 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
     return stages
 
 
-def estimate(settings: TrainSettings) -> list[Estimate]:
-    """Return the estimate of each device of a replica, for the stage of the run that needs the most memory."""
-    of_stages = [_estimate(stage) for stage in (settings, *settings.later_stages)]
+def estimate(settings: TrainSettings, kind: str = "CPU") -> list[Estimate]:
+    """Return the estimate of each device (CPU, GPU or TPU) of a replica, for the stage that needs the most memory."""
+    of_stages = [_estimate(stage, kind) for stage in (settings, *settings.later_stages)]
     return max(of_stages, key=lambda devices: max(estimate.total for estimate in devices))
 
 
-def _estimate(settings: TrainSettings) -> list[Estimate]:
+def _estimate(settings: TrainSettings, kind: str) -> list[Estimate]:
     if settings.engine == "jax":
-        return [_with_jax(settings)] * math.prod(settings.parallel.tensor_shape)
+        return [_with_jax(settings, kind)] * math.prod(settings.parallel.tensor_shape)
     stages, mapping = stages_of(settings)
     return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
 
 
-def _with_jax(settings: TrainSettings) -> Estimate:
+def _with_jax(settings: TrainSettings, kind: str) -> Estimate:
     """Return the estimate with JAX: `tensor` divides matrices and their products."""
     config = settings.bert_config
     parallel = settings.parallel
@@ -141,29 +141,43 @@ def _with_jax(settings: TrainSettings) -> Estimate:
     shards = replicas if config.hidden_size % replicas == 0 and second == 1 else 1
     stored = weights // (shards if parallel.shard_weights else 1)
     updated = weights // shards if parallel.replicated_tensor_sharding else stored
-    divided = sum(FLOAT32 * n * count_elements(settings, of) for of, n in JAX_DIVIDED.items())
-    complete = int(JAX_SAVED * saved_bytes(settings, "hid", stashed=False)) - divided
-    saved = complete // second + divided // first
+    # Operands and results of products are in the dtype of the products, and on CPUs in float32.
+    compute = FLOAT32 if kind == "CPU" else COMPUTE_BYTES[settings.precision]
+    bsd = count_elements(settings, "BSD")
+    bsf = count_elements(settings, "BSF")
+    scores = _scores(settings)
+    divided = compute * (4 * bsd + scores + JAX_GELU[kind] * bsf)
+    saved = (_saved_by_xla(settings, kind, compute) - divided) // second + divided // first
     working = layers * saved
-    copies = weights * (settings.precision != "float32")
+    layer = 2 * compute * (scores - bsf) // first
+    copies = settings.precision.startswith("mixed") * compute * inner
     update = JAX_GATHERED * weights if stored < weights else updated
     # A scan over stacked inputs, weights and gradients; the factors of Unit Scaling differ from layer to layer.
-    if parallel.recompute and getattr(settings, "scaling", None) is None:
-        working = saved + layers * FLOAT32 * count_elements(settings, "BSD") // second
-        copies = 2 * inner * stored // weights
-        update = updated
+    if getattr(settings, "scaling", None) is None and (parallel.recompute or kind == "TPU"):
+        copies = JAX_STACKED[kind] * FLOAT32 * inner * stored // weights
+        if parallel.recompute:
+            working = layers * compute * bsd // second
+            layer += saved
+            update = updated
     chunks = parallel.embedding_serialization_factor
-    copies += JAX_TABLES * (2 if chunks > 1 else 1) * table
-    logits = (JAX_LOGITS + (stored < weights)) * FLOAT32 * count_elements(settings, "BPV")
+    reads = _reads_word_table(config, blocks)
+    tables = JAX_COPIES * FLOAT32 * (2 if chunks > 1 else 1)
+    logits = (JAX_COPIES + (stored < weights)) * FLOAT32
+    if kind == "GPU":
+        # In 16 bits a copy is padded to a multiple of 8 words.
+        logits = compute * (2 if compute == 2 and config.vocab_size % 8 else 1)
+        tables = reads * logits
+    logits *= reads * count_elements(settings, "BPV")
+    logits //= chunks if by_rows == 1 else by_rows
+    # Either the head runs or, later, a layer, whose attention begins its backward pass after its feed-forward.
+    working += tables * table + max(0, layer - logits)
     return Estimate(
         weights=WEIGHT_BYTES[settings.precision] * stored,
         accumulators=FLOAT32 * stored,
         moments=slot_bytes(settings, updated),
         stashes=0,
-        working=working + saved_bytes(settings, "emb", stashed=False) + FLOAT32 * copies,
-        logits=logits // (chunks if by_rows == 1 else by_rows)
-        if _reads_word_table(config, blocks)
-        else 0,
+        working=working + saved_bytes(settings, "emb", stashed=False) + copies,
+        logits=logits,
         update=FLOAT32 * update,
     )
 
@@ -277,10 +291,9 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     wide = FLOAT32
     compute = COMPUTE_BYTES[settings.precision]
     bsd = count_elements(settings, "BSD")
-    keys = config.keys_saved(settings.max_seq_length, settings.engine)
-    bnss = count_elements(settings, "BNS") * keys // config.num_hidden_layers
+    bnss = _scores(settings)
     is_large = bsd > COMPILED_CHAIN_ELEMENTS
-    is_compiled = is_large and settings.engine == "tensorflow" and settings.compile != "nothing"
+    is_compiled = is_large and settings.compile != "nothing"
     products = config.products(count_elements(settings, "BS"))
     activated = [product.rows * product.outputs for product in products if product.is_activated]
     bsf = sum(activated)
@@ -310,6 +323,27 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
         + ((1 + dropout) * wide + changed * compute) * bnss
         + ((3 + 2 * more) * wide + compute) * bsf,
     }[block]
+
+
+def _saved_by_xla(settings: TrainSettings, kind: str, compute: int) -> int:
+    """Return the bytes that the gradient of a layer reads for one micro-batch; masks of dropout are bytes."""
+    config = settings.bert_config
+    bsd = count_elements(settings, "BSD")
+    scores = _scores(settings)
+    masks = bsd * config.RESIDUALS * (config.hidden_dropout_prob > 0.0)
+    masks += scores * (1 + compute) * (config.attention_probs_dropout_prob > 0.0)
+    operands = (3 + config.GATE_TENSORS) * bsd + scores
+    for product in config.products(count_elements(settings, "BS")):
+        operands += product.rows * product.inputs * product.has_own_input
+        results = (JAX_GELU[kind] - 1) * product.is_activated + product.is_gate
+        operands += product.rows * product.outputs * results
+    return compute * operands + FLOAT32 * JAX_NORM[kind] * config.LAYER_NORMS * bsd + masks
+
+
+def _scores(settings: TrainSettings) -> int:
+    """Return the elements of the attention probabilities that a layer saves, on average."""
+    keys = settings.bert_config.keys_saved(settings.max_seq_length, settings.engine)
+    return count_elements(settings, "BNS") * keys // settings.bert_config.num_hidden_layers
 
 
 def _input(settings: TrainSettings, block: str) -> int:

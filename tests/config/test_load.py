@@ -322,7 +322,7 @@ def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path):
     settings, _ = pretrain("--config", config, "--parallel.layout", "auto")
     complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
     assert stages_of(settings) == (complete, [0])
-    chosen = propose(settings, 2, 10**12).parallel
+    chosen = propose(settings, "GPU", 2, 10**12).parallel
     assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
 
 

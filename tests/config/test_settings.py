@@ -189,7 +189,7 @@ def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkey
     ):
         assert load(kind, flags, "bert bench")[0].generated_dataset == synthetic, flags
     flags = [*TINY, "--parallel.layout", "auto", "--json", "x.json"]
-    chosen = propose(load(BenchPretrainSettings, flags, "bert bench")[0], 1, 10**11, 1)
+    chosen = propose(load(BenchPretrainSettings, flags, "bert bench")[0], "GPU", 1, 10**11, 1)
     assert chosen.json_file == Path("x.json") and chosen.generated_dataset
 
 

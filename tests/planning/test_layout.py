@@ -218,10 +218,10 @@ def test_the_busiest_device_sets_the_pace_of_a_shipped_layout_and_a_proposal_is_
     as_shipped = shipped(BASE, "--parallel.recompute")
     # Device 0 has only embeddings and heads, and is idle most of the time.
     assert 0.15 < idle(as_shipped) < 0.25
-    lines = layout.describe_layout(as_shipped)
+    lines = layout.describe_layout(as_shipped, "GPU")
     assert lines[0].startswith("layout: 4 replicas x 4 devices, recomputes each layer, about ")
     assert lines[1] == "device 0: emb | enc_out pool heads; devices 1 to 3: hid*4"
-    even = propose(as_shipped, 4, 2 * GB)
+    even = propose(as_shipped, "GPU", 4, 2 * GB)
     assert len(estimate(even)) == 2 and idle(even) < 0.1
 
 
@@ -242,7 +242,7 @@ def test_a_setting_that_a_layout_cannot_use_is_named():
 def test_a_proposal_has_the_same_examples_and_fits(name):
     given = shipped(name)
     for devices, gigabytes in ((1, 80), (7, 10)):
-        chosen = propose(given, devices, gigabytes * GB)
+        chosen = propose(given, "GPU", devices, gigabytes * GB)
         before, after = make_plan(given, 10**6), make_plan(chosen, 10**6)
         assert after.examples_per_step == before.examples_per_step
         assert after.micro_batches_per_step == before.micro_batches_per_step
@@ -256,11 +256,11 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     given = shipped("pretrain_tiny_128_phase1")
-    seven = propose(given, 7, 80 * GB).global_batch
+    seven = propose(given, "GPU", 7, 80 * GB).global_batch
     assert (seven.replicas, seven.grad_acc_steps_per_replica) == (6, 100)
     given = shipped(LARGE)
-    assert len(estimate(propose(given, 8, 7 * GB))) == 2
-    four = propose(given, 8, 7 * GB, processes=4)
+    assert len(estimate(propose(given, "GPU", 8, 7 * GB))) == 2
+    four = propose(given, "GPU", 8, 7 * GB, processes=4)
     assert (four.global_batch.replicas, len(estimate(four))) == (4, 2)
     for name, devices, processes, problem in (
         (
@@ -272,7 +272,7 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
         ("pretrain_tiny_128_phase1", 3, 4, "fewer than the 4 processes"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            propose(shipped(name), devices, 7 * GB, processes=processes)
+            propose(shipped(name), "GPU", devices, 7 * GB, processes=processes)
 
 
 @pytest.mark.parametrize("is_auto", [False, True])
@@ -290,11 +290,11 @@ def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():
     given = shipped(LARGE)
     with pytest.raises(ConfigError, match=r"no layout fits.*--parallel.recompute") as caught:
-        propose(given, 4, 10**9)
+        propose(given, "GPU", 4, 10**9)
     least = float(re.search(r"devices need ([\d.]+) GB", str(caught.value))[1])
-    propose(given, 4, int((least + 0.06) * GB))
+    propose(given, "GPU", 4, int((least + 0.06) * GB))
     with pytest.raises(ConfigError, match="no layout fits"):
-        propose(given, 4, int((least - 0.06) * GB))
+        propose(given, "GPU", 4, int((least - 0.06) * GB))
 
 
 def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
@@ -304,7 +304,7 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
         chosen = layout.choose(given, kind, devices, gigabytes * GB)
         batch = chosen.global_batch
         assert batch.examples == 65_280 and batch.replicas <= devices
-        assert len(estimate(chosen)) == 1 and layout.fits(chosen, gigabytes * GB)
+        assert len(estimate(chosen)) == 1 and layout.fits(chosen, "GPU", gigabytes * GB)
         sizes.append(batch.micro_batch_size)
         accumulation = batch.grad_acc_steps_per_replica
         larger = [n for n in range(2, accumulation + 1) if accumulation % n == 0]
@@ -312,7 +312,7 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
             twice = {"micro_batch_size": batch.micro_batch_size * larger[0]}
             bigger = batch.model_copy(update=twice)
             assert not layout.fits(
-                chosen.model_copy(update={"global_batch": bigger}), gigabytes * GB
+                chosen.model_copy(update={"global_batch": bigger}), "GPU", gigabytes * GB
             )
     # On a CPU larger ones are no faster: 32 sequences of 128.
     assert sizes[0] > sizes[1] > sizes[2] == 32
@@ -328,7 +328,7 @@ def test_an_open_micro_batch_keeps_a_given_layout():
 
 
 def test_memory_that_a_larger_micro_batch_would_use_is_named():
-    chosen = propose(shipped(BASE, "--parallel.layout", "auto"), 8, 80 * GB)
+    chosen = propose(shipped(BASE, "--parallel.layout", "auto"), "GPU", 8, 80 * GB)
     (line,) = layout.idle_memory(chosen, "GPU", 80 * GB)
     size, accumulation = map(
         int, re.search(r"micro-batch-size (\d+) .*replica (\d+)", line).groups()
@@ -336,7 +336,7 @@ def test_memory_that_a_larger_micro_batch_would_use_is_named():
     assert size * accumulation == 65_280 // 8 and size >= 64
     flags = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
     batch = chosen.global_batch.model_copy(update=flags)
-    assert layout.fits(chosen.model_copy(update={"global_batch": batch}), 80 * GB)
+    assert layout.fits(chosen.model_copy(update={"global_batch": batch}), "GPU", 80 * GB)
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
 
 
@@ -349,25 +349,25 @@ def with_jax(*flags: str) -> PretrainSettings:
 
 def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
     given = with_jax()
-    chosen = propose(given, 8, 80 * GB)
+    chosen = propose(given, "GPU", 8, 80 * GB)
     parallel = chosen.parallel
     assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
     assert make_plan(chosen, 10**6).examples_per_step == make_plan(given, 10**6).examples_per_step
     assert chosen.global_batch.replicas == 8 and chosen.precision == given.precision
-    assert propose(given, 8, 80 * GB, 4).global_batch.replicas % 4 == 0
+    assert propose(given, "GPU", 8, 80 * GB, 4).global_batch.replicas % 4 == 0
     flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"
-    divided = propose(with_jax(*flags), 8, 80 * GB)
+    divided = propose(with_jax(*flags), "GPU", 8, 80 * GB)
     assert divided.global_batch.replicas == 4 and divided.parallel.tensor == [2]
     assert divided.parallel.recompute and divided.parallel.shard_weights
     with pytest.raises(ConfigError, match=r"4 processes times the 4 of parallel.tensor"):
-        propose(with_jax("--parallel.tensor", "4"), 8, 80 * GB, 4)
+        propose(with_jax("--parallel.tensor", "4"), "GPU", 8, 80 * GB, 4)
 
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
     with pytest.raises(
         ConfigError, match=r"give --parallel.recompute, --parallel.shard-weights, or"
     ):
-        propose(with_jax(), 8, 10**9)
+        propose(with_jax(), "GPU", 8, 10**9)
 
 
 def test_what_jax_shards_and_reduces_is_described():
@@ -377,6 +377,8 @@ def test_what_jax_shards_and_reduces_is_described():
         with_jax(*flags, *more)
         for more in (("--parallel.tensor", "2"), ("--parallel.shard-weights",))
     )
-    assert layout.describe_layout(tensor)[0].startswith("layout: 4 replicas x 2 devices in tensor")
-    first, second = layout.describe_layout(sharded)
+    assert layout.describe_layout(tensor, "GPU")[0].startswith(
+        "layout: 4 replicas x 2 devices in tensor"
+    )
+    first, second = layout.describe_layout(sharded, "GPU")
     assert "4 replicas x 1 device, sharded weights, " in first and "once a micro-batch" in second

@@ -58,23 +58,24 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
 
     Raises DeviceError if the step does not fit the memory of a device.
     """
-    stages = (settings, *settings.later_stages)
-    settings = max(stages, key=lambda stage: layout.fullest(stage)[1].total)
     accelerator = target.accelerator
+    kind = accelerator.kind
+    stages = (settings, *settings.later_stages)
+    settings = max(stages, key=lambda stage: layout.fullest(stage, kind)[1].total)
     where = f"--compile-for ({target.name})"
     number = settings.global_batch.replicas * len(layout.estimate(settings))
     print(f"\ncompiling for {number} x {accelerator.title}, which may take minutes", flush=True)
     began = time.monotonic()
     with quiet_imports():
-        compiled, needed = _compiled(settings, accelerator.kind, devices)
+        compiled, needed = _compiled(settings, kind, devices)
     seconds = time.monotonic() - began
-    estimated = layout.fullest(settings)[1].total
+    estimated = layout.fullest(settings, kind)[1].total
     limit = accelerator.memory
     least = "at least " if compiled is None else ""
     size = f"{format_bytes(needed)} by the compiler"
     problem = f"a device needs {least}{size}, and has {format_bytes(limit)}"
     if compiled is None:
-        raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
+        raise DeviceError(where, problem, _remedy(settings, kind, limit * estimated / needed))
     print(f"compiled in {format_duration(seconds)}\n")
     difference = f"{estimated / needed - 1:+.0%}"
     memory = compiled.memory_analysis()
@@ -90,7 +91,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     work = Program(compiled.as_text()).work(accelerator.peaks, accelerator.bandwidth)
     print_work(settings, target, work)
     if needed > limit:
-        raise DeviceError(where, problem, _remedy(settings, limit, needed / estimated))
+        raise DeviceError(where, problem, _remedy(settings, kind, limit * estimated / needed))
 
 
 def micro_batch(settings: TrainSettings) -> Batch:
@@ -143,8 +144,8 @@ def refused_bytes(message: str) -> int | None:
     return int(float(size[1]) * 2 ** (10 * (1 + "KMGT".index(size[2]))))
 
 
-def _remedy(settings: TrainSettings, memory: int, ratio: float) -> str:
-    """Return flags of a layout that fits by the estimate, scaled by the compiler's memory relative to it."""
+def _remedy(settings: TrainSettings, kind: str, memory: float) -> str:
+    """Return flags of a layout that fits by the estimate."""
     batch = settings.global_batch
     sizes = [batch.micro_batch_size]
     while sizes[-1] % 2 == 0:
@@ -158,7 +159,7 @@ def _remedy(settings: TrainSettings, memory: int, ratio: float) -> str:
     for size in sizes:
         for choice in choices:
             smaller = layout.with_micro_batch(changed(settings, parallel=choice), size)
-            if layout.fits(smaller, int(memory / ratio)):
+            if layout.fits(smaller, kind, int(memory)):
                 flags = [f"--parallel.{name.replace('_', '-')}" for name in choice]
                 if size < batch.micro_batch_size:
                     steps = smaller.global_batch.grad_acc_steps_per_replica

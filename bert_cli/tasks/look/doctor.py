@@ -182,7 +182,7 @@ def check_layout(
         chosen = report.attempt(
             "layout",
             lambda: resolve.with_layout(settings, devices, processes.count, continued),
-            lambda fit: f"chosen: {'; '.join(layout.describe_layout(fit)) or 'one device'}",
+            lambda fit: f"chosen: {'; '.join(layout.describe_layout(fit, kind)) or 'one device'}",
         )
         return chosen or settings
     replicas = settings.global_batch.replicas
@@ -216,10 +216,10 @@ def check_layout(
 def check_memory(
     report: Report, settings: DoctorSettings, processes: Processes, kind: str, memory: int
 ) -> None:
-    """Compare the estimate of `bert plan` with the memory of a GPU, or of this host for all its devices."""
+    """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
     what = "memory of a run"
-    if kind == "GPU":
-        device, largest = layout.fullest(settings)
+    if kind != "CPU":
+        device, largest = layout.fullest(settings, kind)
         needed = largest.total
         total = memory
         free = memory

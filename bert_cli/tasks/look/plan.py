@@ -40,6 +40,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
 
         target = find_target(settings.compile_for)
         described = ahead_of_time.describe_target(settings, target)
+    kind = "GPU" if target is None else target.accelerator.kind
     devices = settings.devices if target is None else target.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
@@ -56,19 +57,19 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
         missing = "--memory" if devices else "--devices"
         raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
     if memory is not None:
-        chosen = layout.choose(requested, "GPU", devices or 1, memory, processes)
+        chosen = layout.choose(requested, kind, devices or 1, memory, processes)
     elif requested.global_batch.examples_per_step is not None:
         print(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
-    _print_layout(chosen)
+    _print_layout(chosen, kind)
     _check_devices(chosen, devices, processes)
     if memory is not None and target is None:
         _check_memory(chosen, memory)
     if chosen is not requested:
         print(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
-        _print_alternatives(requested, chosen, devices, memory, processes)
+        _print_alternatives(requested, {layout.shape(chosen)}, kind, devices, memory, processes)
     if target is not None:
         ahead_of_time.report(chosen, target, described)
 
@@ -91,10 +92,10 @@ def _print_targets() -> None:
 
 
 def _check_memory(settings: TrainSettings, memory: int) -> None:
-    device, estimate = layout.fullest(settings)
+    device, estimate = layout.fullest(settings, "GPU")
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
-    if not layout.fits(settings, memory):
+    if not layout.fits(settings, "GPU", memory):
         remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
     print(f"fits: {needed}; {usable}")
@@ -102,7 +103,7 @@ def _check_memory(settings: TrainSettings, memory: int) -> None:
         print(line)
 
 
-def _print_layout(settings: TrainSettings) -> None:
+def _print_layout(settings: TrainSettings, kind: str) -> None:
     batch = settings.global_batch
     parallel = settings.parallel
     stages, mapping = stages_of(settings)
@@ -120,7 +121,9 @@ def _print_layout(settings: TrainSettings) -> None:
         f"{again if parallel.recompute else 'no recomputation'}\n"
     )
     # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-    exact = map(asdict, estimate(settings)[: max(mapping) + 1])  # devices of `tensor` are equal
+    exact = map(
+        asdict, estimate(settings, kind)[: max(mapping) + 1]
+    )  # devices of `tensor` are equal
     devices = [
         Estimate(**{name: round(n, -5) for name, n in device_estimate.items()})
         for device_estimate in exact
@@ -175,17 +178,16 @@ def _check_devices(settings: TrainSettings, devices: int | None, processes: int)
 
 
 def _print_alternatives(
-    requested: TrainSettings, chosen: TrainSettings, devices: int, memory: int, processes: int
+    requested: TrainSettings, seen: set[str], kind: str, devices: int, memory: int, processes: int
 ) -> None:
-    """Print the choices of `auto`, with and without recomputation, if they differ from the layout."""
+    """Print the choices of `auto`, with and without recomputation, if they were not seen."""
     choices = {"--parallel.layout auto": requested}
     if not requested.parallel.recompute:
         flags = "--parallel.layout auto --parallel.recompute"
         choices[flags] = changed(requested, parallel={"recompute": True})
-    seen = {layout.shape(chosen)}
     for flags, choice in choices.items():
         try:
-            shape = layout.shape(layout.propose(choice, devices, memory, processes))
+            shape = layout.shape(layout.propose(choice, kind, devices, memory, processes))
         except ConfigError:
             continue
         if shape not in seen:

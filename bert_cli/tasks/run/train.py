@@ -84,7 +84,7 @@ def _describe(resolved: ResolvedRun) -> None:
     """Print the plan of the run and its warnings."""
     settings = resolved.settings
     mesh = resolved.mesh
-    lines = layout.describe_layout(settings)
+    lines = layout.describe_layout(settings, mesh.kind)
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")

@@ -41,7 +41,7 @@ def test_a_task_of_one_file_and_one_record_trains_resumes_plans_and_predicts(
     assert Run(run).kind == "length"
     assert layout.parameters(settings) == sum(math.prod(w.shape) for w in trained.values())
     assert all(device.total > 0 for device in memory.estimate(settings))
-    assert "mean_pool length_head" in " ".join(layout.describe_layout(settings))
+    assert "mean_pool length_head" in " ".join(layout.describe_layout(settings, "CPU"))
 
     shutil.rmtree(last)
     toy_task.run(settings)
