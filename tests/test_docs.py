@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.command_lines import JOBS, load_command
 
@@ -88,11 +89,12 @@ def test_the_reference_has_every_setting_of_a_command(site):
 
 
 def run_page(name: str, tmp_path: Path) -> str:
-    """Run the commands of a page in an empty folder; return what they print."""
-    for folder in ("data", "configs"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+    """Run the commands of a page in a folder that is empty or has another page's results; return what they print."""
     programs = tmp_path / "programs"
-    programs.mkdir()
+    if not programs.exists():
+        programs.mkdir()
+        for folder in ("data", "configs"):
+            (tmp_path / folder).symlink_to(ROOT / folder)
     for program, words in {"bert": '-m bert_cli "$@"', "python3": '"$@"'}.items():
         (programs / program).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n")
         (programs / program).chmod(0o755)
@@ -118,22 +120,45 @@ def run_page(name: str, tmp_path: Path) -> str:
     return printed
 
 
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory) -> tuple[Path, str]:
+    """The folder in which the commands of the guide ran, and what they printed."""
+    folder = tmp_path_factory.mktemp("guide")
+    return folder, run_page("guide.md", folder)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_commands_of_the_guide_run_unchanged(tmp_path):
-    printed = run_page("guide.md", tmp_path)
+def test_the_commands_of_the_guide_run_unchanged(guide):
+    folder, printed = guide
     assert "no warnings" in printed and "0 errors" in printed
-    guide = tmp_path / "guide"
-    assert (guide / "runs/mine/step_00000100/model.safetensors").is_file()
-    assert (guide / "pictures/index.html").is_file()
-    predicted = json.loads((guide / "answer.jsonl").read_text())
-    (served,) = json.loads((guide / "served.json").read_text())
-    predictions = (guide / "runs/labels/predictions.jsonl").read_text(encoding="utf-8")
+    home = folder / "guide"
+    assert (home / "runs/mine/step_00000100/model.safetensors").is_file()
+    assert (home / "pictures/index.html").is_file()
+    assert (home / "exported/model.onnx").is_file()
+    assert json.loads((home / "answer.jsonl").read_text())["label"] == "earth"
+    predictions = (home / "runs/labels/predictions.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in predictions.splitlines()]
     right = [row["label"] == row["predicted"] for row in rows]
     assert len(right) == 40 and sum(right) / len(right) >= 0.8
-    assert served["label"] == predicted["label"] == "earth"
-    assert served["probability"] == pytest.approx(predicted["probability"], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_that_serve_a_model_run_unchanged(guide):
+    folder, _ = guide
+    printed = run_page("serve.md", folder)
+    home = folder / "serve"
+    assert json.loads((home / "runs/labels/scores.json").read_text())["accuracy"] >= 0.8
+    (served,) = json.loads((home / "label.json").read_text())
+    assert served["label"] == "earth" and served["probability"] > 0.8
+    predicted = json.loads((home / "vector.jsonl").read_text())["embedding"]
+    (vector,) = json.loads((home / "vector.json").read_text())
+    assert len(vector) == len(predicted) == 32
+    assert vector @ np.array(predicted) > 0.99
+    sizes = [(home / name / "model.onnx").stat().st_size for name in ("labels", "vectors")]
+    assert all(size < 1_500_000 for size in sizes), sizes
+    assert -1.0 <= float(printed.splitlines()[-1]) <= 1.0
 
 
 @pytest.mark.slow
