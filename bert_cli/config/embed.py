@@ -7,9 +7,20 @@ from pydantic import Field, model_validator
 
 from bert_cli.config import heads
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.markers import Fixed
-from bert_cli.config.settings import SettingError
+from bert_cli.config.markers import Fixed, PathOrName
+from bert_cli.config.settings import SettingError, Settings
 from bert_cli.text import count
+
+
+class VectorDistillation(Settings):
+    """A trained model whose vectors the run learns."""
+
+    teacher: PathOrName | None = None
+    """A model of vectors, of any size and with any vocabulary: a run folder, a checkpoint, a sentence-transformers
+    folder or name. Its vectors of the training texts are computed before the first step and cached by text."""
+
+
+WITHOUT_TEACHER = "distillation", VectorDistillation()
 
 
 class EmbedSettings(FinetuneSettings):
@@ -26,11 +37,17 @@ class EmbedSettings(FinetuneSettings):
     HEAD = heads.SENTENCE_EMBEDDING
     NEEDS: ClassVar = {
         "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
+        "distillation": "do_training",
+        **dict.fromkeys(("objective", "temperature", "matryoshka"), WITHOUT_TEACHER),
     }
 
     objective: Fixed[Literal["pairs", "simcse"]] = "pairs"
     """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches). For unlabelled
     text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021)."""
+    distillation: Annotated[
+        VectorDistillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
+    ] = VectorDistillation()
+    """Learn the vectors of a larger model, instead of an objective."""
     train_file: Path | None = None
     """Training texts: .csv, .tsv or .jsonl, also with .gz; without pairs also .txt with one text on each line."""
     text_column: list[str] | None = None
@@ -65,8 +82,8 @@ class EmbedSettings(FinetuneSettings):
     @property
     def columns(self) -> list[str]:
         """Return the columns of train_file that are read."""
-        default = ["anchor", "positive"] if self.objective == "pairs" else ["text"]
-        return self.text_column or default
+        has_pairs = self.objective == "pairs" and self.distillation.teacher is None
+        return self.text_column or (["anchor", "positive"] if has_pairs else ["text"])
 
     @property
     def texts_per_example(self) -> int:
@@ -88,6 +105,8 @@ class EmbedSettings(FinetuneSettings):
 
     @model_validator(mode="after")
     def _check_objective(self) -> "EmbedSettings":
+        if self.distillation.teacher is not None:
+            return self
         if (len(self.columns) > 1) != (self.objective == "pairs"):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"

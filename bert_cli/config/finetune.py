@@ -42,7 +42,7 @@ def _longest(validated: dict[str, Any]) -> int:
 class Distillation(Settings):
     """A trained model from which the run learns besides the labels."""
 
-    NEEDS: ClassVar = {"logits": "teacher", "temperature": "teacher"}
+    NEEDS: ClassVar = dict.fromkeys(("logits", "temperature", "unlabelled_file"), "teacher")
 
     teacher: PathOrName | None = None
     """A model that was trained for the same task: a run folder, a checkpoint, a Hugging Face folder or name. It has the
@@ -51,17 +51,10 @@ class Distillation(Settings):
     """Weight of the loss against the teacher's outputs; the loss against the labels has the rest."""
     temperature: Annotated[float, Field(gt=0.0)] = 2.0
     """Divisor of the logits of both models before the softmax (Hinton et al. 2015); regression has no softmax."""
-
-
-class TextDistillation(Distillation):
-    """A trained model of texts from which the run learns besides the labels."""
-
-    NEEDS: ClassVar = {"unlabelled_file": "teacher"}
-
     unlabelled_file: Path | None = None
-    """Texts without labels, with the columns and kinds of the training file: .csv, .tsv, .jsonl, also with .gz. An
-    epoch has them all; their loss is the loss against the teacher's outputs alone, and in the accuracy of the training
-    the teacher's prediction is their label."""
+    """Texts for `classify` and `glue` with the columns and kinds of the training file, but without labels. An epoch has
+    them all. Their loss is the loss against the teacher's outputs, and the teacher's prediction counts as their label
+    in the accuracy of the training."""
 
 
 class FinetuneSettings(TrainSettings):
@@ -144,15 +137,6 @@ class TaskSettings(FinetuneSettings):
     """Soft labels of a larger model for a smaller one."""
 
 
-class TextSettings(TaskSettings):
-    """Settings of every task with a label for each text or pair."""
-
-    distillation: Annotated[
-        TextDistillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
-    ] = TextDistillation()
-    """Soft labels of a larger model for a smaller one, also of texts without labels."""
-
-
 class SquadSettings(TaskSettings):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
@@ -199,7 +183,7 @@ class SquadSettings(TaskSettings):
         return self
 
 
-class GlueSettings(TextSettings):
+class GlueSettings(TaskSettings):
     """Fine-tune on a task of GLUE or CLUE and score it with its official metrics.
 
     Example: bert glue --config glue_base --glue-task mrpc --dataset-dir data/glue
@@ -245,7 +229,7 @@ class NerSettings(TaskSettings):
     """The optimizer and its hyperparameters."""
 
 
-class ClassifySettings(TextSettings):
+class ClassifySettings(TaskSettings):
     """Fine-tune on text classification with your own CSV, TSV or JSON lines file.
 
     Example: bert classify --pretrained-ckpt-path runs/base --train-file train.csv

@@ -294,6 +294,7 @@ class SentenceEmbedding(Head):
         "is_left_out",
         "temperature",
         "is_in_prefix",
+        "teacher_vectors",
     )
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
@@ -308,9 +309,15 @@ class SentenceEmbedding(Head):
         In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
         `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] masks candidates that are not negatives.
         With `is_in_prefix` [K, D] the loss is the sum over K prefixes; the first row is the complete vector.
+
+        With a teacher return the squared distances of the vectors, scaled to length 1, from `teacher_vectors` [B, D],
+        which are zeros in a slot without a text.
         """
+        vectors_BD = self.logits(hidden, key)
+        if "teacher_vectors" in labels:
+            loss = ops.sum(ops.square(unit_vectors(vectors_BD) - labels["teacher_vectors"]))
+            return loss / counts["examples"], {"loss": loss}
         if "text_slots" in labels:
-            vectors_BD = self.logits(hidden, key)
             if "is_in_prefix" not in labels:
                 return self._contrastive_loss(vectors_BD, labels, counts)
             masks_KD = ops.cast(labels["is_in_prefix"], "float32")
@@ -320,7 +327,7 @@ class SentenceEmbedding(Head):
             ]
             total = sum(loss for loss, _ in results)
             return total, {**results[0][1], "loss": sum(sums["loss"] for _, sums in results)}
-        loss = ops.sum(self.logits(hidden, key) * labels["vector_gradients"])
+        loss = ops.sum(vectors_BD * labels["vector_gradients"])
         sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
         return loss, {name: ops.sum(column) for name, column in sums.items()}
 
@@ -329,9 +336,8 @@ class SentenceEmbedding(Head):
     ) -> tuple[Tensor, Sums]:
         size = vectors_BD.shape[-1]
         rows = labels["is_left_out"].shape[0]
-        squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)
-        units_BD = vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
-        texts = ops.reshape(ops.take(units_BD, labels["text_slots"], axis=0), (rows, -1, size))
+        texts = ops.take(unit_vectors(vectors_BD), labels["text_slots"], axis=0)
+        texts = ops.reshape(texts, (rows, -1, size))
         candidates = ops.reshape(texts[:, 1:], (-1, size))
         # Rounded cosines would be divided by a temperature of 0.05.
         scores = exact_matmul(texts[:, 0], candidates, transpose_b=True)
@@ -346,6 +352,12 @@ class SentenceEmbedding(Head):
         # Each text counts with the loss of its row.
         sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
         return sums["loss"] / counts["examples"], sums
+
+
+def unit_vectors(vectors_BD: Tensor) -> Tensor:
+    """Return the vectors scaled to length 1; a vector of zeros is unchanged."""
+    squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)
+    return vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
 
 
 def task_sums(

@@ -232,6 +232,8 @@ class PackReader(TextReader):
             "text_index": text_column(np.arange(len(row)), fill=-1),
             "text_numbers": text_column(self._text_numbers(examples)),
         }
+        labels = self.features.labels.items()
+        columns |= {name: text_column(column[examples]) for name, column in labels}
         of_process = micro_batches // self.batching.world_size
         first = self.batching.rank * of_process
         return {name: column[first : first + of_process] for name, column in columns.items()}
@@ -239,10 +241,11 @@ class PackReader(TextReader):
 
 def _placed(
     shape: tuple[int, ...], index: npt.NDArray[Any], values: npt.NDArray[Any], fill: int = 0
-) -> npt.NDArray[np.int32]:
-    """Return an array with values at flat indices."""
-    array = np.full(shape, fill, np.int32)
-    array.reshape(-1)[index] = values
+) -> npt.NDArray[Any]:
+    """Return an array [*shape, ...] with values [n, ...] at flat indices."""
+    dtype = np.float32 if values.dtype.kind == "f" else np.int32
+    array = np.full((*shape, *values.shape[1:]), fill, dtype)
+    array.reshape(-1, *values.shape[1:])[index] = values
     return array
 
 

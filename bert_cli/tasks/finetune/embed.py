@@ -1,4 +1,4 @@
-"""`bert embed`: vectors of texts, trained on pairs of similar texts or on texts alone, and scored.
+"""`bert embed`: vectors of texts, trained on pairs of similar texts, on texts alone or by a teacher, and scored.
 
 The contrastive loss needs the vectors of the complete batch, so each step of several micro-batches begins with a
 forward pass of all (`Engine.forward`) and computes, on the host, the loss and its gradient with respect to the
@@ -24,6 +24,7 @@ from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.teacher import with_vectors
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 
@@ -33,7 +34,7 @@ def run(settings: EmbedSettings) -> None:
     if settings.generated_dataset:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
     is_scored = settings.validation_file or settings.retrieval_file
-    if settings.do_validation and not is_scored and settings.objective != "pairs":
+    if settings.do_validation and not is_scored and len(settings.columns) == 1:
         remedy = "give --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
@@ -97,7 +98,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
     # The vector of [CLS] needs a text at the start of each row.
     is_packed = settings.pooling == "mean"
-    return Task(
+    task = Task(
         labels=hidden_size,
         label_names=None,
         train=sets.pop("train", None),
@@ -108,6 +109,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         reader=PackReader if is_packed else TextReader,
         digits=4,
     )
+    has_teacher = settings.distillation.teacher is not None
+    return with_vectors(settings, task, texts["train"]) if has_teacher else task
 
 
 def add_candidates(

@@ -16,12 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
-from bert_cli.config.finetune import (
-    ClassifySettings,
-    FinetuneSettings,
-    GlueSettings,
-    TextSettings,
-)
+from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
@@ -33,7 +28,6 @@ from bert_cli.data.finetune.tables import (
     write_lines,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
 from bert_cli.train.metrics import print_line
@@ -73,15 +67,8 @@ def build(
     }
     train = features.pop("train", None)
     evaluate = partial(_evaluate, sets, names)
-    return Task(
-        labels=len(names),
-        label_names=names,
-        train=train,
-        train_unlabelled=_unlabelled(settings, settings.text_column, tokenizer),
-        development=features,
-        evaluate=evaluate,
-        best="accuracy",
-    )
+    more = _unlabelled(settings, settings.text_column, tokenizer)
+    return Task(len(names), names, train, features, evaluate, "accuracy", train_unlabelled=more)
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
@@ -196,15 +183,12 @@ def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArr
 
 
 def _unlabelled(
-    settings: TextSettings, columns: Sequence[str], tokenizer: TextTokenizer
+    settings: ClassifySettings | GlueSettings, columns: Sequence[str], tokenizer: TextTokenizer
 ) -> Features | None:
-    """Return the texts that only the teacher labels. Raises ConfigError for a task whose texts are not columns."""
+    """Return the texts that only the teacher labels; None without any, or if the task's texts are not columns."""
     path = settings.distillation.unlabelled_file
-    if path is None:
+    if path is None or not columns:
         return None
-    if not columns:
-        problem = "is not for this task, whose texts are made from several columns"
-        raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
     examples = read_table(path, text_columns=columns, label_column=None)
     return features_of_texts(examples, "unlabelled", settings, tokenizer)
 

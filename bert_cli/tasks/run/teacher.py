@@ -1,31 +1,40 @@
-"""The soft labels of a teacher: outputs of a trained model on the training examples of a task (`distillation`).
+"""The outputs of a teacher, a trained model, on the training examples: soft labels of a task, or vectors of texts.
 
 They are computed once, without dropout, and become columns of the examples. So replicas, stages, processes and a
 resumed run read them like labels. The fingerprint of the examples has the teacher's weights and the settings.
 
-Shapes: n examples, T tokens of all examples, L labels.
+Shapes: n examples, T tokens of all examples, L labels, D size of a vector.
 """
 
 import hashlib
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import TaskSettings
+from bert_cli.config.load import changed
 from bert_cli.config.use import PredictSettings
+from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached
 from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.task import Task
-from bert_cli.tasks.use.model import Predictor, labels_of, open_model, task_of
+from bert_cli.tasks.run.task import Floats, Task
+from bert_cli.tasks.use.model import Input, Predictor, labels_of, open_model, task_of
+from bert_cli.tasks.use.predictions import Embedding
+from bert_cli.train.loop import Step
 from bert_cli.train.metrics import print_line
 
 BATCH = 32
 """Examples that the teacher reads at once."""
+STORED_AT_ONCE = 64 * BATCH
+"""Vectors that are stored at once; an interrupted command computes fewer than these again."""
 
 
 def with_teacher(
@@ -57,47 +66,40 @@ def with_teacher(
         raise ConfigError(where, "has another vocabulary than the model", remedy)
     if (positions := source.config.max_position_embeddings) < settings.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
-    order = label_order(source, task.label_names)
-    digest = hashlib.sha256()
-    for tensor, values in sorted(source.tensors().items()):
-        digest.update(tensor.encode() + np.ascontiguousarray(values).tobytes())
-    weights = digest.hexdigest()[:16]
+    if distillation.unlabelled_file is not None and task.train_unlabelled is None:
+        problem = "is only for tasks with a label for each text, whose texts are columns of a table"
+        raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
+    order = label_order(source, task.label_names) or range(task.labels)
+    weights = _digest(source)
     print_line(f"run: learns from the outputs of {source.folder}")
 
     def taught(part: Features, weight: float) -> Features:
         """Return examples with the teacher's outputs as columns, and as labels if they have none."""
-        made_from = {"teacher": weights, "examples": part.fingerprint, "order": order}
-
-        def build() -> dict[str, npt.NDArray[Any]]:
-            logits = _logits(settings, source, tokenizer, part)
-            return {"logits": logits if order is None else logits[:, order]}
-
-        logits = cached(settings.cache_dir, made_from, build)["logits"]
+        made_from = {"teacher": weights, "examples": part.fingerprint}
+        build = partial(_logits, settings, source, tokenizer, part)
+        logits = cached(settings.cache_dir, made_from, build)["logits"][:, order]
         numbers = {"weight": weight, "temperature": distillation.temperature}
-        labels = {
-            **part.labels,
-            **{f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()},
-        }
+        columns = {f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()}
+        labels = {**part.labels, **columns}
         if settings.head.is_per_position:
             positions = {**part.position_labels, "teacher_logits": logits}
             return replace(part, labels=labels, position_labels=positions)
         predicted = logits[:, 0] if task.labels == 1 else logits.argmax(1).astype(np.int32)
         return replace(part, labels={"labels": predicted, **labels, "teacher_logits": logits})
 
-    described = [f"teacher {weights}", f"weight {distillation.logits}"]
-    described += [f"temperature {distillation.temperature}"]
+    origin = f"{examples.fingerprint}, teacher {weights}"
+    origin += f", weight {distillation.logits}, temperature {distillation.temperature}"
     train = taught(examples, distillation.logits)
     if (more := task.train_unlabelled) is not None:
         train = train.followed_by(taught(more, 1.0))
-        described += [f"unlabelled {more.fingerprint}"]
-    origin = ", ".join([examples.fingerprint, *described])
+        origin += f", unlabelled {more.fingerprint}"
     return replace(task, train=replace(train, origin=origin))
 
 
 def _logits(
     settings: TaskSettings, source: models.Source, tokenizer: TextTokenizer, examples: Features
-) -> npt.NDArray[np.float32]:
-    """Return the teacher's logits [n, L], or [T, L] of positions."""
+) -> dict[str, Floats]:
+    """Return the teacher's `logits` [n, L], or [T, L] of positions."""
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
     model = open_model(source, settings.head.task)
     predictor = Predictor(model, tokenizer, reading, settings.max_seq_length)
@@ -105,8 +107,74 @@ def _logits(
     names = [f"example {number} of the teacher" for number in range(len(examples))]
     for numbers, columns, (values,) in predictor.batches(examples, names):
         for row, number in enumerate(numbers):
-            length = int(columns["input_mask"][row].sum())
+            tokens = columns["input_mask"][row] > 0
             is_per_position = settings.head.is_per_position
-            results[number] = values[row, :length] if is_per_position else values[row]
-    joined = np.concatenate(results) if settings.head.is_per_position else np.stack(results)
-    return joined.astype(np.float32)
+            results[number] = values[row, tokens] if is_per_position else values[row : row + 1]
+    return {"logits": np.concatenate(results).astype(np.float32)}
+
+
+def _digest(source: models.Source) -> str:
+    """Return a digest of the model's weights."""
+    digest = hashlib.sha256()
+    for tensor, values in sorted(source.tensors().items()):
+        digest.update(tensor.encode() + np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> Task:
+    """Return the task with the teacher's vectors of its training texts, `teacher_vectors` [n, D], D the student's size.
+
+    Raises ConfigError for a teacher that is not supported, DataError if the cache cannot be read or written.
+    """
+    source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
+    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    reading = PredictSettings(model=str(source.folder), batch_size=BATCH, normalize=True)
+    defaults = Embedding.read_defaults(source, reading)
+    reading = changed(reading, pooling=defaults.get("pooling", "mean"))
+    positions = source.config.max_position_embeddings
+    length = min(positions, defaults.get("max_seq_length", positions))
+    model = open_model(source, task_of(source, settings.head.task))
+    predictor = Embedding(model, tokenizer, reading, length)
+    described = _digest(source), tokenizer.fingerprint, reading.pooling, length
+    teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+    print_line(f"run: learns the vectors of {source.folder}")
+    folder = settings.cache_dir
+    path = str(folder.expanduser() / f"vectors_{teacher}.sqlite") if folder else ":memory:"
+    try:
+        vectors = _stored(path, predictor, texts)
+    except sqlite3.Error as error:
+        problem = f"cannot be read or written ({error})"
+        raise DataError(path, problem, "delete it, or give another --cache-dir") from error
+    assert task.train is not None
+    columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}
+    origin = f"{task.train.fingerprint}, teacher {teacher}"
+    train = replace(task.train, labels=columns, origin=origin)
+    return replace(task, train=train, prepare=Step.prepare)
+
+
+def _stored(path: str, predictor: Embedding, texts: Sequence[str]) -> Floats:
+    """Return the vector [n, D] of each text; the file has the vectors of earlier texts, and gets the new vectors."""
+    with closing(sqlite3.connect(path)) as store:
+        store.execute("CREATE TABLE IF NOT EXISTS vectors (text TEXT PRIMARY KEY, vector BLOB)")
+        known: dict[str, bytes] = dict(store.execute("SELECT text, vector FROM vectors"))
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        for first in range(0, len(missing), STORED_AT_ONCE):
+            part = missing[first : first + STORED_AT_ONCE]
+            inputs = [Input("distillation.teacher", {"text": text}) for text in part]
+            rows = dict(zip(part, map(bytes, predictor.of_texts(inputs)[0]), strict=True))
+            with store:
+                store.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows.items())
+            known |= rows
+    joined = b"".join(known[text] for text in texts)
+    return np.frombuffer(joined, np.float32).reshape(len(texts), -1)
+
+
+def _resized(vectors: Floats, size: int) -> Floats:
+    """Return vectors [n, size]: longer ones on their first principal axes, shorter ones followed by zeros."""
+    if size < vectors.shape[1]:
+        # Axes through the origin, so that inner products change least.
+        axes = np.linalg.eigh(np.float64(vectors.T) @ vectors)[1][:, : -size - 1 : -1]
+        # The sign of an axis is arbitrary: the largest of its values becomes positive.
+        signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], 0))
+        vectors = vectors @ np.float32(axes * signs)
+    return np.pad(vectors, ((0, 0), (0, size - vectors.shape[1])))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,19 +13,23 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.runs import continues_bit_for_bit
-from support.tiny_models import OTHERS, TINY, metrics_of, write_model
+from support.tiny_models import OTHERS, PIECES, TINY, metrics_of, write_model
 
 from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.finetune.features import Features
+from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.errors import DataError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
 from bert_cli.model.heads import SentenceEmbedding
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.finetune import embed
-from bert_cli.tasks.run import build, finetune, models, resolve, start
+from bert_cli.tasks.run import build, finetune, models, resolve, start, teacher
+from bert_cli.tasks.run.task import Task
+from bert_cli.tasks.use.predictions import Embedding
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -522,3 +527,140 @@ def test_shortened_vectors_are_scored_and_predicted(home, trained, capsys):
         assert (
             f"(999): is more than the {TINY.hidden_size} values of the model's vectors" in message
         )
+
+
+# --- vectors of a teacher
+
+
+@pytest.fixture(scope="module")
+def teachers(home):
+    """Models of vectors of the student's size and of more values, with another vocabulary."""
+    for name, size in (("equal", TINY.hidden_size), ("wide", 48)):
+        config = TINY.model_copy(update={"hidden_size": size})
+        folder = write_model(home / name, config, seed=9)
+        reordered = [*PIECES[:5], *reversed(PIECES[5:])]
+        write_vocabulary(folder, "".join(f"{p}\n" for p in reordered).encode(), Normalization())
+        for file, content in embeddings.embedding_files("mean", size, 24).items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_bytes(content)
+    return home
+
+
+@pytest.mark.parametrize("teacher", ["equal", "wide"])
+def test_loss_and_gradients_of_a_teachers_vectors_are_sentence_transformers(teacher, teachers):
+    """Of texts in packs. Wider vectors become their coordinates on the principal axes."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import MSELoss
+
+    texts = (teachers / "texts.txt").read_text().splitlines()
+    changes = {"train_file": str(teachers / "texts.txt")}
+    changes["distillation"] = {"teacher": str(teachers / teacher)}
+    loss, gradients, batch = first_step(teachers, **changes)
+    size = TINY.hidden_size
+    targets = batch["teacher_vectors"].reshape(-1, size)
+    features = tensors(batch, 0, 1)
+    theirs = SentenceTransformer(str(teachers / teacher), device="cpu").encode(texts)
+    if theirs.shape[1] > size:
+        left, values, _ = np.linalg.svd(theirs, full_matrices=False)
+        theirs = left[:, :size] * values[:size]
+        theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
+    # The order of the texts is the step's, and the sign of an axis is arbitrary.
+    tokens = [row[row > 0].tolist() for row in features["input_ids"].numpy()]
+    ours = read_tokenizer(teachers / "plain").library.encode_batch_fast(texts)
+    rows = [next(n for n, e in enumerate(ours) if e.ids == row[1:-1]) for row in tokens]
+    np.testing.assert_allclose(targets @ targets.T, theirs[rows] @ theirs[rows].T, atol=1e-5)
+    model = opened(teachers, "mean", "mean")
+    model.zero_grad()
+    expected = size * MSELoss(model)([features], torch.tensor(targets))
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert_gradients(gradients, model[0].auto_model, "bert.")
+
+
+def test_vectors_of_a_teacher_are_computed_once_for_each_text(teachers, tmp_path, monkeypatch):
+    texts = (teachers / "texts.txt").read_text().splitlines()
+    read = []
+    of_texts = Embedding.of_texts
+
+    def counted(self, inputs):
+        if len(read) > 20:
+            raise KeyboardInterrupt
+        read.extend(item.fields["text"] for item in inputs)
+        return of_texts(self, inputs)
+
+    monkeypatch.setattr(Embedding, "of_texts", counted)
+    monkeypatch.setattr(teacher, "STORED_AT_ONCE", 8)
+    values = {"distillation": {"teacher": str(teachers / "equal")}, "cache_dir": tmp_path}
+    settings = EmbedSettings.model_validate(values)
+    features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
+    task = Task(TINY.hidden_size, None, features)
+    with pytest.raises(KeyboardInterrupt):
+        teacher.with_vectors(settings, task, texts)
+    stored = read.copy()
+    read.clear()
+    assert len(stored) == 24
+    column = teacher.with_vectors(settings, task, texts[16:]).train.labels["teacher_vectors"]
+    assert read == texts[24:]
+    read.clear()
+    again = teacher.with_vectors(settings, task, texts[::-1]).train.labels["teacher_vectors"]
+    assert not read
+    np.testing.assert_array_equal(again[: len(column)], column[::-1])
+    next(tmp_path.glob("vectors_*.sqlite")).write_text("damaged " * 99)
+    with pytest.raises(DataError, match=r"vectors_.*cannot be read or written.*not a database"):
+        teacher.with_vectors(settings, task, texts)
+
+
+@pytest.mark.slow
+def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(teachers, tmp_path):
+    words = ["--distillation.teacher", str(teachers / "wide"), "--total-num-train-samples", "64"]
+    words += ["--text-column", "anchor", "--text-column", "positive"]
+    words += ["--checkpoint-every-steps", "2"]
+
+    def train(run, *flags):
+        accumulation = 2 if "--global-batch.replicas" in flags else 4
+        line = pairs(teachers, run, *words, *flags, micro_batch=4, accumulation=accumulation)
+        if "jax" in flags:
+            devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+            return subprocess.run([sys.executable, "-m", "bert_cli", *line], env=devices).returncode
+        return main(line)
+
+    assert train(tmp_path / "run") == 0
+    expected = metrics_of(tmp_path / "run")
+    assert "accuracy" not in expected[0] and expected[-1]["loss"] < expected[0]["loss"]
+    continues_bit_for_bit(tmp_path / "run", train, 2)
+    for name in ("2 replicas", "a pipeline, recomputed", "jax, 2 replicas"):
+        assert train(tmp_path / name, *LAYOUTS[name]) == 0
+        for mine, other in zip(metrics_of(tmp_path / name), expected, strict=True):
+            for metric in ("loss", "gradient_norm", "weight_norm"):
+                assert mine[metric] == pytest.approx(other[metric], rel=1e-5), (name, metric)
+
+
+@pytest.mark.slow
+def test_learning_a_teachers_vectors_improves_the_scores(teachers, tmp_path, capsys):
+    """The teacher is trained on pairs, the student on texts alone."""
+    judged = ["--validation-file", str(teachers / "sts.csv"), "--num-epochs", "8"]
+    assert main(pairs(teachers, tmp_path / "teacher", *judged)) == 0
+    learned = json.loads(capsys.readouterr().out.splitlines()[-1])["spearman"]
+    words = ["--distillation.teacher", str(tmp_path / "teacher"), "--text-column", "positive"]
+    words += ["--global-batch.grad-acc-steps-per-replica", "1"]
+    assert main(pairs(teachers, tmp_path / "student", *judged, *words)) == 0
+    student = json.loads(capsys.readouterr().out.splitlines()[-1])["spearman"]
+    start = ["embed", "--pretrained-ckpt-path", str(teachers / "model"), "--no-do-training"]
+    assert main([*start, *judged[:2], "--max-seq-length", "32"]) == 0
+    before = json.loads(capsys.readouterr().out.splitlines()[-1])["spearman"]
+    assert student - before > 0.5 * (learned - before) > 0.05
+
+
+def test_a_teacher_of_vectors_that_cannot_be_used_is_refused(teachers, tmp_path, capsys):
+    wanted = ["--distillation.teacher", str(teachers / "equal"), "--no-do-validation"]
+    wanted += ["--train-file", str(teachers / "texts.txt")]
+    for words, code, message in (
+        ([*wanted, "--objective", "simcse"], 2, "objective.*has no effect with distillation"),
+        ([*wanted, "--matryoshka", "8"], 2, "matryoshka.*has no effect with distillation"),
+        ([*wanted, "--no-do-training"], 2, "distillation.*has no effect without do_training"),
+        ([*wanted, "--distillation.teacher", str(teachers / "none")], 4, "no such folder"),
+        (wanted[:2], 2, "do_validation.*has nothing to score on without pairs"),
+    ):
+        assert main(arguments(teachers, tmp_path / "run", *words)) == code
+        assert re.search(message, capsys.readouterr().err.replace("\n", " ")), message
