@@ -9,6 +9,7 @@ sequences of a pack (1 without packing), D hidden size, V vocabulary size, L lab
 """
 
 from collections.abc import Mapping
+from math import gcd
 from typing import Any, ClassVar, Unpack
 
 import keras
@@ -27,10 +28,11 @@ from bert_cli.model.fused import (
     matmul,
     value_of,
 )
-from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer
+from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer, States, attention_bias
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
+MASKED_LM = ("masked_lm_ids", "masked_lm_weights", "relation_weight")
 TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
 """Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
 loss against them and the temperature of both softmaxes."""
@@ -108,7 +110,7 @@ class MaskedLM(ConfiguredLayer):
 class PretrainingHeads(Head):
     """Block `heads`: masked-LM and next-sentence prediction (section 3.1)."""
 
-    READS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
+    READS: ClassVar[tuple[str, ...]] = (*MASKED_LM, "next_sentence_labels", "next_sentence_weights")
     COUNTS: ClassVar[Mapping[str, str]] = {
         "masked": "masked_lm_weights",
         "pairs": "next_sentence_weights",
@@ -118,6 +120,7 @@ class PretrainingHeads(Head):
         "nsp_loss": ("nsp_loss", "pairs"),
         "mlm_accuracy": ("mlm_correct", "masked"),
         "nsp_accuracy": ("nsp_correct", "pairs"),
+        "relation_loss": ("relation_loss", "tokens"),
     }
 
     def __init__(
@@ -154,6 +157,7 @@ class PretrainingHeads(Head):
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], or [B, C] for packs."""
+        hidden, relations, sums = without_relations(hidden, labels, counts)
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
@@ -166,8 +170,8 @@ class PretrainingHeads(Head):
         nsp_weights = None if nsp_weights is None else ops.reshape(nsp_weights, (-1,))
         nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
         nsp_loss = self.scaled("nsp_loss", nsp_loss)
-        loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
-        sums = {"mlm_loss": mlm_loss, "mlm_correct": mlm_correct}
+        loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"] + relations
+        sums |= {"mlm_loss": mlm_loss, "mlm_correct": mlm_correct}
         return loss, {**sums, "nsp_loss": nsp_loss, "nsp_correct": nsp_correct}
 
 
@@ -358,6 +362,44 @@ def unit_vectors(vectors_BD: Tensor) -> Tensor:
     """Return the vectors scaled to length 1; a vector of zeros is unchanged."""
     squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)
     return vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
+
+
+def with_relations(hidden_BSD: Tensor, states: States, batch: Columns) -> Tensor:
+    """Return a layer's output, and with `teacher_states` [B, S, 3, D of the teacher] one more position for a loss.
+
+    Queries, keys and values of both models are cut into A heads each (MiniLMv2, arXiv:2012.15828). In a head, a token's
+    relation is the softmax of its scaled products with all tokens. The loss of an example is the sum over tokens of the
+    Kullback-Leibler divergence of the relations, averaged over heads, for queries, keys and values.
+    """
+    if "teacher_states" not in batch:
+        return hidden_BSD
+    size = hidden_BSD.shape[-1]
+    common = gcd(size, batch["teacher_states"].shape[-1])
+    heads = 3 * common // gcd(common, 8)  # vectors of 8 values or more
+    pair = ops.stack(states, axis=2), batch["teacher_states"]
+    actual, expected = (_log_relations(x, heads, attention_bias(batch)) for x in pair)
+    divergences_BAS = ops.sum(ops.exp(expected) * (expected - actual), axis=-1)
+    is_token_B1S = float32(ops.not_equal(batch["input_mask"], 0))[:, None]
+    losses_B = ops.sum(divergences_BAS * is_token_B1S, axis=(1, 2)) / (heads // 3)
+    row_B1D = ops.pad(losses_B[:, None, None], [(0, 0), (0, 0), (0, size - 1)])
+    return ops.concatenate([hidden_BSD, ops.cast(row_B1D, hidden_BSD.dtype)], axis=1)
+
+
+def _log_relations(states_BS3D: Tensor, heads: int, bias: Tensor) -> Tensor:
+    """Return the logarithms of the relations [B, 3 A, S, S] of 3 A heads; `bias` masks padding."""
+    x_BSAH = ops.reshape(states_BS3D, (*ops.shape(states_BS3D)[:2], heads, -1))
+    x_BASH = ops.transpose(x_BSAH, (0, 2, 1, 3))
+    scores = matmul(x_BASH, x_BASH, transpose_b=True) * x_BSAH.shape[-1] ** -0.5
+    return ops.log_softmax(scores + bias, axis=-1)
+
+
+def without_relations(x: Tensor, columns: Columns, counts: Columns) -> tuple[Tensor, Tensor, Sums]:
+    """Return the positions before the losses of relations, and with `relation_weight` [B] the loss and its sum."""
+    if "relation_weight" not in columns:
+        return x, 0.0, {}
+    losses_B = float32(x[:, -1, 0])
+    loss = ops.sum(losses_B * columns["relation_weight"]) / counts["tokens"]
+    return x[:, :-1], loss, {"relation_loss": ops.sum(losses_B)}
 
 
 def task_sums(

@@ -8,7 +8,7 @@ sequence length, P masked positions, C sequences of a pack (1 without packing), 
 intermediate size.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
@@ -37,6 +37,8 @@ from bert_cli.model.scaling import Factor
 MASKED_SCORE = -1e9
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "factors", "dropout_id"}
+States = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values [B, S, D] of an attention, neither scaled nor rotated."""
 
 
 def linear(x: Tensor, kernel: Tensor, *, uses_amx: bool = False) -> Tensor:
@@ -226,6 +228,9 @@ class Configured(TypedDict):
 class ConfiguredLayer(Layer):
     """A layer of the model's sizes."""
 
+    finish: Callable[..., Tensor] = staticmethod(lambda hidden, states, batch: hidden)
+    """Returns the output of an encoder layer. The last layer of a student has another, `with_relations`."""
+
     def __init__(self, *, name: str, policy: keras.DTypePolicy, config: BertConfig) -> None:
         self.config = config
         super().__init__(name=name, policy=policy)
@@ -331,20 +336,20 @@ class SelfAttention(ConfiguredLayer):
             return
         self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
-    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
-        """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
+    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> tuple[Tensor, States]:
+        """[B, S, D] -> [B, S, D], and its states; `bias` is the attention bias."""
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         scored_BSD = self.scaled("split_scores", x_BSD)
         query_BSD = self.query.in_compute_dtype(scored_BSD)
+        key_BSD = self.key.in_compute_dtype(scored_BSD)
+        value_BSD = self.value.in_compute_dtype(self.scaled("split", x_BSD))
+        states = query_BSD, key_BSD, value_BSD
         if not self.uses_library:
             query_BSD = self.scaled("queries", query_BSD * scale)
         query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
-        key_BNHS = self._heads(
-            self.scaled("keys", self.key.in_compute_dtype(scored_BSD)), (0, 2, 3, 1)
-        )
-        value_BSD = self.scaled("values", self.value.in_compute_dtype(self.scaled("split", x_BSD)))
-        value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
+        key_BNHS = self._heads(self.scaled("keys", key_BSD), (0, 2, 3, 1))
+        value_BNSH = self._heads(self.scaled("values", value_BSD), (0, 2, 1, 3))
         rate = self.config.attention_probs_dropout_prob
         seed = dropout_seed(key, self.dropout_id)
         scores_BNSS = matmul(query_BNSH, key_BNHS, uses_amx=self.uses_amx)
@@ -358,7 +363,7 @@ class SelfAttention(ConfiguredLayer):
             )
         context_BNSH = matmul(probabilities_BNSS, value_BNSH, uses_amx=self.uses_amx)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key)))
+        return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key))), states
 
     def _heads(self, x_BSD: Tensor, order: tuple[int, ...]) -> Tensor:
         """Split D into heads [B, S, N, H] in the compute dtype and transpose the axes to `order`."""
@@ -410,7 +415,8 @@ class EncoderLayer(ConfiguredLayer):
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
-        return self.feed_forward(self.attention(hidden, attention_bias(batch), key), key)
+        hidden, states = self.attention(hidden, attention_bias(batch), key)
+        return self.finish(self.feed_forward(hidden, key), states, batch)
 
 
 def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
@@ -424,9 +430,9 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 class GatherPositions(ConfiguredLayer):
-    """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
+    """Block `enc_out`: gather each sequence's [CLS], the masked positions and maybe the last. No weights."""
 
-    READS = ("masked_lm_positions", "next_sentence_positions")
+    READS = ("masked_lm_positions", "next_sentence_positions", "relation_weight")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D]."""
@@ -436,8 +442,9 @@ class GatherPositions(ConfiguredLayer):
         first_BC = start_B1
         if "next_sentence_positions" in batch:
             first_BC = start_B1 + ops.cast(batch["next_sentence_positions"], "int32")
-        rows = ops.concatenate([first_BC, start_B1 + positions_BP], axis=1)
-        return ops.take(ops.reshape(hidden, (-1, size)), rows, axis=0)
+        rows = [first_BC, start_B1 + positions_BP]
+        rows += [start_B1 + (length - 1)] if "relation_weight" in batch else []
+        return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
 
 
 class Pooler(ConfiguredLayer):

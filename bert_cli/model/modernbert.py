@@ -32,6 +32,7 @@ from bert_cli.model.layers import (
     Configured,
     ConfiguredLayer,
     Embedding,
+    States,
     attention_bias,
     linear,
 )
@@ -81,8 +82,8 @@ class RotaryAttention(ConfiguredLayer):
             for name in ("query", "key", "value", "output")
         )
 
-    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """[B, S, D] in float32 -> float32."""
+    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, States]:
+        """[B, S, D] in float32 -> float32, and its states."""
         x_BSD = self.layer_norm(x_BSD) if self.layer_norm else x_BSD
         x_BSD = ops.cast(x_BSD, self.compute_dtype)
         heads = self.config.num_attention_heads
@@ -90,9 +91,10 @@ class RotaryAttention(ConfiguredLayer):
         shape = (*ops.shape(x_BSD)[:2], heads, size)
         rotation = self._rotation(batch, size)
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
-        query = rotated(ops.reshape(self.query(x_BSD) * size**-0.5, shape), rotation)
-        key = rotated(ops.reshape(self.key(x_BSD), shape), rotation)
-        value = ops.reshape(self.value(x_BSD), shape)
+        states = self.query(x_BSD), self.key(x_BSD), self.value(x_BSD)
+        query = rotated(ops.reshape(states[0] * size**-0.5, shape), rotation)
+        key = rotated(ops.reshape(states[1], shape), rotation)
+        value = ops.reshape(states[2], shape)
         query_BNSH, key_BNSH, value_BNSH = (
             ops.transpose(ops.cast(x, self.compute_dtype), (0, 2, 1, 3))
             for x in (query, key, value)
@@ -107,7 +109,7 @@ class RotaryAttention(ConfiguredLayer):
         else:
             context_BNSH = self._attend(query_BNSH, key_BNSH, value_BNSH, self._bias(batch))
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        return self.project(context_BSD)
+        return self.project(context_BSD), states
 
     def _rotation(self, batch: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [S, 1, H / 2], for packs [B, S, 1, H / 2], float32."""
@@ -296,25 +298,27 @@ class ModernLayer(ConfiguredLayer):
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
-        attended_BSD = self.attention(x_BSD, batch)
+        attended_BSD, states = self.attention(x_BSD, batch)
         seed = dropout_seed(key, self.dropout_id)
         x_BSD = x_BSD + dropout(attended_BSD, self.config.hidden_dropout_prob, seed)
         x_BSD = x_BSD + self.feed_forward(x_BSD)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
-        return ops.cast(x_BSD, self.compute_dtype)
+        return self.finish(ops.cast(x_BSD, self.compute_dtype), states, batch)
 
 
 class GatherMasked(ConfiguredLayer):
     """Block `enc_out`: gather the masked positions. No weights."""
 
-    READS = ("masked_lm_positions",)
+    READS = ("masked_lm_positions", "relation_weight")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `masked_lm_positions` [B, P]; [B, S, D] -> [B, P, D]."""
+        """Reads `masked_lm_positions` [B, P]; [B, S, D] -> [B, P, D], with a loss of relations [B, P + 1, D]."""
         positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
         examples, length, size = ops.shape(hidden)
         starts_B1 = ops.arange(examples, dtype="int32")[:, None] * length
-        return ops.take(ops.reshape(hidden, (-1, size)), starts_B1 + positions_BP, axis=0)
+        rows = [starts_B1 + positions_BP]
+        rows += [starts_B1 + (length - 1)] if "relation_weight" in batch else []
+        return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
 
 
 class Transform(ConfiguredLayer):
@@ -344,11 +348,12 @@ class MaskedLM(heads.MaskedLM):
 class MaskedLMHead(heads.PretrainingHeads):
     """Block `heads`: masked-LM alone."""
 
-    READS = ("masked_lm_ids", "masked_lm_weights")  # type: ignore[assignment]
+    READS = heads.MASKED_LM
     COUNTS: ClassVar = {"masked": "masked_lm_weights"}
     MEANS: ClassVar = {
         "mlm_loss": ("mlm_loss", "masked"),
         "mlm_accuracy": ("mlm_correct", "masked"),
+        "relation_loss": ("relation_loss", "tokens"),
     }
 
     def _create_weights(self) -> None:
@@ -367,9 +372,11 @@ class MaskedLMHead(heads.PretrainingHeads):
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the masked-LM loss of `masked_lm_*` [B, P]."""
+        hidden, relations, sums = heads.without_relations(hidden, labels, counts)
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
         loss, correct = self.masked_lm.loss_sums(hidden, labels["masked_lm_ids"], weights)
-        return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
+        sums |= {"mlm_loss": loss, "mlm_correct": correct}
+        return loss / counts["masked"] + relations, sums
 
 
 class Pooling(ConfiguredLayer):

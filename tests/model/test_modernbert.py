@@ -222,11 +222,11 @@ def test_a_position_reads_exactly_its_window(length, window, config):
         weight.assign(draw.normal(0, 0.2, weight.shape))
     x = draw.normal(size=(1, length, config.hidden_size)).astype(np.float32)
     columns = {"input_mask": np.ones((1, length), np.int32)}
-    expected = block.attention(x, columns).numpy()
+    expected = block.attention(x, columns)[0].numpy()
     for position in (0, 5, length // 2, length - 1):
         changed = x.copy()
         changed[0, position] += 1.0
-        differs = np.abs(block.attention(changed, columns).numpy() - expected)[0].max(-1) > 0
+        differs = np.abs(block.attention(changed, columns)[0].numpy() - expected)[0].max(-1) > 0
         distance = np.abs(np.arange(length) - position)
         assert np.array_equal(differs, distance <= (length if window is None else window))
 

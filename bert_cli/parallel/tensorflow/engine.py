@@ -306,7 +306,7 @@ class TensorFlowEngine(Engine):
         hidden: Tensor = None
         for stage in self.replicas[0]:
             hidden = stage.infer(hidden, stage.columns(micro_batch))
-        return dict(zip(self.sum_names, map(float, hidden.numpy()), strict=True))
+        return {name: float(number) for name, number in hidden.items()}
 
     def predict(self, examples: Batch) -> Any:
         """Return the head's logits for examples [B, ...] by this process' first replica."""

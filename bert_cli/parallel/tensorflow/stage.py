@@ -151,7 +151,7 @@ class Stage:
             return self._forward_backward(hidden, columns, key, counts, loss_scale, is_first)
 
     def infer(self, hidden: Tensor, columns: Tensors, key: Tensor = None) -> Tensor:
-        """Return the hidden values, or in the last stage the head's sums, without gradients; dropout needs a key."""
+        """Return the hidden values, or in the last stage the head's sums by name; dropout needs a key."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
             if self.head is None:
@@ -247,11 +247,10 @@ class Stage:
             self._zero_others(accumulated)
         return below, self._stacked(sums)
 
-    def _evaluate_head(self, hidden: Tensor, columns: Tensors) -> tf.Tensor:
+    def _evaluate_head(self, hidden: Tensor, columns: Tensors) -> Tensors:
         ones = {name: tf.constant(1.0) for name in ("examples", *self.head.COUNTS)}  # type: ignore[union-attr]
         last = self._run_body(hidden, columns, None)
-        _, sums = self.head(last, columns, ones, None)  # type: ignore[misc]
-        return self._stacked(sums)
+        return self.head(last, columns, ones, None)[1]  # type: ignore[misc]
 
     def _compute_logits(self, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
         return self.head.logits(self._run_body(hidden, columns, key), key)  # type: ignore[union-attr]

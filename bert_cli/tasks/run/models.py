@@ -5,6 +5,7 @@ example. Weights are read under Hugging Face's names; a Keras model is refused w
 unpickled.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +65,14 @@ class Source:
     def config(self) -> BertConfig:
         """Return the shape of the model. Raises CheckpointError for a model that is not supported."""
         return hf.config_of(self.described, where=self.where)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of all weights."""
+        digest = hashlib.sha256()
+        for name, values in sorted(self.tensors().items()):
+            digest.update(name.encode() + np.ascontiguousarray(values).tobytes())
+        return digest.hexdigest()[:16]
 
     @property
     def label_names(self) -> tuple[str, ...] | None:

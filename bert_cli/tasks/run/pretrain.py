@@ -24,6 +24,7 @@ from bert_cli.tasks.run.resolve import (
     take_devices,
     with_shape_of,
 )
+from bert_cli.tasks.run.teacher import relations_of
 from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint
@@ -101,6 +102,7 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         stream=stream,
         sample=stream.first_micro_batches(len(mesh.devices)),
         tokenizer=folder,
+        prepare=relations_of(settings, stream),
         evaluate=None if held_out is None and pairs is None else score,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=settings.evaluate_every_steps,
@@ -130,7 +132,8 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     size = held_out.batching.micro_batch_size
     group = engine.group
     head = engine.head
-    sums = dict.fromkeys(sorted({over for over, _ in head.MEANS.values()}), 0.0)
+    names = {over for over, by in head.MEANS.values() if by in head.COUNTS}  # without a teacher's
+    sums = dict.fromkeys(sorted(names), 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
     for first in range(0, total, size)[group.rank :: group.world_size]:
         rows = held_out.rows(np.arange(first, min(total, first + size)))

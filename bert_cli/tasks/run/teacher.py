@@ -1,7 +1,8 @@
-"""The outputs of a teacher, a trained model, on the training examples: soft labels of a task, or vectors of texts.
+"""The outputs of a teacher, a trained model, as columns of the training examples (`distillation`).
 
-They are computed once, without dropout, and become columns of the examples. So replicas, stages, processes and a
-resumed run read them like labels. The fingerprint of the examples has the teacher's weights and the settings.
+Soft labels of a task and vectors of texts are computed once, before the first step, and states of pre-training for a
+batch before its update, all without dropout. Replicas, stages, processes and a resumed run read them like labels. The
+fingerprint of the examples has the teacher's weights.
 
 Shapes: n examples, T tokens of all examples, L labels, D size of a vector.
 """
@@ -15,20 +16,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from keras import ops
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import TaskSettings
 from bert_cli.config.load import changed
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.records.tokenizer import TextTokenizer, read_tokenizer
+from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.task import Floats, Task
 from bert_cli.tasks.use.model import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.use.predictions import Embedding
-from bert_cli.train.loop import Step
+from bert_cli.train.loop import Prepare, Step
 from bert_cli.train.metrics import print_line
 
 BATCH = 32
@@ -70,7 +75,7 @@ def with_teacher(
         problem = "is only for tasks with a label for each text, whose texts are columns of a table"
         raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
     order = label_order(source, task.label_names) or range(task.labels)
-    weights = _digest(source)
+    weights = source.fingerprint
     print_line(f"run: learns from the outputs of {source.folder}")
 
     def taught(part: Features, weight: float) -> Features:
@@ -96,6 +101,41 @@ def with_teacher(
     return replace(task, train=replace(train, origin=origin))
 
 
+def relations_of(settings: PretrainSettings, stream: ExampleStream) -> Prepare:
+    """Return the function that adds the states of the teacher's last layer to a batch, if there is a teacher.
+
+    The fingerprint of the stream gets the teacher's. Raises ConfigError for another vocabulary or too few positions.
+    """
+    name = settings.distillation.teacher
+    if name is None or stream.folder is None:
+        return Step.prepare
+    source = models.find_source(name, "--distillation.teacher")
+    where = f"distillation.teacher ({source.folder})"
+    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    if tokenizer.pieces != read_tokenizer(stream.folder).pieces:
+        remedy = f"make the records with --vocab {source.folder}, or give another teacher"
+        raise ConfigError(where, "has another vocabulary than the records", remedy)
+    longest = max(stage.max_seq_length for stage in (settings, *settings.later_stages))
+    if (positions := source.config.max_position_embeddings) < longest:
+        raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
+    print_line(f"run: learns from the relations of {source.folder}")
+    model = open_model(source, "embed", settings.precision, ["embed_head"])
+    # The states [S, 3, D] of an example become its first position, the output of `embed_head`.
+    model.blocks[-2][1].finish = lambda hidden, states, batch: ops.stack(states, axis=2)[:, None]
+    teacher = Predictor(model, tokenizer, PredictSettings(model=name), longest)
+    weight = settings.distillation.relations
+    stream.fingerprint += f", teacher {source.fingerprint}, relations {weight}"
+
+    def prepare(engine: Engine, batch: Batch, request: UpdateRequest) -> Batch:
+        read = [batch[name].astype(np.int32) for name in teacher.COLUMNS]
+        rows = [dict(zip(teacher.COLUMNS, row, strict=True)) for row in zip(*read, strict=True)]
+        states = np.stack([teacher.traced(row) for row in rows])
+        weights = np.full(states.shape[:2], weight, np.float32)
+        return {**batch, "teacher_states": states, "relation_weight": weights}
+
+    return prepare
+
+
 def _logits(
     settings: TaskSettings, source: models.Source, tokenizer: TextTokenizer, examples: Features
 ) -> dict[str, Floats]:
@@ -113,14 +153,6 @@ def _logits(
     return {"logits": np.concatenate(results).astype(np.float32)}
 
 
-def _digest(source: models.Source) -> str:
-    """Return a digest of the model's weights."""
-    digest = hashlib.sha256()
-    for tensor, values in sorted(source.tensors().items()):
-        digest.update(tensor.encode() + np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()[:16]
-
-
 def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> Task:
     """Return the task with the teacher's vectors of its training texts, `teacher_vectors` [n, D], D the student's size.
 
@@ -135,7 +167,7 @@ def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> T
     length = min(positions, defaults.get("max_seq_length", positions))
     model = open_model(source, task_of(source, settings.head.task))
     predictor = Embedding(model, tokenizer, reading, length)
-    described = _digest(source), tokenizer.fingerprint, reading.pooling, length
+    described = source.fingerprint, tokenizer.fingerprint, reading.pooling, length
     teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     print_line(f"run: learns the vectors of {source.folder}")
     folder = settings.cache_dir
