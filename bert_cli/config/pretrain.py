@@ -56,7 +56,7 @@ class RelationDistillation(Settings):
     teacher: PathOrName | None = None
     """A model with the same vocabulary: a run folder, a checkpoint, a Hugging Face folder or name. Its size is free."""
     relations: Annotated[float, Field(gt=0.0)] = 1.0
-    """Weight of the loss against relations of the teacher's last layer (Wang et al. 2020); the others have weight 1."""
+    """Weight of the loss against relations of the teacher's last layer (MiniLMv2, Wang et al. 2020)."""
 
 
 class PretrainSettings(TrainSettings):
@@ -99,7 +99,7 @@ class PretrainSettings(TrainSettings):
     distillation: Annotated[
         RelationDistillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
     ] = RelationDistillation()
-    """Relations of a larger model for a smaller one."""
+    """Learn the relations of tokens in a larger model, besides the masked tokens."""
     max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""

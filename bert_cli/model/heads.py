@@ -32,7 +32,10 @@ from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer, Sta
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
-MASKED_LM = ("masked_lm_ids", "masked_lm_weights", "relation_weight")
+MASKED_LM_COLUMNS = ("masked_lm_ids", "masked_lm_weights", "relation_weight")
+MAX_RELATION_HEADS = 48
+"""Relation heads for a teacher of base size (Wang et al. 2020). The scores of 3 x 48 heads in float32 take 0.3 GB for
+32 x 128."""
 TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
 """Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
 loss against them and the temperature of both softmaxes."""
@@ -110,7 +113,11 @@ class MaskedLM(ConfiguredLayer):
 class PretrainingHeads(Head):
     """Block `heads`: masked-LM and next-sentence prediction (section 3.1)."""
 
-    READS: ClassVar[tuple[str, ...]] = (*MASKED_LM, "next_sentence_labels", "next_sentence_weights")
+    READS: ClassVar[tuple[str, ...]] = (
+        *MASKED_LM_COLUMNS,
+        "next_sentence_labels",
+        "next_sentence_weights",
+    )
     COUNTS: ClassVar[Mapping[str, str]] = {
         "masked": "masked_lm_weights",
         "pairs": "next_sentence_weights",
@@ -365,28 +372,30 @@ def unit_vectors(vectors_BD: Tensor) -> Tensor:
 
 
 def with_relations(hidden_BSD: Tensor, states: States, batch: Columns) -> Tensor:
-    """Return a layer's output, and with `teacher_states` [B, S, 3, D of the teacher] one more position for a loss.
+    """Return a layer's output [B, S, D]; with `teacher_states` [B, S, 3, D of the teacher] return [B, S + 1, D].
 
-    Queries, keys and values of both models are cut into A heads each (MiniLMv2, arXiv:2012.15828). In a head, a token's
-    relation is the softmax of its scaled products with all tokens. The loss of an example is the sum over tokens of the
-    Kullback-Leibler divergence of the relations, averaged over heads, for queries, keys and values.
+    Value 0 of position S is the relation loss of the example, rounded to the layer's dtype. Queries, keys and values of
+    both models are cut into A heads each (MiniLMv2, arXiv:2012.15828). In a head, a token's relation is the softmax of
+    its scaled products with all tokens. The loss of an example is the sum over tokens of the Kullback-Leibler
+    divergence of the relations, averaged over heads, for queries, keys and values.
     """
     if "teacher_states" not in batch:
         return hidden_BSD
     size = hidden_BSD.shape[-1]
     common = gcd(size, batch["teacher_states"].shape[-1])
-    heads = 3 * common // gcd(common, 8)  # vectors of 8 values or more
+    largest = max(1, min(MAX_RELATION_HEADS, common // 8))
+    heads = max(number for number in range(1, largest + 1) if common % number == 0)
     pair = ops.stack(states, axis=2), batch["teacher_states"]
-    actual, expected = (_log_relations(x, heads, attention_bias(batch)) for x in pair)
+    actual, expected = (_log_relations(x, 3 * heads, attention_bias(batch)) for x in pair)
     divergences_BAS = ops.sum(ops.exp(expected) * (expected - actual), axis=-1)
     is_token_B1S = float32(ops.not_equal(batch["input_mask"], 0))[:, None]
-    losses_B = ops.sum(divergences_BAS * is_token_B1S, axis=(1, 2)) / (heads // 3)
+    losses_B = ops.sum(divergences_BAS * is_token_B1S, axis=(1, 2)) / heads
     row_B1D = ops.pad(losses_B[:, None, None], [(0, 0), (0, 0), (0, size - 1)])
     return ops.concatenate([hidden_BSD, ops.cast(row_B1D, hidden_BSD.dtype)], axis=1)
 
 
 def _log_relations(states_BS3D: Tensor, heads: int, bias: Tensor) -> Tensor:
-    """Return the logarithms of the relations [B, 3 A, S, S] of 3 A heads; `bias` masks padding."""
+    """Return the logarithms of the relations [B, heads, S, S] of queries, keys and values; `bias` masks padding."""
     x_BSAH = ops.reshape(states_BS3D, (*ops.shape(states_BS3D)[:2], heads, -1))
     x_BASH = ops.transpose(x_BSAH, (0, 2, 1, 3))
     scores = matmul(x_BASH, x_BASH, transpose_b=True) * x_BSAH.shape[-1] ** -0.5
@@ -394,7 +403,7 @@ def _log_relations(states_BS3D: Tensor, heads: int, bias: Tensor) -> Tensor:
 
 
 def without_relations(x: Tensor, columns: Columns, counts: Columns) -> tuple[Tensor, Tensor, Sums]:
-    """Return the positions before the losses of relations, and with `relation_weight` [B] the loss and its sum."""
+    """Return the hidden values without the position of `with_relations`, the weighted relation loss, and its sum."""
     if "relation_weight" not in columns:
         return x, 0.0, {}
     losses_B = float32(x[:, -1, 0])

@@ -229,7 +229,8 @@ class ConfiguredLayer(Layer):
     """A layer of the model's sizes."""
 
     finish: Callable[..., Tensor] = staticmethod(lambda hidden, states, batch: hidden)
-    """Returns the output of an encoder layer. The last layer of a student has another, `with_relations`."""
+    """Return an encoder layer's output from its hidden values, states and batch. The last layer of a student has
+    `with_relations` instead."""
 
     def __init__(self, *, name: str, policy: keras.DTypePolicy, config: BertConfig) -> None:
         self.config = config
@@ -430,12 +431,15 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 class GatherPositions(ConfiguredLayer):
-    """Block `enc_out`: gather each sequence's [CLS], the masked positions and maybe the last. No weights."""
+    """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
     READS = ("masked_lm_positions", "next_sentence_positions", "relation_weight")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D]."""
+        """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D].
+
+        With `relation_weight` the last position follows: [B, C + P + 1, D].
+        """
         positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
         examples, length, size = ops.shape(hidden)
         start_B1 = ops.arange(examples, dtype="int32")[:, None] * length

@@ -348,7 +348,7 @@ class MaskedLM(heads.MaskedLM):
 class MaskedLMHead(heads.PretrainingHeads):
     """Block `heads`: masked-LM alone."""
 
-    READS = heads.MASKED_LM
+    READS = heads.MASKED_LM_COLUMNS
     COUNTS: ClassVar = {"masked": "masked_lm_weights"}
     MEANS: ClassVar = {
         "mlm_loss": ("mlm_loss", "masked"),

@@ -29,14 +29,14 @@ UPDATE_ALLOCATED = (8, 0.3)
 BUCKETS = 3
 # Memory that the allocator takes for temporaries, relative to the live temporaries: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
-# For JAX by the kind of device, as XLA saves and copies (docs/measured.md#compiled): tensors that a GELU saves, float32
-# tensors that a LayerNorm saves, and float32 copies of the weights of layers that run in a loop.
+# For JAX by the kind of device, as XLA saves and copies (docs/measured.md#compiled-for-accelerators): tensors that a
+# GELU saves, float32 tensors that a LayerNorm saves, and float32 copies of the weights of layers that run in a loop.
 JAX_GELU = {"CPU": 3, "GPU": 2, "TPU": 2}
 JAX_NORM = {"CPU": 2, "GPU": 1, "TPU": 2}
 JAX_STACKED = {"CPU": 2, "GPU": 2, "TPU": 3}
-# For JAX, copies in float32 of the logits, of the word embeddings and their gradient (as many again in chunks), and of
-# weights gathered at once.
+# For JAX, copies in float32 of the logits, and of the word embeddings and their gradient (twice as many with chunks).
 JAX_COPIES = 2
+# For JAX, copies of the weights that are gathered at once.
 JAX_GATHERED = 4
 
 

@@ -58,28 +58,28 @@ def test_losses_and_gradients_equal_pytorchs(size, tiny):
     model = transformers.BertForPreTraining(transformers.BertConfig(**hf_config(tiny))).eval()
     tensors = to_hf({name: weight.numpy() for name, weight in weights.items()}, tiny)
     model.load_state_dict({n: torch.tensor(x) for n, x in tensors.items()}, strict=False)
-    theirs = {name: torch.tensor(column) for name, column in columns.items()}
+    tensors = {name: torch.tensor(column) for name, column in columns.items()}
     labels = torch.full(mask.shape, -100)
     for row, position, label, weight in zip(
-        range(len(mask)), *(theirs[f"masked_lm_{n}"] for n in ("positions", "ids", "weights")), strict=True
+        range(len(mask)), *(tensors[f"masked_lm_{n}"] for n in ("positions", "ids", "weights")), strict=True
     ):  # fmt: skip
         labels[row, position[weight > 0].long()] = label[weight > 0].long()
     out = model(
-        input_ids=theirs["input_ids"],
-        attention_mask=theirs["input_mask"],
-        token_type_ids=theirs["segment_ids"],
+        input_ids=tensors["input_ids"],
+        attention_mask=tensors["input_mask"],
+        token_type_ids=tensors["segment_ids"],
         labels=labels,
-        next_sentence_label=theirs["next_sentence_labels"].long(),
+        next_sentence_label=tensors["next_sentence_labels"].long(),
         output_hidden_states=True,
     )
     attention = model.bert.encoder.layer[1].attention.self
     states = [
         part(out.hidden_states[1]) for part in (attention.query, attention.key, attention.value)
     ]
-    is_token = theirs["input_mask"] > 0
+    is_token = tensors["input_mask"] > 0
     # The largest common divisor, 16, has two heads of 8 values.
-    losses = relation_losses(states, theirs["teacher_states"], is_token, heads=2)
-    total = out.loss + (losses * theirs["relation_weight"]).sum() / is_token.sum()
+    losses = relation_losses(states, tensors["teacher_states"], is_token, heads=2)
+    total = out.loss + (losses * tensors["relation_weight"]).sum() / is_token.sum()
     total.backward()
     assert float(loss) == pytest.approx(float(total.detach()), rel=1e-5)
     assert float(sums["relation_loss"]) == pytest.approx(float(losses.sum().detach()), rel=1e-5)

@@ -72,7 +72,9 @@ def model_of(
     """Return the model of the settings; without `has_values` its weights are zeros."""
     config = settings.bert_config
     factors = factors_of(settings)
-    learns = isinstance(settings, PretrainSettings) and settings.distillation.teacher is not None
+    has_teacher = (
+        isinstance(settings, PretrainSettings) and settings.distillation.teacher is not None
+    )
 
     def make_block(name: str, before: Mapping[str, Block]) -> Block:
         block = build_block(
@@ -88,7 +90,7 @@ def model_of(
             uses_amx=uses_amx,
             has_values=has_values,
         )
-        if learns and name == f"hid_{config.num_hidden_layers - 1}":
+        if has_teacher and name == f"hid_{config.num_hidden_layers - 1}":
             block.finish = with_relations
             block.READS = (*block.READS, "teacher_states")
         return block

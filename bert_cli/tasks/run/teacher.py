@@ -72,7 +72,7 @@ def with_teacher(
     if (positions := source.config.max_position_embeddings) < settings.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
     if distillation.unlabelled_file is not None and task.train_unlabelled is None:
-        problem = "is only for tasks with a label for each text, whose texts are columns of a table"
+        problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
         raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
     order = label_order(source, task.label_names) or range(task.labels)
     weights = source.fingerprint
@@ -107,8 +107,9 @@ def relations_of(settings: PretrainSettings, stream: ExampleStream) -> Prepare:
     The fingerprint of the stream gets the teacher's. Raises ConfigError for another vocabulary or too few positions.
     """
     name = settings.distillation.teacher
-    if name is None or stream.folder is None:
+    if name is None:
         return Step.prepare
+    assert stream.folder is not None
     source = models.find_source(name, "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
@@ -156,7 +157,8 @@ def _logits(
 def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> Task:
     """Return the task with the teacher's vectors of its training texts, `teacher_vectors` [n, D], D the student's size.
 
-    Raises ConfigError for a teacher that is not supported, DataError if the cache cannot be read or written.
+    Raises CheckpointError without the teacher, ConfigError for one that is not supported, DataError if the cache cannot
+    be read or written.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
@@ -176,7 +178,8 @@ def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> T
         vectors = _stored(path, predictor, texts)
     except sqlite3.Error as error:
         problem = f"cannot be read or written ({error})"
-        raise DataError(path, problem, "delete it, or give another --cache-dir") from error
+        remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
+        raise DataError(path, problem, remedy) from error
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}
     origin = f"{task.train.fingerprint}, teacher {teacher}"
@@ -186,9 +189,11 @@ def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> T
 
 def _stored(path: str, predictor: Embedding, texts: Sequence[str]) -> Floats:
     """Return the vector [n, D] of each text; the file has the vectors of earlier texts, and gets the new vectors."""
-    with closing(sqlite3.connect(path)) as store:
+    with closing(sqlite3.connect(path, timeout=60)) as store:
         store.execute("CREATE TABLE IF NOT EXISTS vectors (text TEXT PRIMARY KEY, vector BLOB)")
-        known: dict[str, bytes] = dict(store.execute("SELECT text, vector FROM vectors"))
+        select = "SELECT text, vector FROM vectors WHERE text = ?"
+        found = (store.execute(select, [text]).fetchone() for text in dict.fromkeys(texts))
+        known: dict[str, bytes] = dict(filter(None, found))
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         for first in range(0, len(missing), STORED_AT_ONCE):
             part = missing[first : first + STORED_AT_ONCE]

@@ -560,16 +560,16 @@ def test_loss_and_gradients_of_a_teachers_vectors_are_sentence_transformers(teac
     size = TINY.hidden_size
     targets = batch["teacher_vectors"].reshape(-1, size)
     features = tensors(batch, 0, 1)
-    theirs = SentenceTransformer(str(teachers / teacher), device="cpu").encode(texts)
-    if theirs.shape[1] > size:
-        left, values, _ = np.linalg.svd(theirs, full_matrices=False)
-        theirs = left[:, :size] * values[:size]
-        theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
+    expected = SentenceTransformer(str(teachers / teacher), device="cpu").encode(texts)
+    if expected.shape[1] > size:
+        left, values, _ = np.linalg.svd(expected, full_matrices=False)
+        expected = left[:, :size] * values[:size]
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     # The order of the texts is the step's, and the sign of an axis is arbitrary.
     tokens = [row[row > 0].tolist() for row in features["input_ids"].numpy()]
     ours = read_tokenizer(teachers / "plain").library.encode_batch_fast(texts)
     rows = [next(n for n, e in enumerate(ours) if e.ids == row[1:-1]) for row in tokens]
-    np.testing.assert_allclose(targets @ targets.T, theirs[rows] @ theirs[rows].T, atol=1e-5)
+    np.testing.assert_allclose(targets @ targets.T, expected[rows] @ expected[rows].T, atol=1e-5)
     model = opened(teachers, "mean", "mean")
     model.zero_grad()
     expected = size * MSELoss(model)([features], torch.tensor(targets))
@@ -653,14 +653,14 @@ def test_learning_a_teachers_vectors_improves_the_scores(teachers, tmp_path, cap
 
 
 def test_a_teacher_of_vectors_that_cannot_be_used_is_refused(teachers, tmp_path, capsys):
-    wanted = ["--distillation.teacher", str(teachers / "equal"), "--no-do-validation"]
-    wanted += ["--train-file", str(teachers / "texts.txt")]
+    flags = ["--distillation.teacher", str(teachers / "equal"), "--no-do-validation"]
+    flags += ["--train-file", str(teachers / "texts.txt")]
     for words, code, message in (
-        ([*wanted, "--objective", "simcse"], 2, "objective.*has no effect with distillation"),
-        ([*wanted, "--matryoshka", "8"], 2, "matryoshka.*has no effect with distillation"),
-        ([*wanted, "--no-do-training"], 2, "distillation.*has no effect without do_training"),
-        ([*wanted, "--distillation.teacher", str(teachers / "none")], 4, "no such folder"),
-        (wanted[:2], 2, "do_validation.*has nothing to score on without pairs"),
+        ([*flags, "--objective", "simcse"], 2, "objective.*has no effect with distillation"),
+        ([*flags, "--matryoshka", "8"], 2, "matryoshka.*has no effect with distillation"),
+        ([*flags, "--no-do-training"], 2, "distillation.*has no effect without do_training"),
+        ([*flags, "--distillation.teacher", str(teachers / "none")], 4, "no such folder"),
+        (flags[:2], 2, "do_validation.*has nothing to score on without pairs"),
     ):
         assert main(arguments(teachers, tmp_path / "run", *words)) == code
         assert re.search(message, capsys.readouterr().err.replace("\n", " ")), message
