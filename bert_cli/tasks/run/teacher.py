@@ -192,8 +192,8 @@ def _stored(path: str, predictor: Embedding, texts: Sequence[str]) -> Floats:
     with closing(sqlite3.connect(path, timeout=60)) as store:
         store.execute("CREATE TABLE IF NOT EXISTS vectors (text TEXT PRIMARY KEY, vector BLOB)")
         select = "SELECT text, vector FROM vectors WHERE text = ?"
-        found = (store.execute(select, [text]).fetchone() for text in dict.fromkeys(texts))
-        known: dict[str, bytes] = dict(filter(None, found))
+        read = (store.execute(select, [text]).fetchone() for text in dict.fromkeys(texts))
+        known: dict[str, bytes] = dict(filter(None, read))
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         for first in range(0, len(missing), STORED_AT_ONCE):
             part = missing[first : first + STORED_AT_ONCE]
