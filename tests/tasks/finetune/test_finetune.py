@@ -337,6 +337,7 @@ def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
 # --- distillation
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, tmp_path, capsys):
     teacher = ["--distillation.teacher", str(trained), "--distillation.temperature", "3"]
     teacher += ["--distillation.unlabelled-file", str(base / "dev.csv")]
