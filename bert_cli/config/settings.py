@@ -102,7 +102,9 @@ class Settings(BaseModel):
     def _check_need(self, name: str, need: Need) -> None:
         if isinstance(need, str):
             if not getattr(self, need):
-                raise without_effect(self, name, f"without {need}", "give both or neither")
+                raise without_effect(
+                    self, name, f"without {need}", f"give {need} too, or leave it out"
+                )
             return
         needed, *values = need
         value = getattr(self, needed)

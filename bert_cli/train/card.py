@@ -123,6 +123,7 @@ def training_section(state: JSONObject) -> str:
         "command": command,
         "data": _data(settings, state.get("epoch_size")),
         "starts from": start.name,
+        "teacher": PurePath(_distillation(settings).get("teacher") or "").name,
         "steps": f"{state['step']:,} of {fixed.get('total_steps', 0):,}",
         "examples of a step": fixed.get("examples_per_step"),
         **{name: settings.get(name) for name in ("max_seq_length", "precision", "seed")},
@@ -136,12 +137,18 @@ def table(heading: str, rows: JSONObject) -> str:
     return "\n".join([heading, "| | |", "|---|---|", *lines])
 
 
+def _distillation(settings: JSONObject) -> JSONObject:
+    """Return the settings of the teacher, empty without one."""
+    return settings.get("distillation") or {}
+
+
 def _data(settings: JSONObject, epoch_size: int | None) -> str:
     """Return the last names of the folders and files of the examples, and the number of examples."""
     if settings.get("generated_dataset"):
         return "synthetic examples"
     stages = [settings, *(settings.get("stages") or ())]
     values = [stage.get(key) for stage in stages for key in ("train_file", "dataset_dir")]
+    values += [_distillation(settings).get("unlabelled_file")]
     corpora = [
         corpus for value in values for corpus in (value if isinstance(value, list) else [value])
     ]

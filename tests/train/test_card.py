@@ -94,6 +94,10 @@ def test_a_card_names_every_corpus_and_the_labels():
     assert "| data | a, b |" in training_section({**state, "settings": staged})
     synthetic = {"dataset_dir": "/x/a", "generated_dataset": True}
     assert "| data | synthetic examples |" in training_section({**state, "settings": synthetic})
+    distillation = {"teacher": "runs/large", "unlabelled_file": "more.tsv"}
+    student = {**state, "settings": {"train_file": "a.tsv", "distillation": distillation}}
+    section = training_section(student)
+    assert "| teacher | large |" in section and "| data | a.tsv, more.tsv, " in section
     config = {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B-X"}}
     assert "Labels: `O`, `B-X`" in model_card(config, 7, [], is_embedding=False)
     config = {"architectures": ["BertModel"]}

@@ -180,6 +180,10 @@ def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> T
         problem = f"cannot be read or written ({error})"
         remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
         raise DataError(path, problem, remedy) from error
+    if not np.isfinite(vectors).all():
+        raise DataError(
+            path, "has values that are not finite", "delete it, or choose another teacher"
+        )
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}
     origin = f"{task.train.fingerprint}, teacher {teacher}"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -606,7 +607,12 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(teachers, tmp_path
     again = teacher.with_vectors(settings, task, texts[::-1]).train.labels["teacher_vectors"]
     assert not read
     np.testing.assert_array_equal(again[: len(column)], column[::-1])
-    next(tmp_path.glob("vectors_*.sqlite")).write_text("damaged " * 99)
+    (file,) = tmp_path.glob("vectors_*.sqlite")
+    with sqlite3.connect(file) as store:
+        store.execute("UPDATE vectors SET vector = ?", [np.full(4, np.nan, np.float32).tobytes()])
+    with pytest.raises(DataError, match=r"vectors_.*not finite"):
+        teacher.with_vectors(settings, task, texts)
+    file.write_text("damaged " * 99)
     with pytest.raises(DataError, match=r"vectors_.*cannot be read or written.*not a database"):
         teacher.with_vectors(settings, task, texts)
 
