@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from bert_cli.config import heads
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.markers import Fixed, PathOrName
+from bert_cli.config.markers import Fixed, PathOrName, Taught
 from bert_cli.config.settings import SettingError, Settings
 from bert_cli.text import count
 
@@ -44,9 +44,7 @@ class EmbedSettings(FinetuneSettings):
     objective: Fixed[Literal["pairs", "simcse"]] = "pairs"
     """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches). For unlabelled
     text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021)."""
-    distillation: Annotated[
-        VectorDistillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
-    ] = VectorDistillation()
+    distillation: Taught[VectorDistillation] = VectorDistillation()
     """Learn the vectors of a larger model, instead of an objective."""
     train_file: Path | None = None
     """Training texts: .csv, .tsv or .jsonl, also with .gz; without pairs also .txt with one text on each line."""

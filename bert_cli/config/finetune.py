@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config import heads
-from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
+from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
     Positive,
     SettingError,
@@ -131,9 +131,7 @@ class TaskSettings(FinetuneSettings):
 
     NEEDS: ClassVar = {"distillation": ["do_training", ("generated_dataset", False)]}
 
-    distillation: Annotated[
-        Distillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
-    ] = Distillation()
+    distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
 
 

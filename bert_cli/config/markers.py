@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
@@ -35,6 +35,8 @@ Collective = Annotated[T, COLLECTIVE]
 UNTRACKED = "untracked"
 Untracked = Annotated[T, UNTRACKED]
 """A setting that cannot influence the quality of a run, and is no hyperparameter for a tracker."""
+Taught = Annotated[T, Field(exclude_if=lambda distillation: distillation.teacher is None)]
+"""Settings of a teacher, which are written only with a teacher."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from bert_cli.config import heads
 from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
-from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
+from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
     Positive,
     SettingError,
@@ -96,9 +96,7 @@ class PretrainSettings(TrainSettings):
     roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
     masking: Fixed[Masking] = Masking()
     """Choice of the masked tokens in dynamic records; they differ in each epoch."""
-    distillation: Annotated[
-        RelationDistillation, Field(exclude_if=lambda distillation: distillation.teacher is None)
-    ] = RelationDistillation()
+    distillation: Taught[RelationDistillation] = RelationDistillation()
     """Learn the relations of tokens in a larger model, besides the masked tokens."""
     max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while

@@ -65,7 +65,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     _print_layout(chosen, kind)
     _check_devices(chosen, devices, processes)
     if memory is not None and target is None:
-        _check_memory(chosen, memory)
+        _check_memory(chosen, kind, memory)
     if chosen is not requested:
         print(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
@@ -91,15 +91,15 @@ def _print_targets() -> None:
     print(f"\na target is a name and a number of devices: {EXAMPLES}")
 
 
-def _check_memory(settings: TrainSettings, memory: int) -> None:
-    device, estimate = layout.fullest(settings, "GPU")
+def _check_memory(settings: TrainSettings, kind: str, memory: int) -> None:
+    device, estimate = layout.fullest(settings, kind)
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
-    if not layout.fits(settings, "GPU", memory):
+    if not layout.fits(settings, kind, memory):
         remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
     print(f"fits: {needed}; {usable}")
-    for line in layout.idle_memory(settings, "GPU", memory):
+    for line in layout.idle_memory(settings, kind, memory):
         print(line)
 
 
@@ -121,9 +121,8 @@ def _print_layout(settings: TrainSettings, kind: str) -> None:
         f"{again if parallel.recompute else 'no recomputation'}\n"
     )
     # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-    exact = map(
-        asdict, estimate(settings, kind)[: max(mapping) + 1]
-    )  # devices of `tensor` are equal
+    # Devices of `tensor` are equal, so the first stands for all.
+    exact = map(asdict, estimate(settings, kind)[: max(mapping) + 1])
     devices = [
         Estimate(**{name: round(n, -5) for name, n in device_estimate.items()})
         for device_estimate in exact
@@ -180,7 +179,7 @@ def _check_devices(settings: TrainSettings, devices: int | None, processes: int)
 def _print_alternatives(
     requested: TrainSettings, seen: set[str], kind: str, devices: int, memory: int, processes: int
 ) -> None:
-    """Print the choices of `auto`, with and without recomputation, if they were not seen."""
+    """Print the choices of `auto`, with and without recomputation, whose shapes are not in `seen`."""
     choices = {"--parallel.layout auto": requested}
     if not requested.parallel.recompute:
         flags = "--parallel.layout auto --parallel.recompute"

@@ -132,9 +132,8 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     size = held_out.batching.micro_batch_size
     group = engine.group
     head = engine.head
-    names = {
-        over for over, by in head.MEANS.values() if by in head.COUNTS
-    }  # held-out examples have no teacher
+    # Held-out examples have no teacher, so no relation loss.
+    names = {over for over, by in head.MEANS.values() if by in head.COUNTS}
     sums = dict.fromkeys(sorted(names), 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
     for first in range(0, total, size)[group.rank :: group.world_size]:

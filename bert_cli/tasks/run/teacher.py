@@ -69,8 +69,7 @@ def with_teacher(
     if models.read_tokenizer_for(source.config, source.folder).pieces != tokenizer.pieces:
         remedy = "give a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
-    if (positions := source.config.max_position_embeddings) < settings.max_seq_length:
-        raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
+    _check_length(source, settings.max_seq_length)
     if distillation.unlabelled_file is not None and task.train_unlabelled is None:
         problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
         raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
@@ -101,6 +100,13 @@ def with_teacher(
     return replace(task, train=replace(train, origin=origin))
 
 
+def _check_length(source: models.Source, longest: int) -> None:
+    """Raise ConfigError if the teacher has too few positions for the longest example."""
+    if (positions := source.config.max_position_embeddings) < longest:
+        where = f"distillation.teacher ({source.folder})"
+        raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
+
+
 def relations_of(settings: PretrainSettings, stream: ExampleStream) -> Prepare:
     """Return the function that adds the states of the teacher's last layer to a batch, if there is a teacher.
 
@@ -117,8 +123,7 @@ def relations_of(settings: PretrainSettings, stream: ExampleStream) -> Prepare:
         remedy = f"make the records with --vocab {source.folder}, or give another teacher"
         raise ConfigError(where, "has another vocabulary than the records", remedy)
     longest = max(stage.max_seq_length for stage in (settings, *settings.later_stages))
-    if (positions := source.config.max_position_embeddings) < longest:
-        raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
+    _check_length(source, longest)
     print_line(f"run: learns from the relations of {source.folder}")
     model = open_model(source, "embed", settings.precision, ["embed_head"])
     # The states [S, 3, D] of an example become its first position, the output of `embed_head`.
