@@ -14,6 +14,9 @@ LOGICAL_DEVICES = 8
 
 REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
+SLOW_TIMEOUT = 1500
+"""Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
+
 LONGEST_FIRST = (
     "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
     "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
@@ -52,6 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []
     for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
         if config.getoption("--fast") and item.path.name in order:
             item.add_marker(pytest.mark.skip(reason="--fast: a long file"))
         for name in left_out:

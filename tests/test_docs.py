@@ -128,7 +128,6 @@ def guide(tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_commands_of_the_guide_run_unchanged(guide):
     folder, printed = guide
     assert "no warnings" in printed and "0 errors" in printed
@@ -144,7 +143,6 @@ def test_the_commands_of_the_guide_run_unchanged(guide):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_commands_that_serve_a_model_run_unchanged(guide):
     folder, _ = guide
     printed = run_page("serve.md", folder)
@@ -162,7 +160,6 @@ def test_the_commands_that_serve_a_model_run_unchanged(guide):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_commands_for_an_own_field_run_unchanged(tmp_path):
     printed = run_page("own-field.md", tmp_path)
     runs = tmp_path / "field/runs"
@@ -177,7 +174,6 @@ def test_the_commands_for_an_own_field_run_unchanged(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_commands_for_an_own_language_run_unchanged(tmp_path):
     printed = run_page("own-language.md", tmp_path)
     language, page = tmp_path / "language", (ROOT / "docs/own-language.md").read_text("utf-8")

@@ -62,7 +62,6 @@ def environment(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("end", ["oldest", "newest"])
 def test_the_wheel_trains_a_model_outside_a_checkout(wheel, environment, tmp_path, end):
     constraints = tmp_path / "constraints.txt"

@@ -212,7 +212,6 @@ def test_pairs_are_a_sentence_and_a_later_passage_of_another_part():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_commands_for_the_sample_run_unchanged(tmp_path, monkeypatch, capsys):
     """From scratch, with one epoch in place of forty."""
     monkeypatch.chdir(tmp_path)
