@@ -5,6 +5,7 @@ no memory; everything else is the engine of a training run.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,12 +48,14 @@ class AheadOfTimeEngine(JaxEngine):
         shape = mesh.replicas, *mesh.layout.tensor_shape
         return Grid(np.array(devices[: int(np.prod(shape))]).reshape(shape), AXES)
 
-    def _place(self, value: Array, sharding: NamedSharding) -> jax.Array:
-        shape = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-        return cast(jax.Array, shape)
+    def _place(
+        self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
+    ) -> jax.Array:
+        shape = (len(rows), *rows[0].shape) if is_stacked else rows[0].shape
+        return cast(jax.Array, jax.ShapeDtypeStruct(shape, rows[0].dtype, sharding=sharding))
 
     def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
-        return self._place(rows, sharding)
+        return self._place([rows], sharding, is_stacked=False)
 
     def lowered(self, micro_batch: Batch) -> jax.stages.Lowered:
         """Return the step, to be compiled, for micro-batches of the shape of this one, [1, B, ...]."""

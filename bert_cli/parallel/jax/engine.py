@@ -5,10 +5,11 @@ the grid of devices, and weights, moments and products by their annotations; the
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +40,19 @@ from bert_cli.parallel.jax.mesh import JaxProcessGroup
 from bert_cli.parallel.runtime import Mesh, Model
 
 State = dict[str, list[jax.Array]]
-"""A weight and its slots, by the weight's name."""
+"""A weight and its slots, by the weight's name; of equal layers in a loop, the arrays of all, by the first name."""
 Numbers = Mapping[str, np.float32 | np.int32]
 Arguments = tuple[State, Arrays, Numbers, Numbers]
 """State, columns, divisors of the loss, and the numbers of a request."""
 COMPLETE = PartitionSpec()
+
+
+class Row(NamedTuple):
+    """Where the state has a weight."""
+
+    key: str
+    number: int | None = None
+    """The round of the loop, None for a weight that is not stacked."""
 
 
 @dataclass(frozen=True)
@@ -52,35 +61,43 @@ class DividedArray:
 
     state: State
     gather: Callable[[jax.Array], jax.Array]
-    name: str
+    row: Row
     part: int
 
     @property
     def array(self) -> jax.Array:
         """Return the array of all processes."""
-        return self.state[self.name][self.part]
+        stored = self.state[self.row.key][self.part]
+        return stored if self.row.number is None else _row(stored, self.row.number)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the value."""
-        return self.array.shape
+        shape = self.state[self.row.key][self.part].shape
+        return shape if self.row.number is None else shape[1:]
 
     @property
     def is_sharded(self) -> bool:
         """Whether this process stores only a part."""
-        return sum(shard.data.size for shard in _shards(self.array)) < self.array.size
+        stored = self.state[self.row.key][self.part]
+        return sum(shard.data.size for shard in _shards(stored)) < stored.size
 
     def numpy(self) -> Array:
         """Return the value."""
-        value = np.empty(self.shape, self.array.dtype)
-        for shard in _shards(self.gather(self.array) if self.is_sharded else self.array):
+        array = self.gather(self.array) if self.is_sharded else self.array
+        value = np.empty(self.shape, array.dtype)
+        for shard in _shards(array):
             value[shard.index] = shard.data
         return value
 
     def assign(self, value: Array) -> None:
         """Set the parts of this process."""
-        new = _placed(value.astype(self.array.dtype), self.array.sharding)
-        self.state[self.name][self.part] = new
+        parts = self.state[self.row.key]
+        array = self.array
+        new = _placed(value.astype(array.dtype), array.sharding)
+        if self.row.number is not None:
+            new = _with_row(parts[self.part], self.row.number, new)
+        parts[self.part] = new
 
 
 class JaxEngine(Engine):
@@ -109,34 +126,48 @@ class JaxEngine(Engine):
         self.grid = self._device_grid(mesh)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
-        self.specs: dict[str, PartitionSpec] = {}
+        recomputes = layout.saved != "all"
+        loops = recomputes or LOOPS[mesh.kind]
+        variables = named_weights((block.name, block) for block in blocks)
+        self.specs = {n: spec_of(n, weight.shape, self.grid) for n, weight in variables.items()}
         """The division of a weight where it is read."""
+        self.forward_pass = ForwardPass(body, head, self.grid, self.specs, recomputes, loops)
+        stacks = self.forward_pass.stacks
+        self.rows = {name: Row(name) for name in variables}
+        """Where the state has each weight."""
+        self.names: dict[str, list[str]] = defaultdict(list)
+        """The weights of each entry of the state."""
+        for first, names in stacks.items():
+            self.rows |= {name: Row(first, number) for number, name in enumerate(names)}
+        for name, row in self.rows.items():
+            self.names[row.key].append(name)
         self.shardings: dict[str, list[NamedSharding]] = {}
-        """How it and its slots are stored."""
+        """How an entry and its slots are stored."""
         self.update_shardings: dict[str, NamedSharding] = {}
         """How its update is computed."""
         self.slot_names: dict[str, list[str]] = {}
         self.state: State = {}
         shards_moments = layout.shard_weights or layout.shard_moments
-        for name, weight in named_weights((block.name, block) for block in blocks).items():
-            spec = self.specs[name] = spec_of(name, weight.shape, self.grid)
-            divided = NamedSharding(self.grid, over_replicas(spec, weight.shape, self.grid))
-            complete = NamedSharding(self.grid, spec)
+        for key, names in self.names.items():
+            values = [variables[name].value for name in names]
+            shape = tuple(values[0].shape)
+            spec = self.specs[key]
+            divided = self._sharding(key, over_replicas(spec, shape, self.grid))
+            complete = self._sharding(key, spec)
             stored = divided if layout.shard_weights else complete
-            updated = self.update_shardings[name] = divided if shards_moments else complete
+            updated = self.update_shardings[key] = divided if shards_moments else complete
             undivided = NamedSharding(self.grid, COMPLETE)
-            slots = {} if optimizer is None else optimizer.kind.slots(weight.shape)
-            self.slot_names[name] = list(slots)
-            self.shardings[name] = [
+            slots = {} if optimizer is None else optimizer.kind.slots(shape)
+            self.slot_names[key] = list(slots)
+            self.shardings[key] = [
                 stored,
-                *(updated if slot.shape == weight.shape else undivided for slot in slots.values()),
+                *(updated if slot.shape == shape else undivided for slot in slots.values()),
             ]
-            zeros = [np.zeros(slot.shape, np.float32) for slot in slots.values()]
-            values = [weight.value, *zeros]
-            self.state[name] = list(map(self._place, values, self.shardings[name]))
-        recomputes = layout.saved != "all"
-        loops = recomputes or LOOPS[mesh.kind]
-        self.forward_pass = ForwardPass(body, head, self.grid, self.specs, recomputes, loops)
+            zeros = [[np.zeros(slot.shape, np.float32)] * len(names) for slot in slots.values()]
+            self.state[key] = [
+                self._place(rows, sharding, is_stacked=key in stacks)
+                for rows, sharding in zip([values, *zeros], self.shardings[key], strict=True)
+            ]
         self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
@@ -144,15 +175,17 @@ class JaxEngine(Engine):
         of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
         self._forward = jax.jit(self._run_forward, out_shardings=of_each)
         self._array = partial(DividedArray, self.state, self._gathered)
-        self.weights = {name: self._array(name, 0) for name in self.state}
+        self.weights = {name: self._array(row, 0) for name, row in self.rows.items()}
 
     # --- devices, which an engine for absent devices replaces
 
     def _device_grid(self, mesh: Mesh) -> Grid:
         return device_grid(mesh)
 
-    def _place(self, value: Array, sharding: NamedSharding) -> jax.Array:
-        return _placed(np.asarray(value), sharding)
+    def _place(
+        self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
+    ) -> jax.Array:
+        return _placed(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
 
     def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, rows)
@@ -161,10 +194,14 @@ class JaxEngine(Engine):
     def slots(self) -> dict[str, DividedArray]:
         """The slots of the optimizer for each weight, by their names in a checkpoint."""
         return {
-            f"{name}/{slot}": self._array(name, part)
-            for name, slots in self.slot_names.items()
-            for part, slot in enumerate(slots, 1)
+            f"{name}/{slot}": self._array(row, part)
+            for name, row in self.rows.items()
+            for part, slot in enumerate(self.slot_names[row.key], 1)
         }
+
+    def _sharding(self, key: str, spec: PartitionSpec) -> NamedSharding:
+        """Return the sharding of an entry of the state from the division of each weight."""
+        return NamedSharding(self.grid, self.forward_pass.stacked_spec(key, spec))
 
     def _gathered(self, arrays: Tensor, specs: Tensor = COMPLETE) -> Tensor:
         """Return arrays with another division, or complete; all processes must call this method."""
@@ -251,30 +288,53 @@ class JaxEngine(Engine):
         self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays
     ) -> tuple[State, Arrays, jax.Array, jax.Array]:
         """Return the new state, sums [accumulation, replicas], and the squared norms of gradient and weights."""
-        assert self.optimizer is not None
-        optimizer = self.optimizer
-        new = {}
         weights = {name: parts[0] for name, parts in state.items()}
         gradients, sums = self._accumulate(weights, columns, counts, numbers["scale"])
         squared = _squared_norm(gradients.values()) / numbers["scale"] ** 2
         norm = jnp.sqrt(squared)
         max_norm = numbers["max_norm"]
         factor = jnp.where(norm <= max_norm, 1.0, max_norm / norm) / numbers["scale"]
-        for name, (weight, *slots) in state.items():
-            rule = optimizer.rules[name]
-            gradient = gradients[name]
-            updates = numbers["updates"]
-            direction, *updated_slots = optimizer.update_direction(
-                rule, weight, gradient, slots, factor, updates
-            )
-            squares = _squared_norm([weight]), _squared_norm([direction])
-            key = optimizer.key(np.int32(optimizer.weight_id(name)), numbers["step"])
-            updated = optimizer.apply_update(
-                rule, 0, weight, direction, squares, numbers["rate"], key
-            )
-            pairs = zip((updated, *updated_slots), (weight, *slots), strict=True)
+        new = {}
+        for name, parts in state.items():
+            updated = self._updated(name, parts, gradients[name], factor, numbers)
+            pairs = zip(updated, parts, strict=True)
             new[name] = [jnp.where(jnp.isfinite(squared), *pair) for pair in pairs]
         return new, sums, squared, _squared_norm(parts[0] for parts in new.values())
+
+    def _updated(
+        self,
+        key: str,
+        parts: list[jax.Array],
+        gradient: jax.Array,
+        factor: jax.Array,
+        numbers: Arrays,
+    ) -> list[jax.Array]:
+        """Return the new weight and slots of an entry of the state, each row updated as a weight of its own."""
+        assert self.optimizer is not None
+        optimizer = self.optimizer
+        names = self.names[key]
+        rule = replace(optimizer.rules[key], rate=1.0)
+
+        def update(
+            parts: list[jax.Array], gradient: jax.Array, weight_id: jax.Array, rate: jax.Array
+        ) -> list[jax.Array]:
+            weight, *slots = parts
+            direction, *new_slots = optimizer.update_direction(
+                rule, weight, gradient, slots, factor, numbers["updates"]
+            )
+            squares = _squared_norm([weight]), _squared_norm([direction])
+            key = optimizer.key(weight_id, numbers["step"])
+            return [
+                optimizer.apply_update(rule, 0, weight, direction, squares, rate, key),
+                *new_slots,
+            ]
+
+        ids = np.array([optimizer.weight_id(name) for name in names], np.int32)
+        # The rows of an entry differ in nothing else.
+        rates = np.array([optimizer.rules[name].rate for name in names], np.float32)
+        if key in self.forward_pass.stacks:
+            return jax.vmap(update)(parts, gradient, ids, numbers["rate"] * rates)
+        return update(parts, gradient, ids[0], numbers["rate"] * rates[0])
 
     def _accumulate(
         self, weights: Arrays, columns: Arrays, counts: Arrays, scale: jax.Array
@@ -283,7 +343,6 @@ class JaxEngine(Engine):
         in_replicas = partial(jax.vmap, spmd_axis_name="replica")
         is_sharded = self.layout.shard_weights
         replicas = self.grid.shape["replica"]
-        stacked_spec = self.forward_pass.stacked_spec
 
         def loss_of(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
@@ -306,7 +365,7 @@ class JaxEngine(Engine):
         totals = {}
         weights = self.forward_pass.prepare(weights)
         for name, weight in weights.items():
-            spec = stacked_spec(name, self.shardings[name][0].spec)
+            spec = self.shardings[name][0].spec
             shape = weight.shape
             if is_sharded:
                 weights[name] = lax.with_sharding_constraint(weight, spec)
@@ -318,9 +377,8 @@ class JaxEngine(Engine):
         # From here on divided like the update.
         for name, total in totals.items():
             total = total if is_sharded else total.sum(0)
-            spec = stacked_spec(name, self.update_shardings[name].spec)
-            totals[name] = lax.with_sharding_constraint(total, spec)
-        return self.forward_pass.unstack(totals), sums
+            totals[name] = lax.with_sharding_constraint(total, self.update_shardings[name])
+        return totals, sums
 
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
         """Return the logits of the micro-batches [M, ...], of all replicas at once."""
@@ -354,13 +412,14 @@ class JaxEngine(Engine):
         if self.group.world_size == 1:
             return
         weights = {name: parts[0] for name, parts in self.state.items()}
+        specs = {name: self.forward_pass.stacked_spec(name, self.specs[name]) for name in weights}
         self._local = {
             name: jax.make_array_from_single_device_arrays(
                 array.shape,
-                NamedSharding(self.local_grid, self.specs[name]),
+                NamedSharding(self.local_grid, specs[name]),
                 [shard.data for shard in array.addressable_shards],
             )
-            for name, array in self._gathered(weights, self.specs).items()
+            for name, array in self._gathered(weights, specs).items()
         }
 
     def evaluate(self, micro_batch: Batch) -> dict[str, float]:
@@ -407,6 +466,18 @@ def _identity(arrays: Tensor) -> Tensor:
 def _shards(array: jax.Array) -> list[jax.Shard]:
     """Return the distinct parts of an array on this process' devices."""
     return list({str(shard.index): shard for shard in array.addressable_shards}.values())
+
+
+@jax.jit
+def _row(stacked: jax.Array, number: int) -> jax.Array:
+    """Return a row; one function for all rows, so that it is compiled once for each shape."""
+    return lax.dynamic_index_in_dim(stacked, number, keepdims=False)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _with_row(stacked: jax.Array, number: int, row: jax.Array) -> jax.Array:
+    """Return the array with another row, in its memory."""
+    return lax.dynamic_update_index_in_dim(stacked, row, number, 0)
 
 
 def _placed(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -1,7 +1,7 @@
 """Runs the blocks of a model with weights as arguments: Keras layers read arrays instead of their variables.
 
-Layers that differ only in their weights can run in a loop over stacked weights: each weight [rounds, ...] stands under
-the name that it has in the first round. Kernels of other layers are cast to the compute dtype once.
+Layers that differ only in their weights can run in a loop: each weight is one array [rounds, ...] under the name that
+it has in the first round. Kernels of other layers are cast to the compute dtype once.
 """
 
 import re
@@ -66,7 +66,7 @@ class ForwardPass:
 
     @cached_property
     def stacks(self) -> dict[str, list[str]]:
-        """The names of the weights that are stacked, by the first of them."""
+        """The names of the weights that are stored as one array [rounds, ...], by the first of them."""
         stacks: dict[str, list[str]] = {}
         for blocks, rounds in self.parts:
             names = [[weight.path for weight in block.weights] for block in blocks]
@@ -92,26 +92,14 @@ class ForwardPass:
         }
 
     def prepare(self, weights: Arrays) -> Arrays:
-        """Return the weights as `__call__` takes them: cast and stacked."""
-        prepared = {
+        """Return the weights as `__call__` takes them: kernels are cast."""
+        return {
             name: weight.astype(self.kernel_dtypes.get(name, weight.dtype))
             for name, weight in weights.items()
         }
-        for first, names in self.stacks.items():
-            prepared[first] = jnp.stack([prepared.pop(name) for name in names])
-        return prepared
-
-    def unstack(self, arrays: Arrays) -> Arrays:
-        """Return arrays for the stacked weights, such as gradients, for each weight."""
-        rounds = {
-            name: arrays[first][number]
-            for first, names in self.stacks.items()
-            for number, name in enumerate(names)
-        }
-        return {**arrays, **rounds}
 
     def stacked_spec(self, name: str, spec: PartitionSpec) -> PartitionSpec:
-        """Return the division of a weight as `prepare` returns it, from the division of the weight."""
+        """Return the division of an entry of the weights from the division of each weight."""
         return PartitionSpec(None, *spec) if name in self.stacks else spec
 
     def __call__(

@@ -65,11 +65,11 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
         key=lambda weight_id, step: (int(weight_id), int(step)),
     )
     engine = SimpleNamespace(
-        optimizer=optimizer, _accumulate=lambda weights, *rest: ({"a": jnp.ones(3)}, {})
+        optimizer=optimizer, names={"a": ["a"]}, forward_pass=SimpleNamespace(stacks={})
     )
     for step in (7, 8):
-        numbers = {"scale": 1.0, "max_norm": 1.0, "rate": 0.1, "updates": 3, "step": step}
-        JaxEngine._compute(engine, {"a": [weight] * 3}, {}, {}, numbers)
+        numbers = {"rate": 0.1, "updates": 3, "step": step}
+        JaxEngine._updated(engine, "a", [weight] * 3, jnp.ones(3), jnp.ones(()), numbers)
     assert keys == [(41, 7), (41, 8)]
 
 
@@ -112,20 +112,9 @@ def test_weights_of_equal_layers_are_stacked_and_kernels_of_others_cast():
         return SimpleNamespace(trace_key=trace_key, weights=weights, kernel_dtype="bfloat16")
 
     body = [block("emb", 0), block("hid_0", 1), block("hid_1", 1), block("hid_2", 2)]
-    weights = {
-        weight.path: jnp.full(weight.shape, number, jnp.float32)
-        for number, part in enumerate(body)
-        for weight in part.weights
-    }
     forward_pass = ForwardPass(body, None, None, {}, recomputes=False, loops=True)
-    prepared = forward_pass.prepare(weights)
-    assert {name: (value.shape, value.dtype.name) for name, value in prepared.items()} == {
-        "emb/dense/kernel": ((2, 3), "float32"),
-        "emb/dense/bias": ((3,), "float32"),
-        "hid_0/dense/kernel": ((2, 2, 3), "float32"),
-        "hid_0/dense/bias": ((2, 3), "float32"),
-        "hid_2/dense/kernel": ((2, 3), "bfloat16"),
-        "hid_2/dense/bias": ((3,), "float32"),
+    assert forward_pass.stacks == {
+        f"hid_0/dense/{name}": [f"hid_0/dense/{name}", f"hid_1/dense/{name}"]
+        for name in ("kernel", "bias")
     }
-    values = {name: float(value.mean()) for name, value in forward_pass.unstack(prepared).items()}
-    assert values == {name: float(value.mean()) for name, value in weights.items()}
+    assert forward_pass.kernel_dtypes == {"hid_2/dense/kernel": "bfloat16"}

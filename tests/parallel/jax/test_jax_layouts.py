@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.engine_runs import assert_same, collectives, jax_process, on_tensorflow
+from support.engine_runs import BASE, assert_same, collectives, jax_process, on_tensorflow
 
 from bert_cli.train.checkpoint import checkpoint_name
 
@@ -69,6 +69,12 @@ def test_ten_steps_of_layers_in_a_loop_are_those_of_tensorflow(name, jax):
     ]
     # The loops of the forward and of the backward pass stand inside the loop over micro-batches.
     assert loops[0] >= loops[1] + 2
+
+
+@pytest.mark.slow
+def test_each_of_the_layers_in_a_loop_has_its_learning_rate(jax):
+    decay = {"optimizer_opts": BASE["optimizer_opts"] | {"layer_decay": 0.5}}
+    assert_same(jax.run(**decay, loops=True), on_tensorflow(**decay))
 
 
 @pytest.mark.slow
