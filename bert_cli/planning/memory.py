@@ -33,7 +33,7 @@ GAPS = 1.15
 # GELU saves, float32 tensors that a LayerNorm saves, and float32 copies of the weights of layers that run in a loop.
 JAX_GELU = {"CPU": 3, "GPU": 2, "TPU": 2}
 JAX_NORM = {"CPU": 2, "GPU": 1, "TPU": 2}
-JAX_STACKED = {"CPU": 2, "GPU": 2, "TPU": 3}
+JAX_LOOPED = {"CPU": 0, "GPU": 0, "TPU": 1}
 # For JAX, copies in float32 of the logits, and of the word embeddings and their gradient (twice as many with chunks).
 JAX_COPIES = 2
 # For JAX, copies of the weights that are gathered at once.
@@ -152,13 +152,14 @@ def _with_jax(settings: TrainSettings, kind: str) -> Estimate:
     layer = 2 * compute * (scores - bsf) // first
     copies = settings.precision.startswith("mixed") * compute * inner
     update = JAX_GATHERED * weights if stored < weights else updated
-    # A scan over stacked inputs, weights and gradients; the factors of Unit Scaling differ from layer to layer.
+    # A loop over layers, each weight of which is one array; the factors of Unit Scaling differ from layer to layer.
     if getattr(settings, "scaling", None) is None and (parallel.recompute or kind == "TPU"):
-        copies = JAX_STACKED[kind] * FLOAT32 * inner * stored // weights
+        copies = JAX_LOOPED[kind] * FLOAT32 * inner * stored // weights
+        stack = layers * config.hidden_size * config.intermediate_size // (first * second)
+        update = max(stack, table) * updated // weights
         if parallel.recompute:
             working = layers * compute * bsd // second
             layer += saved
-            update = updated
     chunks = parallel.embedding_serialization_factor
     reads = _reads_word_table(config, blocks)
     tables = JAX_COPIES * FLOAT32 * (2 if chunks > 1 else 1)

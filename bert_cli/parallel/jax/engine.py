@@ -7,9 +7,9 @@ the grid of devices, and weights, moments and products by their annotations; the
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,67 +37,15 @@ from bert_cli.parallel.engine import (
 from bert_cli.parallel.jax.forward import LOOPS, Arrays, ForwardPass
 from bert_cli.parallel.jax.layout import check_formats, device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
+from bert_cli.parallel.jax.state import DividedArray, Row, State, distinct_shards, place
 from bert_cli.parallel.runtime import Mesh, Model
 
-State = dict[str, list[jax.Array]]
-"""A weight and its slots, by the weight's name; of equal layers in a loop, the arrays of all, by the first name."""
 Numbers = Mapping[str, np.float32 | np.int32]
 Arguments = tuple[State, Arrays, Numbers, Numbers]
 """State, columns, divisors of the loss, and the numbers of a request."""
+Losses = tuple[jax.Array, Arrays]
+"""A loss, and the totals of `ForwardPass.with_totals`."""
 COMPLETE = PartitionSpec()
-
-
-class Row(NamedTuple):
-    """Where the state has a weight."""
-
-    key: str
-    number: int | None = None
-    """The round of the loop, None for a weight that is not stacked."""
-
-
-@dataclass(frozen=True)
-class DividedArray:
-    """A weight (part 0) or one of its slots, divided over the devices of all processes."""
-
-    state: State
-    gather: Callable[[jax.Array], jax.Array]
-    row: Row
-    part: int
-
-    @property
-    def array(self) -> jax.Array:
-        """Return the array of all processes."""
-        stored = self.state[self.row.key][self.part]
-        return stored if self.row.number is None else _row(stored, self.row.number)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
-        shape = self.state[self.row.key][self.part].shape
-        return shape if self.row.number is None else shape[1:]
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether this process stores only a part."""
-        stored = self.state[self.row.key][self.part]
-        return sum(shard.data.size for shard in _shards(stored)) < stored.size
-
-    def numpy(self) -> Array:
-        """Return the value."""
-        array = self.gather(self.array) if self.is_sharded else self.array
-        value = np.empty(self.shape, array.dtype)
-        for shard in _shards(array):
-            value[shard.index] = shard.data
-        return value
-
-    def assign(self, value: Array) -> None:
-        """Set the parts of this process."""
-        parts = self.state[self.row.key]
-        array = self.array
-        new = _placed(value.astype(array.dtype), array.sharding)
-        if self.row.number is not None:
-            new = _with_row(parts[self.part], self.row.number, new)
-        parts[self.part] = new
 
 
 class JaxEngine(Engine):
@@ -185,7 +133,7 @@ class JaxEngine(Engine):
     def _place(
         self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
     ) -> jax.Array:
-        return _placed(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
+        return place(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
 
     def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, rows)
@@ -234,7 +182,7 @@ class JaxEngine(Engine):
         local = {
             name: math.fsum(
                 float(number)
-                for shard in _shards(rows)
+                for shard in distinct_shards(rows)
                 for number in np.asarray(shard.data).ravel()
             )
             for name, rows in sums.items()
@@ -329,7 +277,7 @@ class JaxEngine(Engine):
                 *new_slots,
             ]
 
-        ids = np.array([optimizer.weight_id(name) for name in names], np.int32)
+        ids = jnp.array([optimizer.weight_id(name) for name in names], jnp.int32)
         # The rows of an entry differ in nothing else.
         rates = np.array([optimizer.rules[name].rate for name in names], np.float32)
         if key in self.forward_pass.stacks:
@@ -344,23 +292,20 @@ class JaxEngine(Engine):
         is_sharded = self.layout.shard_weights
         replicas = self.grid.shape["replica"]
 
-        def loss_of(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
+        def loss_of(totals: Arrays, columns: Arrays) -> tuple[Losses, Arrays]:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
-            loss, sums = self.forward_pass(weights, columns, key, counts)
-            return loss * scale, sums
+            (loss, sums), totals = self.forward_pass.with_totals(
+                weights, totals, columns, key, counts
+            )
+            return (loss * scale, totals), sums
 
-        def loss_of_all(weights: Arrays, columns: Arrays) -> tuple[jax.Array, Arrays]:
-            losses, sums = in_replicas(partial(loss_of, weights))(columns)
-            return losses.sum(), sums
+        def loss_of_all(totals: Arrays, columns: Arrays) -> tuple[Losses, Arrays]:
+            axes = ((0, None), 0)
+            (losses, totals), sums = in_replicas(partial(loss_of, totals), out_axes=axes)(columns)
+            return (losses.sum(), totals), sums
 
-        def add(totals: Arrays, columns: Arrays) -> tuple[Arrays, Arrays]:
-            if is_sharded:
-                gradients, sums = jax.grad(loss_of_all, has_aux=True)(weights, columns)
-            else:
-                gradient = partial(jax.grad(loss_of, has_aux=True), weights)
-                gradients, sums = in_replicas(gradient)(columns)
-            return {n: totals[n] + gradients[n].astype(jnp.float32) for n in totals}, sums
-
+        add = partial(_add_gradients, loss_of_all if is_sharded else loss_of)
+        add = add if is_sharded else in_replicas(add)
         # Where weights are complete, each replica adds up its own gradients: one all-reduce a step.
         totals = {}
         weights = self.forward_pass.prepare(weights)
@@ -388,7 +333,7 @@ class JaxEngine(Engine):
         with jax.set_mesh(self.grid), naming, self.reporting_out_of_memory():
             logits = jax.block_until_ready(self._forward(weights, columns))
         # [accumulation, replicas, ...]; this process has some of the replicas.
-        shards = sorted(_shards(logits), key=lambda shard: shard.index[1].start or 0)
+        shards = sorted(distinct_shards(logits), key=lambda shard: shard.index[1].start or 0)
         local = np.concatenate([shard.data for shard in shards], axis=1).swapaxes(0, 1)
         return local.reshape(-1, *local.shape[2:])
 
@@ -458,31 +403,18 @@ def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
     return JaxEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)
 
 
+def _add_gradients(
+    loss_of: Callable[[Arrays, Arrays], tuple[Losses, Arrays]], totals: Arrays, columns: Arrays
+) -> tuple[Arrays, Arrays]:
+    """Return totals plus the gradients of the loss, and the head's sums."""
+    (loss, totals), backward, sums = jax.vjp(lambda t: loss_of(t, columns), totals, has_aux=True)
+    (totals,) = backward((jnp.ones_like(loss), totals))
+    return totals, sums
+
+
 def _identity(arrays: Tensor) -> Tensor:
     """Return the argument. A single function for all arrays, so that it is compiled once for each shape."""
     return arrays
-
-
-def _shards(array: jax.Array) -> list[jax.Shard]:
-    """Return the distinct parts of an array on this process' devices."""
-    return list({str(shard.index): shard for shard in array.addressable_shards}.values())
-
-
-@jax.jit
-def _row(stacked: jax.Array, number: int) -> jax.Array:
-    """Return a row; one function for all rows, so that it is compiled once for each shape."""
-    return lax.dynamic_index_in_dim(stacked, number, keepdims=False)
-
-
-@partial(jax.jit, donate_argnums=0)
-def _with_row(stacked: jax.Array, number: int, row: jax.Array) -> jax.Array:
-    """Return the array with another row, in its memory."""
-    return lax.dynamic_update_index_in_dim(stacked, row, number, 0)
-
-
-def _placed(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Return a value divided over the devices; each process places its part."""
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def _squared_norm(arrays: Iterable[jax.Array]) -> jax.Array:

@@ -106,27 +106,36 @@ class ForwardPass:
         self, weights: Arrays, columns: Arrays, key: Tensor = None, counts: Arrays | None = None
     ) -> Tensor:
         """Return loss and sums, or the logits without `counts`."""
+        return self.with_totals(weights, {}, columns, key, counts)[0]
+
+    def with_totals(
+        self, weights: Arrays, totals: Arrays, columns: Arrays, key: Tensor, counts: Arrays | None
+    ) -> tuple[Tensor, Arrays]:
+        """Return also `totals`, an array for each weight, whose gradient gains the gradient of the weight."""
+        separate = {name: total for name, total in totals.items() if name not in self.stacks}
+        weights, separate = _gaining_gradients(weights, separate)
+        totals = totals | separate
         hidden: Tensor = None
         for blocks, rounds in self.parts:
             if rounds > 1:
-                hidden = self._loop(blocks, rounds, weights, hidden, columns, key)
+                hidden, totals = self._loop(blocks, rounds, weights, (hidden, totals), columns, key)
             else:
                 hidden = self._run(blocks[0], _weights_of(blocks[0], weights), hidden, columns, key)
         with self._reading(self.head, _weights_of(self.head, weights)):
             if counts is None:
-                return self.head.logits(hidden, key)
-            return self.head(hidden, columns, counts, key)
+                return self.head.logits(hidden, key), totals
+            return self.head(hidden, columns, counts, key), totals
 
     def _loop(
         self,
         blocks: Sequence[Block],
         rounds: int,
         weights: Arrays,
-        hidden: Tensor,
+        carried: tuple[Tensor, Arrays],
         columns: Arrays,
         key: Tensor,
-    ) -> Tensor:
-        """Run blocks whose trace keys recur in each of the rounds."""
+    ) -> tuple[Tensor, Arrays]:
+        """Run blocks whose trace keys recur in each of the rounds; return hidden states and totals."""
         length = len(blocks) // rounds
         pattern = blocks[:length]
         # The pattern's dropout ids with a shifted key draw the masks of another block.
@@ -137,14 +146,23 @@ class ForwardPass:
         keys = [shifted_key(key, shift) for shift in shifts]
         keys_of_rounds = [keys[first : first + length] for first in range(0, len(keys), length)]
         stacked_keys = jax.tree.map(lambda *arrays: jnp.stack(arrays), *keys_of_rounds)
-        stacked = [_weights_of(block, weights) for block in pattern], stacked_keys
+        names = {weight.path for block in pattern for weight in block.weights}
+        hidden, totals = carried
 
-        def run(hidden: Tensor, inputs: Tensor) -> tuple[Tensor, None]:
-            for block, part, block_key in zip(pattern, *inputs, strict=True):
+        def run(carried: tuple[Tensor, Arrays], inputs: Tensor) -> tuple[Tensor, None]:
+            hidden, totals = carried
+            number, rows, block_keys = inputs
+            rows, totals = _gaining_gradients(rows, totals, number)
+            for block, block_key in zip(pattern, block_keys, strict=True):
+                part = _weights_of(block, rows)
                 hidden = self._run(block, part, hidden, columns, block_key)
-            return hidden, None
+            return (hidden, totals), None
 
-        return lax.scan(run, hidden, stacked)[0]
+        changed = {name: total for name, total in totals.items() if name in names}
+        stacked = {name: weights[name] for name in names}
+        inputs = jnp.arange(rounds), stacked, stacked_keys
+        (hidden, changed), _ = lax.scan(run, (hidden, changed), inputs)
+        return hidden, totals | changed
 
     def _run(
         self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
@@ -176,3 +194,41 @@ class ForwardPass:
 
 def _weights_of(block: Block, weights: Arrays) -> list[jax.Array]:
     return [weights[weight.path] for weight in block.weights]
+
+
+def _gaining_gradients(
+    weights: Arrays, totals: Arrays, number: jax.Array | None = None
+) -> tuple[Arrays, Arrays]:
+    """Return weights and totals; the gradient of a total gains the gradient of the weight, in a row if there are rows.
+
+    The totals of a loop are then carried through its backward pass and changed in place. If the gradients of all rounds
+    were an array to be added to them, a step of BERT-base compiled for v5e would move 2.09 MB a token instead of 1.87.
+    """
+    weights = dict(weights)
+    gaining = {}
+    for name, total in totals.items():
+        weights[name], gaining[name] = _gain(weights[name], total, number)
+    return weights, gaining
+
+
+@jax.custom_vjp
+def _gain(
+    weight: jax.Array, total: jax.Array, number: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    return weight, total
+
+
+def _gain_forward(weight: jax.Array, total: jax.Array, number: jax.Array | None) -> Tensor:
+    return (weight, total), number
+
+
+def _gain_backward(number: jax.Array | None, gradients: tuple[jax.Array, jax.Array]) -> Tensor:
+    gradient, total = gradients
+    gradient = gradient.astype(total.dtype)
+    if number is None:
+        return None, total + gradient, None
+    row = lax.dynamic_index_in_dim(total, number, keepdims=False) + gradient
+    return None, lax.dynamic_update_index_in_dim(total, row, number, 0), None
+
+
+_gain.defvjp(_gain_forward, _gain_backward)

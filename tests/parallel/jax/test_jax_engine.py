@@ -1,5 +1,6 @@
 """What a step on JAX is given, and the keys of its random bits: functions of the run's seed, step and rank."""
 
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -76,19 +77,27 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
 def test_gradients_of_float16_are_added_in_float32():
     """4,096 + 1 is 4,096 in float16."""
     grid = Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "tensor", "tensor_2"))
-
-    class Sum(ForwardPass):
-        def __call__(self, weights, columns, key, counts):
-            return (weights["a"].astype(jnp.float32) * columns["sizes"]).sum(), {}
-
     complete = NamedSharding(grid, PartitionSpec())
+
+    class OfOneWeight(ForwardPass):
+        @contextmanager
+        def _reading(self, block, part):
+            (block.weight,) = part
+            yield
+
+    class Sum:
+        weights = (SimpleNamespace(path="a"),)
+
+        def __call__(self, hidden, columns, counts, key):
+            return (self.weight.astype(jnp.float32) * columns["sizes"]).sum(), {}
+
     engine = SimpleNamespace(
         grid=grid,
         seed=1,
         layout=Layout(),
         shardings={"a": [complete]},
         update_shardings={"a": complete},
-        forward_pass=Sum([], None, grid, {}, recomputes=False, loops=False),
+        forward_pass=OfOneWeight([], Sum(), grid, {}, recomputes=False, loops=False),
     )
     columns = {"sizes": jnp.array([[4096.0], [1.0]]), "index": jnp.array([[0], [1]])}
     with jax.set_mesh(grid):

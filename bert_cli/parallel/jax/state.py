@@ -1,0 +1,92 @@
+"""The state of a run on JAX: weights and slots of the optimizer, divided over the devices.
+
+The weights of equal layers in a loop are rows of one array, so that the compiler updates them as one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from bert_cli.parallel.engine import Array
+
+State = dict[str, list[jax.Array]]
+"""A weight and its slots, by the weight's name; of equal layers in a loop, the arrays of all, by the first name."""
+
+
+class Row(NamedTuple):
+    """Where the state has a weight."""
+
+    key: str
+    number: int | None = None
+    """The round of the loop, None for a weight that is not stacked."""
+
+
+@dataclass(frozen=True)
+class DividedArray:
+    """A weight (part 0) or one of its slots, divided over the devices of all processes."""
+
+    state: State
+    gather: Callable[[jax.Array], jax.Array]
+    row: Row
+    part: int
+
+    @property
+    def array(self) -> jax.Array:
+        """Return the array of all processes."""
+        stored = self.state[self.row.key][self.part]
+        return stored if self.row.number is None else _row(stored, self.row.number)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        shape = self.state[self.row.key][self.part].shape
+        return shape if self.row.number is None else shape[1:]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this process stores only a part."""
+        stored = self.state[self.row.key][self.part]
+        return sum(shard.data.size for shard in distinct_shards(stored)) < stored.size
+
+    def numpy(self) -> Array:
+        """Return the value."""
+        array = self.gather(self.array) if self.is_sharded else self.array
+        value = np.empty(self.shape, array.dtype)
+        for shard in distinct_shards(array):
+            value[shard.index] = shard.data
+        return value
+
+    def assign(self, value: Array) -> None:
+        """Set the parts of this process."""
+        parts = self.state[self.row.key]
+        stored = parts[self.part]
+        new = place(value.astype(stored.dtype), self.array.sharding)
+        if self.row.number is not None:
+            with_row = jax.jit(_with_row, donate_argnums=0, out_shardings=stored.sharding)
+            new = with_row(stored, self.row.number, new)
+        parts[self.part] = new
+
+
+def distinct_shards(array: jax.Array) -> list[jax.Shard]:
+    """Return the distinct parts of an array on this process' devices."""
+    return list({str(shard.index): shard for shard in array.addressable_shards}.values())
+
+
+def place(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Return a value divided over the devices; each process places its part."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+@jax.jit
+def _row(stacked: jax.Array, number: int) -> jax.Array:
+    """Return a row; one function for all rows, so that it is compiled once for each shape."""
+    return lax.dynamic_index_in_dim(stacked, number, keepdims=False)
+
+
+def _with_row(stacked: jax.Array, number: int, row: jax.Array) -> jax.Array:
+    """Return the array with another row, in its memory."""
+    return lax.dynamic_update_index_in_dim(stacked, row, number, 0)
