@@ -35,40 +35,49 @@ class DividedArray:
     part: int
 
     @property
-    def array(self) -> jax.Array:
-        """Return the array of all processes."""
-        stored = self.state[self.row.key][self.part]
-        return stored if self.row.number is None else _row(stored, self.row.number)
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the value."""
-        shape = self.state[self.row.key][self.part].shape
-        return shape if self.row.number is None else shape[1:]
+        return self._stored.shape[self._axes :]
 
     @property
     def is_sharded(self) -> bool:
         """Whether this process stores only a part."""
-        stored = self.state[self.row.key][self.part]
+        stored = self._stored
         return sum(shard.data.size for shard in distinct_shards(stored)) < stored.size
 
     def numpy(self) -> Array:
-        """Return the value."""
-        array = self.gather(self.array) if self.is_sharded else self.array
-        value = np.empty(self.shape, array.dtype)
-        for shard in distinct_shards(array):
-            value[shard.index] = shard.data
+        """Return the value; all processes must call this method if `is_sharded`."""
+        value = np.empty(self.shape, self._stored.dtype)
+        if self.is_sharded:
+            for shard in distinct_shards(self.gather(self._row_of(self._stored))):
+                value[shard.index] = shard.data
+        else:
+            # The row is taken from each local array: a program over all processes would wait for them on TPUs.
+            for shard in distinct_shards(self._stored):
+                value[shard.index[self._axes :]] = self._row_of(shard.data)
         return value
 
     def assign(self, value: Array) -> None:
-        """Set the parts of this process."""
-        parts = self.state[self.row.key]
-        stored = parts[self.part]
-        new = place(value.astype(stored.dtype), self.array.sharding)
+        """Set the parts of this process; all processes must call this method."""
+        stored = self._stored
+        new = place(value.astype(stored.dtype), self._row_of(stored).sharding)
         if self.row.number is not None:
             with_row = jax.jit(_with_row, donate_argnums=0, out_shardings=stored.sharding)
             new = with_row(stored, self.row.number, new)
-        parts[self.part] = new
+        self.state[self.row.key][self.part] = new
+
+    @property
+    def _stored(self) -> jax.Array:
+        """The entry of the state, of all processes."""
+        return self.state[self.row.key][self.part]
+
+    @property
+    def _axes(self) -> int:
+        """Return the number of axes of the entry that are not in the value."""
+        return int(self.row.number is not None)
+
+    def _row_of(self, stored: jax.Array) -> jax.Array:
+        return stored if self.row.number is None else _row(stored, self.row.number)
 
 
 def distinct_shards(array: jax.Array) -> list[jax.Shard]:
