@@ -5,7 +5,6 @@ the grid of devices, and weights, moments and products by their annotations; the
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -83,12 +82,10 @@ class JaxEngine(Engine):
         stacks = self.forward_pass.stacks
         self.rows = {name: Row(name) for name in variables}
         """Where the state has each weight."""
-        self.names: dict[str, list[str]] = defaultdict(list)
-        """The weights of each entry of the state."""
         for first, names in stacks.items():
             self.rows |= {name: Row(first, number) for number, name in enumerate(names)}
-        for name, row in self.rows.items():
-            self.names[row.key].append(name)
+        self.names = {row.key: stacks.get(row.key, [row.key]) for row in self.rows.values()}
+        """The weights of each entry of the state."""
         self.shardings: dict[str, list[NamedSharding]] = {}
         """How an entry and its slots are stored."""
         self.update_shardings: dict[str, NamedSharding] = {}
@@ -257,11 +254,15 @@ class JaxEngine(Engine):
         factor: jax.Array,
         numbers: Arrays,
     ) -> list[jax.Array]:
-        """Return the new weight and slots of an entry of the state, each row updated as a weight of its own."""
+        """Return the new weight and slots of an entry, [...] or [rounds, ...] with each row updated separately."""
         assert self.optimizer is not None
         optimizer = self.optimizer
         names = self.names[key]
-        rule = replace(optimizer.rules[key], rate=1.0)
+        rules = [optimizer.rules[name] for name in names]
+        rule, *later = (replace(rule, rate=1.0) for rule in rules)
+        assert all(each == rule for each in later), (
+            "the rows of an entry differ only in their rates"
+        )
 
         def update(
             parts: list[jax.Array], gradient: jax.Array, weight_id: jax.Array, rate: jax.Array
@@ -271,15 +272,14 @@ class JaxEngine(Engine):
                 rule, weight, gradient, slots, factor, numbers["updates"]
             )
             squares = _squared_norm([weight]), _squared_norm([direction])
-            key = optimizer.key(weight_id, numbers["step"])
+            random_key = optimizer.key(weight_id, numbers["step"])
             return [
-                optimizer.apply_update(rule, 0, weight, direction, squares, rate, key),
+                optimizer.apply_update(rule, 0, weight, direction, squares, rate, random_key),
                 *new_slots,
             ]
 
         ids = jnp.array([optimizer.weight_id(name) for name in names], jnp.int32)
-        # The rows of an entry differ in nothing else.
-        rates = np.array([optimizer.rules[name].rate for name in names], np.float32)
+        rates = np.array([rule.rate for rule in rules], np.float32)
         if key in self.forward_pass.stacks:
             return jax.vmap(update)(parts, gradient, ids, numbers["rate"] * rates)
         return update(parts, gradient, ids[0], numbers["rate"] * rates[0])
@@ -408,6 +408,8 @@ def _add_gradients(
 ) -> tuple[Arrays, Arrays]:
     """Return totals plus the gradients of the loss, and the head's sums."""
     (loss, totals), backward, sums = jax.vjp(lambda t: loss_of(t, columns), totals, has_aux=True)
+    # The totals pass through the forward pass unchanged. As cotangents they enter the backward pass, which adds to
+    # them in place, and never makes an array of the gradients of all layers.
     (totals,) = backward((jnp.ones_like(loss), totals))
     return totals, sums
 

@@ -1,24 +1,28 @@
 """The state of a run on JAX: weights and slots of the optimizer, divided over the devices.
 
-The weights of equal layers in a loop are rows of one array, so that the compiler updates them as one.
+A weight of equal layers in a loop is one array [rounds, ...], so one vectorized program updates all layers.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.parallel.engine import Array
 
 State = dict[str, list[jax.Array]]
-"""A weight and its slots, by the weight's name; of equal layers in a loop, the arrays of all, by the first name."""
+"""Entries: a weight and its slots, by the weight's name.
+
+Layers in a loop share an entry of arrays [rounds, ...], by the name of the weight in the first layer.
+"""
 
 
 class Row(NamedTuple):
-    """Where the state has a weight."""
+    """The entry of the state that stores a weight, and the weight's row in it."""
 
     key: str
     number: int | None = None
@@ -27,7 +31,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class DividedArray:
-    """A weight (part 0) or one of its slots, divided over the devices of all processes."""
+    """A weight (part 0) or one of its slots (1, 2, ...), divided over the devices of all processes."""
 
     state: State
     gather: Callable[[jax.Array], jax.Array]
@@ -52,17 +56,20 @@ class DividedArray:
             for shard in distinct_shards(self.gather(self._row_of(self._stored))):
                 value[shard.index] = shard.data
         else:
-            # The row is taken from each local array: a program over all processes would wait for them on TPUs.
+            # Only the process that writes a checkpoint reads complete weights. On TPUs a program over all
+            # processes would wait for the others.
             for shard in distinct_shards(self._stored):
                 value[shard.index[self._axes :]] = self._row_of(shard.data)
         return value
 
     def assign(self, value: Array) -> None:
-        """Set the parts of this process; all processes must call this method."""
+        """Set the value; all processes must call this method."""
         stored = self._stored
-        new = place(value.astype(stored.dtype), self._row_of(stored).sharding)
+        entry = cast(NamedSharding, stored.sharding)
+        sharding = NamedSharding(entry.mesh, PartitionSpec(*entry.spec[self._axes :]))
+        new = place(value.astype(stored.dtype), sharding)
         if self.row.number is not None:
-            with_row = jax.jit(_with_row, donate_argnums=0, out_shardings=stored.sharding)
+            with_row = jax.jit(_with_row, donate_argnums=0, out_shardings=entry)
             new = with_row(stored, self.row.number, new)
         self.state[self.row.key][self.part] = new
 
@@ -73,7 +80,7 @@ class DividedArray:
 
     @property
     def _axes(self) -> int:
-        """Return the number of axes of the entry that are not in the value."""
+        """1 if the entry has an axis of rounds, else 0."""
         return int(self.row.number is not None)
 
     def _row_of(self, stored: jax.Array) -> jax.Array:
@@ -97,5 +104,5 @@ def _row(stacked: jax.Array, number: int) -> jax.Array:
 
 
 def _with_row(stacked: jax.Array, number: int, row: jax.Array) -> jax.Array:
-    """Return the array with another row, in its memory."""
+    """Return the array with another row; the caller donates the array."""
     return lax.dynamic_update_index_in_dim(stacked, row, number, 0)

@@ -127,3 +127,6 @@ def test_weights_of_equal_layers_are_stacked_and_kernels_of_others_cast():
         for name in ("kernel", "bias")
     }
     assert forward_pass.kernel_dtypes == {"hid_2/dense/kernel": "bfloat16"}
+    last = {"hid_2/dense/kernel": jnp.ones((2, 3)), "hid_2/dense/bias": jnp.ones(3)}
+    dtypes = [value.dtype.name for value in forward_pass.prepare(last).values()]
+    assert dtypes == ["bfloat16", "float32"]

@@ -1,5 +1,6 @@
 """On JAX the numbers are those of TensorFlow on one device, in every layout; what a layout sends and saves."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -69,12 +70,25 @@ def test_ten_steps_of_layers_in_a_loop_are_those_of_tensorflow(name, jax):
     ]
     # The loops of the forward and of the backward pass stand inside the loop over micro-batches.
     assert loops[0] >= loops[1] + 2
+    if name == "2 replicas":
+        assert collectives(result.programs[0]) == {"all-reduce": 1}
 
 
 @pytest.mark.slow
 def test_each_of_the_layers_in_a_loop_has_its_learning_rate(jax):
     decay = {"optimizer_opts": BASE["optimizer_opts"] | {"layer_decay": 0.5}}
     assert_same(jax.run(**decay, loops=True), on_tensorflow(**decay))
+
+
+@pytest.mark.slow
+def test_each_of_the_layers_in_a_loop_is_rounded_with_its_random_bits(jax):
+    results = [jax.run(precision="float16", steps=1, loops=loops) for loops in (True, False)]
+    kernels = [name for name in results[0].weights if re.fullmatch(r"hid_1/.*/kernel", name)]
+    assert kernels
+    for kernel in kernels:
+        first, second = (result.weights[kernel] for result in results)
+        assert np.mean(first == results[0].first[kernel]) < 0.5
+        assert np.mean(first == second) > 0.99
 
 
 @pytest.mark.slow
