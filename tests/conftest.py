@@ -18,7 +18,7 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "docs", "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
+    "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
     "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
     "documents", "runner", "preprocess", "duplicates", "own_text", "remote", "torture", "architectures",
 )  # fmt: skip
@@ -50,14 +50,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the long files, and leave out what the options leave out."""
-    order = {f"test_{name}.py": index for index, name in enumerate(LONGEST_FIRST)}
+    # The pages take longest with --slow, but not without.
+    order = {f"test_{name}.py": index for index, name in enumerate(("docs", *LONGEST_FIRST))}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
-        if config.getoption("--fast") and item.path.name in order:
+        if config.getoption("--fast") and item.path.stem.removeprefix("test_") in LONGEST_FIRST:
             item.add_marker(pytest.mark.skip(reason="--fast: a long file"))
         for name in left_out:
             if item.get_closest_marker(name):

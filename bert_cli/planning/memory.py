@@ -33,7 +33,7 @@ GAPS = 1.15
 # GELU saves, float32 tensors that a LayerNorm saves, and float32 copies of the weights of layers that run in a loop.
 JAX_GELU = {"CPU": 3, "GPU": 2, "TPU": 2}
 JAX_NORM = {"CPU": 2, "GPU": 1, "TPU": 2}
-JAX_LOOPED = {"CPU": 0, "GPU": 0, "TPU": 1}
+JAX_LOOP_COPIES = {"CPU": 0, "GPU": 0, "TPU": 1}
 # For JAX, copies in float32 of the logits, and of the word embeddings and their gradient (twice as many with chunks).
 JAX_COPIES = 2
 # For JAX, copies of the weights that are gathered at once.
@@ -154,9 +154,10 @@ def _with_jax(settings: TrainSettings, kind: str) -> Estimate:
     update = JAX_GATHERED * weights if stored < weights else updated
     # A loop over layers, each weight of which is one array; the factors of Unit Scaling differ from layer to layer.
     if getattr(settings, "scaling", None) is None and (parallel.recompute or kind == "TPU"):
-        copies = JAX_LOOPED[kind] * FLOAT32 * inner * stored // weights
-        stack = layers * config.hidden_size * config.intermediate_size // (first * second)
-        update = max(stack, table) * updated // weights
+        copies = JAX_LOOP_COPIES[kind] * FLOAT32 * inner * stored // weights
+        # The update has temporaries for one array at a time: the word table, or a kernel of all layers.
+        kernels = layers * config.hidden_size * config.intermediate_size // (first * second)
+        update = max(kernels, table) * updated // weights
         if parallel.recompute:
             working = layers * compute * bsd // second
             layer += saved

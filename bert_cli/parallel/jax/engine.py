@@ -42,7 +42,7 @@ from bert_cli.parallel.runtime import Mesh, Model
 Numbers = Mapping[str, np.float32 | np.int32]
 Arguments = tuple[State, Arrays, Numbers, Numbers]
 """State, columns, divisors of the loss, and the numbers of a request."""
-Losses = tuple[jax.Array, Arrays]
+LossAndTotals = tuple[jax.Array, Arrays]
 """A loss, and the totals of `ForwardPass.with_totals`."""
 COMPLETE = PartitionSpec()
 
@@ -130,6 +130,7 @@ class JaxEngine(Engine):
     def _place(
         self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
     ) -> jax.Array:
+        """Return an entry of the state: its only value, or all values as rows."""
         return place(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
 
     def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
@@ -259,10 +260,8 @@ class JaxEngine(Engine):
         optimizer = self.optimizer
         names = self.names[key]
         rules = [optimizer.rules[name] for name in names]
-        rule, *later = (replace(rule, rate=1.0) for rule in rules)
-        assert all(each == rule for each in later), (
-            "the rows of an entry differ only in their rates"
-        )
+        # The rows of an entry differ only in their rates.
+        (rule,) = {replace(rule, rate=1.0) for rule in rules}
 
         def update(
             parts: list[jax.Array], gradient: jax.Array, weight_id: jax.Array, rate: jax.Array
@@ -292,14 +291,14 @@ class JaxEngine(Engine):
         is_sharded = self.layout.shard_weights
         replicas = self.grid.shape["replica"]
 
-        def loss_of(totals: Arrays, columns: Arrays) -> tuple[Losses, Arrays]:
+        def loss_of(totals: Arrays, columns: Arrays) -> tuple[LossAndTotals, Arrays]:
             key = jnp.stack([jnp.int32(self.seed), columns["index"]])
             (loss, sums), totals = self.forward_pass.with_totals(
                 weights, totals, columns, key, counts
             )
             return (loss * scale, totals), sums
 
-        def loss_of_all(totals: Arrays, columns: Arrays) -> tuple[Losses, Arrays]:
+        def loss_of_all(totals: Arrays, columns: Arrays) -> tuple[LossAndTotals, Arrays]:
             axes = ((0, None), 0)
             (losses, totals), sums = in_replicas(partial(loss_of, totals), out_axes=axes)(columns)
             return (losses.sum(), totals), sums
@@ -404,7 +403,9 @@ def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
 
 
 def _add_gradients(
-    loss_of: Callable[[Arrays, Arrays], tuple[Losses, Arrays]], totals: Arrays, columns: Arrays
+    loss_of: Callable[[Arrays, Arrays], tuple[LossAndTotals, Arrays]],
+    totals: Arrays,
+    columns: Arrays,
 ) -> tuple[Arrays, Arrays]:
     """Return totals plus the gradients of the loss, and the head's sums."""
     (loss, totals), backward, sums = jax.vjp(lambda t: loss_of(t, columns), totals, has_aux=True)

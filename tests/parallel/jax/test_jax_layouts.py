@@ -82,7 +82,9 @@ def test_each_of_the_layers_in_a_loop_has_its_learning_rate(jax):
 
 @pytest.mark.slow
 def test_each_of_the_layers_in_a_loop_is_rounded_with_its_random_bits(jax):
-    results = [jax.run(precision="float16", steps=1, loops=loops) for loops in (True, False)]
+    rounded = {"optimizer_opts": BASE["optimizer_opts"] | {"stochastic_rounding": True}}
+    options = {"precision": "float16", "steps": 1, **rounded}
+    results = [jax.run(**options, loops=loops) for loops in (True, False)]
     kernels = [name for name in results[0].weights if re.fullmatch(r"hid_1/.*/kernel", name)]
     assert kernels
     for kernel in kernels:
