@@ -52,9 +52,9 @@ class Distillation(Settings):
     temperature: Annotated[float, Field(gt=0.0)] = 2.0
     """Divisor of the logits of both models before the softmax (Hinton et al. 2015); regression has no softmax."""
     unlabelled_file: Path | None = None
-    """Texts for `classify` and `glue` in a file like the training file, without its column of labels. An epoch has
-    them all. Their loss is the loss against the teacher's outputs, and the teacher's prediction counts as their label
-    in the accuracy of the training."""
+    """Texts for `classify` and `glue` in a file like the training file, without its column of labels, or, if there is
+    one text column, a .txt with one text on each line. An epoch has them all. Their loss is the loss against the
+    teacher's outputs, and the teacher's prediction counts as their label in the accuracy of the training."""
 
 
 class FinetuneSettings(TrainSettings):

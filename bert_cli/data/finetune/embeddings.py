@@ -35,12 +35,6 @@ DEPTHS = (10, 100)  # of the recall; nDCG uses the first
 
 def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
     """Return the texts of each row of a table, or of each line of a .txt. Raises DataError for an empty text."""
-    if tables.file_kind(path) == ".txt":
-        if len(columns) > 1:
-            problem = "has a text on each line, not pairs"
-            remedy = "give a table, or --objective simcse"
-            raise DataError(str(path), problem, remedy)
-        return [[line] for line in tables.read_lines(path) if line.strip()]
     rows = []
     for where, row in tables.table_rows(path, columns, Counter()):
         rows.append([tables.text_of(row, name, where) for name in columns])

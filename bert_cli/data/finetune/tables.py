@@ -32,7 +32,7 @@ Column = npt.NDArray[Any]
 EMPTY_TEXT = "rows with an empty text, included"
 BLANK = "blank lines, left out"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
-KINDS = (".csv", ".tsv", ".jsonl", ".json")
+KINDS = (".csv", ".tsv", ".jsonl", ".json", ".txt")
 LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
 LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 
@@ -247,7 +247,10 @@ def examples_of(
 
 
 def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows:
-    """Yield the (location, columns) of each row of a CSV, TSV or JSON table; count problems in `remarks`."""
+    """Yield the (location, columns) of each row of a CSV, TSV or JSON table; count problems in `remarks`.
+
+    The lines of a .txt are the rows of a single column.
+    """
     kind = file_kind(path)
     if kind not in KINDS:
         remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
@@ -258,6 +261,15 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
         lines = enumerate(read_lines(path), 1)
         cells = ((f"{path} (line {number})", line.split("\t")) for number, line in lines)
         yield from _with_header(cells, needed)
+    elif kind == ".txt":
+        if len(needed) > 1:
+            problem = f"has a text on each line, not the columns {listed(needed)}"
+            raise DataError(str(path), problem, "give a table with these columns")
+        for number, line in enumerate(read_lines(path), 1):
+            if line.strip():
+                yield f"{path} (line {number})", {needed[0]: line}
+            else:
+                remarks[BLANK] += 1
     elif kind == ".json" and (text := read_text(path)).lstrip().startswith("["):
         for number, item in enumerate(_parsed(text, str(path)), 1):
             where = f"{path} (item {number})"

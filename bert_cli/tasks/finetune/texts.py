@@ -60,6 +60,7 @@ def build(
     # A model that is only scored brings its labels.
     names = source.label_names if source is not None and not settings.do_training else None
     sets = _read(settings, names)
+    more = _unlabelled(settings, settings.text_column, tokenizer)
     names = next(iter(sets.values())).label_names
     assert names is not None
     features = {
@@ -67,7 +68,6 @@ def build(
     }
     train = features.pop("train", None)
     evaluate = partial(_evaluate, sets, names)
-    more = _unlabelled(settings, settings.text_column, tokenizer)
     return Task(len(names), names, train, features, evaluate, "accuracy", train_unlabelled=more)
 
 
@@ -134,6 +134,7 @@ def build_glue(
     splits += [split for split in about.files if split.startswith("validation")]
     splits += about.server_files if settings.do_test else ()
     sets = {split: read_split(folder, name, split) for split in splits}
+    more = _unlabelled(settings, about.columns, tokenizer)
     features = {
         split: features_of_texts(examples, split, settings, tokenizer)
         for split, examples in sets.items()
@@ -143,7 +144,7 @@ def build_glue(
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
-        train_unlabelled=_unlabelled(settings, about.columns, tokenizer),
+        train_unlabelled=more,
         development={n: columns for n, columns in features.items() if n.startswith("validation")},
         evaluate=partial(_evaluate_glue, name, sets),
         best=about.best,

@@ -146,6 +146,7 @@ def _logits(
     settings: TaskSettings, source: models.Source, tokenizer: TextTokenizer, examples: Features
 ) -> dict[str, Floats]:
     """Return the teacher's `logits` [n, L], or [T, L] of positions."""
+    print_line(f"teacher: reads {len(examples):,} examples")
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
     model = open_model(source, settings.head.task)
     predictor = Predictor(model, tokenizer, reading, settings.max_seq_length)
@@ -204,6 +205,7 @@ def _stored(path: str, predictor: Embedding, texts: Sequence[str]) -> Floats:
         read = (store.execute(select, [text]).fetchone() for text in dict.fromkeys(texts))
         known: dict[str, bytes] = dict(filter(None, read))
         missing = [text for text in dict.fromkeys(texts) if text not in known]
+        print_line(f"teacher: reads {len(missing):,} texts, {len(known):,} vectors are cached")
         for first in range(0, len(missing), STORED_AT_ONCE):
             part = missing[first : first + STORED_AT_ONCE]
             inputs = [Input("distillation.teacher", {"text": text}) for text in part]

@@ -76,6 +76,11 @@ def test_two_text_columns_are_pairs_and_no_label_column_is_a_file_to_predict(tmp
     assert result.labels is None and result.label_names is None
 
 
+def test_lines_of_a_text_file_are_the_rows_of_one_column(tmp_path):
+    result = read(put(tmp_path, "a.txt", "one,\n\n two\tthree\n"), ("any",), None)
+    assert result.first == ["one,", " two\tthree"] and result.remarks == {tables.BLANK: 1}
+
+
 def test_json_lines_and_json_lists_are_read(tmp_path):
     rows = [{"text": None, "label": 10}, {"text": "\u2028", "label": 9, "more": [1]}]
     lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -117,6 +122,7 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("a.jsonl", f"{good}\n[1]\n{good}", r"\(line 2\): is not a JSON object"),
         ("a.json", f"[{good}, 7]", r"\(item 2\): is not a JSON object"),
         ("a.json", f"[{good}", ": is not JSON"),
+        ("a.txt", "one\n", ": has a text on each line, not the columns 'text', 'label'"),
         ("a.xlsx", "PK", r": is of an unknown kind; name it \.csv, \.tsv"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=rf"{name} ?{message}"):

@@ -579,7 +579,9 @@ def test_loss_and_gradients_of_a_teachers_vectors_are_sentence_transformers(teac
     assert_gradients(gradients, model[0].auto_model, "bert.")
 
 
-def test_vectors_of_a_teacher_are_computed_once_for_each_text(teachers, tmp_path, monkeypatch):
+def test_vectors_of_a_teacher_are_computed_once_for_each_text(
+    teachers, tmp_path, monkeypatch, capsys
+):
     texts = (teachers / "texts.txt").read_text().splitlines()
     read = []
     of_texts = Embedding.of_texts
@@ -606,6 +608,7 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(teachers, tmp_path
     read.clear()
     again = teacher.with_vectors(settings, task, texts[::-1]).train.labels["teacher_vectors"]
     assert not read
+    assert f"reads 0 texts, {len(texts)} vectors are cached" in capsys.readouterr().out
     np.testing.assert_array_equal(again[: len(column)], column[::-1])
     (file,) = tmp_path.glob("vectors_*.sqlite")
     with sqlite3.connect(file) as store:

@@ -344,7 +344,8 @@ def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, 
     words = arguments(base, tmp_path / "student", *teacher, "--checkpoint-every-steps", "2")
     words += ["--num-epochs", "0.5", "--keep-checkpoints", "9", "--cache-dir", "null"]
     assert main(words) == 0
-    assert "learns from the outputs of" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "learns from the outputs of" in printed and "teacher: reads 61 examples" in printed
     student = metrics_of(tmp_path / "student")
     continues_bit_for_bit(
         tmp_path / "student", lambda run: main([*words, "--save-ckpt-path", str(run)]), 2
