@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from bert_cli.config import heads
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.markers import Fixed, PathOrName, Taught
+from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import SettingError, Settings
 from bert_cli.text import count
 
@@ -15,7 +15,7 @@ from bert_cli.text import count
 class VectorDistillation(Settings):
     """A trained model whose vectors the run learns."""
 
-    teacher: PathOrName | None = None
+    teacher: Usual[PathOrName | None] = None
     """A model of vectors, of any size and with any vocabulary: a run folder, a checkpoint, a sentence-transformers
     folder or name. Its vectors of the training texts are computed before the first step and cached by text."""
 

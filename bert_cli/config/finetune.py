@@ -44,7 +44,7 @@ class Distillation(Settings):
 
     NEEDS: ClassVar = dict.fromkeys(("logits", "temperature", "unlabelled_file"), "teacher")
 
-    teacher: PathOrName | None = None
+    teacher: Usual[PathOrName | None] = None
     """A model that was trained for the same task: a run folder, a checkpoint, a Hugging Face folder or name. It has the
     same vocabulary; its outputs on the training examples are computed once, before the first step, and cached."""
     logits: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
