@@ -13,8 +13,9 @@ disturb less.
                `--beside pytorch-compiled` uses torch.compile; `pytorch-masked` scores only the masked positions, as
                this project does, and `pytorch-masked-bfloat16` has weights of bfloat16 instead of autocast.
 `update`       times the gradient norm, clipping and the update of 110 million weights. The default comparison is
-               Keras' AdamW with a global norm, as a graph. `--beside lamb` compares with LAMB of this project,
-               `--beside memory` with memory bandwidth: one thread reads and writes each array that AdamW needs once.
+               Keras' AdamW with a global norm, as a graph. `--beside pytorch` clips and calls PyTorch's fused AdamW;
+               `--beside lamb` compares with LAMB of this project, `--beside memory` with memory bandwidth: one
+               thread reads and writes each array that AdamW needs once.
 """
 
 import argparse
@@ -211,6 +212,25 @@ def update_of_keras(options: argparse.Namespace) -> Pairs:
     return measure(update, options.repetitions)
 
 
+def update_of_pytorch(options: argparse.Namespace) -> Pairs:
+    """Time clipping and the fused AdamW, the fastest in PyTorch."""
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    torch.set_num_threads(options.cores)
+    weights = list(BertForPreTraining(BertConfig(num_hidden_layers=options.layers)).parameters())
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 1e-3)
+    optimizer = torch.optim.AdamW(weights, lr=1e-4, fused=True)
+
+    def update() -> float:
+        norm = torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
+        optimizer.step()
+        return float(norm)
+
+    return measure(update, options.repetitions)
+
+
 def memory_of_an_update(options: argparse.Namespace) -> Pairs:
     """Time one pass over the arrays of AdamW on one thread: read four numbers per weight, write three."""
     import numpy as np
@@ -237,6 +257,7 @@ SIDES: dict[str, dict[str, Callable[[argparse.Namespace], Pairs]]] = {
     "update": {
         "bert": update_of_bert,
         "keras": update_of_keras,
+        "pytorch": update_of_pytorch,
         "lamb": update_by_lamb,
         "memory": memory_of_an_update,
     },
