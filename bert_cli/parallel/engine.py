@@ -139,6 +139,8 @@ class Engine(ABC):
     weights: Mapping[str, Value]
     asks_before_each_micro_batch = False
     """Whether `update` calls `stop_requested` before each micro-batch."""
+    compiles_in_first_step = False
+    """Whether the first update compiles what it needs, so that `compile` before it only costs a micro-batch more."""
     traced_steps = 0
     """Number of steps that a trace still has to record; 0 without a trace."""
 

@@ -154,6 +154,8 @@ class TensorFlowEngine(Engine):
                     group = device_group(mesh, replica, device)
                     row.append(DeviceUpdate(stages, group, optimizer, layout, mesh.host))
         self._is_one_stage = len(replicas) == len(replicas[0]) == self.group.world_size == 1
+        # The threads of several stages need all functions traced before; a trace should not contain compilation.
+        self.compiles_in_first_step = self._is_one_stage and not layout.traced_steps
         # A GPU computes asynchronously.
         self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))

@@ -124,10 +124,14 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
     last = last if settings.saves else min(state.step + resolved.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
     save = saving.saver(run, writer) if settings.saves else None
-    began = time.monotonic()
-    run.compile()
-    seconds_traced = time.monotonic() - began
-    print_line(f"built in {seconds_built:.1f} s, traced in {seconds_traced:.1f} s")
+    seconds_traced = 0.0
+    traced = "tracing is part of the first step"
+    if not engine.compiles_in_first_step:
+        began = time.monotonic()
+        run.compile()
+        seconds_traced = time.monotonic() - began
+        traced = f"traced in {seconds_traced:.1f} s"
+    print_line(f"built in {seconds_built:.1f} s; {traced}")
     if save is not None and settings.pretrained_ckpt_path and state.step == 0:
         hooks.score_start(run)
     batches = read_ahead(resolved.stream, state.step, last)
