@@ -7,8 +7,8 @@
 
 `train` measures a step of pairs of MRPC without the first steps: MultipleNegativesRankingLoss with one micro-batch,
 CachedMultipleNegativesRankingLoss with several, in PyTorch under autocast. The other tasks measure all texts,
-sentences and paragraphs of MRPC, without loading the model: `encode`, or a pipeline that gets them sorted by length,
-in PyTorch with weights of the same precision.
+sentences and paragraphs of MRPC, without loading the MODEL, which has the head of the task: `encode`, or a pipeline
+that gets them sorted by length, in PyTorch with weights of the same precision.
 """
 
 import argparse
@@ -185,7 +185,7 @@ def predict_theirs(options: argparse.Namespace) -> Pairs:
 
 
 def timed(answer: Callable[[Any], Any], texts: list[Any], options: argparse.Namespace) -> Pairs:
-    """Return the times of answering all texts, after the shapes of all texts were seen once."""
+    """Return the times of answering all texts, after a first batch."""
     answer(texts[:32])
     times = []
     for _ in range(options.repetitions):
