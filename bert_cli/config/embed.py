@@ -109,6 +109,11 @@ class EmbedSettings(FinetuneSettings):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"give {least}")
+        file = self.train_file
+        if self.objective == "pairs" and file and file.name.removesuffix(".gz").endswith(".txt"):
+            problem = "has a text on each line, not pairs"
+            remedy = "give a table, or --objective simcse, or --distillation.teacher"
+            raise SettingError("train_file", problem, remedy)
         if self.texts_per_example == 2 and self.global_batch.examples < 2:
             problem = "has one pair per step, so there is nothing to compare it with"
             raise SettingError(

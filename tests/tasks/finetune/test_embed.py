@@ -435,7 +435,10 @@ WRONG = {
     "has no column 'anchor'": ("a,b\n1,2\n", []),
     "has an empty text": ("anchor,positive\ngood,\n", []),
     "is not in": ("anchor,positive\na,b\nc,d\n", ["--retrieval-file", "qrels/wrong.tsv"]),
-    "has a text on each line": ("", ["--train-file", "texts.txt"]),
+    "has a text on each line, not pairs; give a table, or --objective simcse": (
+        "",
+        ["--train-file", "texts.txt"],
+    ),
     "is not a number": ("anchor,positive\na,b\nc,d\n", ["--validation-file", "wrong.csv"]),
     "has the same score in every row": (
         "anchor,positive\na,b\nc,d\n",
