@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import chdir, nullcontext, suppress
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30
 RESTART_SECONDS = 5
+CLOSE_SECONDS = 10.0  # restarting takes 2 s, and 6 s with three busy processes on every core
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
 """host:port, with or without a protocol."""
@@ -128,7 +130,21 @@ class _Cluster:
         return shard, stats
 
     def close(self) -> None:
-        """Stop the shards in progress by restarting their workers, and disconnect."""
+        """Stop the shards in progress by restarting their workers, and disconnect.
+
+        Returns after CLOSE_SECONDS if the scheduler does not answer, or the client does not.
+        """
+        # Calls of the client have no time limit: without a thread, Ctrl-C would wait for a lost scheduler for ever.
+        # The same happens, rarely, when Ctrl-C interrupts the client while it holds a lock.
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+        if closing.is_alive() and self.running:
+            name = self.output.step.name
+            problem = f"the workers were not stopped within {CLOSE_SECONDS:g} s"
+            print(f"{name}: {problem}; they may go on with their shards", file=sys.stderr)
+
+    def _close(self) -> None:
         # Another exception may be propagating, which must not be replaced.
         with suppress(Exception):
             if self.running and self.client.status == "running":

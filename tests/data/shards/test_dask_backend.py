@@ -178,9 +178,31 @@ def test_ctrl_c_ends_the_run(tmp_path, cluster):
     process = start_shout(tmp_path, cluster.file, 0.5)
     wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")), 30.0)
     process.send_signal(signal.SIGINT)
-    _, printed = process.communicate(timeout=15)
+    with process:
+        try:
+            _, printed = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
-    assert printed.startswith("shout: interrupted,") and len(printed.splitlines()) == 1
+    assert printed.splitlines()[-1].startswith("shout: interrupted,")
+    assert "Error" not in printed
+
+
+def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(
+    tmp_path, empty_cluster, capsys, monkeypatch
+):
+    monkeypatch.setattr(dask_backend, "CLOSE_SECONDS", 0.5)
+
+    def interrupted_shards():
+        yield from make_inputs(tmp_path, 1)
+        empty_cluster.processes[0].send_signal(signal.SIGSTOP)
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        run(interrupted_shards(), tmp_path / "out", shout, empty_cluster.file)
+    printed = capsys.readouterr().err
+    assert "shout: the workers were not stopped within 0.5 s; they may go on" in printed
+    assert "shout: interrupted, 0 shards" in printed
 
 
 def test_a_run_waits_for_workers_and_reports_a_scheduler_that_is_lost(
