@@ -121,10 +121,10 @@ def test_free_bytes_are_those_of_the_first_folder_that_exists(tmp_path):
 FAMILY = """
 import subprocess, sys, time
 from pathlib import Path
-child = subprocess.Popen(["sleep", "600"])
+child = subprocess.Popen(["sleep", "60"])
 Path(sys.argv[1] + ".new").write_text(str(child.pid))
 Path(sys.argv[1] + ".new").rename(sys.argv[1])
-time.sleep(600)
+time.sleep(60)
 """
 
 
@@ -143,7 +143,7 @@ def test_a_program_ends_with_a_parent_that_is_killed_by_signal_9(tmp_path):
         "import sys, time\n"
         "from bert_cli.processes import start_program\n"
         "start_program([sys.executable, '-c', sys.argv[1], sys.argv[2]])\n"
-        "time.sleep(600)\n"
+        "time.sleep(60)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
     line = [sys.executable, "-c", parent, FAMILY, str(tmp_path / "pid")]

@@ -12,7 +12,7 @@ import bert_cli
 
 
 def wait_for(
-    condition: Callable[[], bool], seconds: float = 60.0, running: Iterable[Any] = ()
+    condition: Callable[[], bool], seconds: float = 20.0, running: Iterable[Any] = ()
 ) -> None:
     """Wait until the condition holds; none of the running processes may end before."""
     end = time.monotonic() + seconds
@@ -48,7 +48,7 @@ def kill_after_a_shard(program: str, out: Path) -> None:
     """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        wait_for(lambda: any((out / ".done").rglob("*.shard")))
+        wait_for(lambda: any((out / ".done").rglob("*.shard")), 30)
         process.kill()
 
 

@@ -94,8 +94,8 @@ def test_a_tracker_that_hangs_delays_no_step_and_the_end_only_for_a_limited_time
         began = time.monotonic()
         for step in range(100):
             report(step, {"loss": 1.0})
-        assert time.monotonic() - began < 5.0  # 20 s if each step waited
-    assert 0.15 < time.monotonic() - began < 15.0
+        assert time.monotonic() - began < 0.2
+    assert 0.15 < time.monotonic() - began < 5.0
     freed.set()
     assert "tracker: does not respond; the run ends without waiting" in capsys.readouterr().out
 

@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import chdir, nullcontext, suppress
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30
 RESTART_SECONDS = 5
-CLOSE_SECONDS = 10.0  # restarting takes 2 s, and 6 s with three busy processes on every core
+STOP_SECONDS = 10.0  # restarting takes 2 s, and 6 s with three busy processes on every core
+DISCONNECT_SECONDS = 2.0
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
 """host:port, with or without a protocol."""
@@ -130,31 +130,27 @@ class _Cluster:
         return shard, stats
 
     def close(self) -> None:
-        """Stop the shards in progress by restarting their workers, and disconnect.
-
-        Returns after CLOSE_SECONDS if the scheduler does not answer, or the client does not.
-        """
-        # Calls of the client have no time limit: without a thread, Ctrl-C would wait for a lost scheduler for ever.
-        # The same happens, rarely, when Ctrl-C interrupts the client while it holds a lock.
-        closing = threading.Thread(target=self._close, daemon=True)
-        closing.start()
-        closing.join(CLOSE_SECONDS)
-        if closing.is_alive() and self.running:
-            name = self.output.step.name
-            problem = f"the workers were not stopped within {CLOSE_SECONDS:g} s"
-            print(f"{name}: {problem}; they may go on with their shards", file=sys.stderr)
-
-    def _close(self) -> None:
+        """Stop the shards in progress by restarting their workers, and disconnect, in a limited time."""
+        # Without limits Ctrl-C would wait for ever: for a scheduler that does not answer, and, rarely, for the event
+        # loop of the client, if Ctrl-C came while this thread held a lock of it.
         # Another exception may be propagating, which must not be replaced.
         with suppress(Exception):
             if self.running and self.client.status == "running":
-                keys = {future.key for future in self.running}
-                tasks = self.client.processing()
-                busy = [worker for worker in tasks if keys.intersection(tasks[worker])]
-                self.client.cancel(list(self.running), force=True)
-                self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
+                try:
+                    self.client.sync(self._restart_workers, callback_timeout=STOP_SECONDS)
+                except TimeoutError:
+                    name = self.output.step.name
+                    problem = f"the workers were not stopped within {STOP_SECONDS:g} s"
+                    print(f"{name}: {problem}; they may go on with their shards", file=sys.stderr)
         with suppress(Exception):
-            self.client.close()
+            self.client.close(timeout=DISCONNECT_SECONDS)
+
+    async def _restart_workers(self) -> None:
+        keys = {future.key for future in self.running}
+        tasks = await self.client.processing()
+        busy = [worker for worker in tasks if keys.intersection(tasks[worker])]
+        await self.client.cancel(list(self.running), force=True)
+        await self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
 
 
 def _connect(scheduler: str) -> "Client":

@@ -42,7 +42,7 @@ class Cluster:
     def __init__(self, folder):
         self.folder, self.file = folder, folder / "scheduler.json"
         self.processes = [self._start("scheduler", "--host", "127.0.0.1", "--port", "0")]
-        wait_for(self.file.exists)
+        wait_for(self.file.exists, 30.0)
 
     def _start(self, part, *flags):
         line = [sys.executable, "-m", f"distributed.cli.dask_{part}"]
@@ -92,7 +92,7 @@ def shout_or_wait(inputs, output, folder):
     output.write_text("HALF")
     (folder / "caught.part").write_text(f"{os.getpid()} {output.name}")
     (folder / "caught.part").rename(folder / "caught")
-    time.sleep(600)
+    time.sleep(60)
     return Stats()
 
 
@@ -107,7 +107,7 @@ def test_a_worker_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path, cluste
     caught = []
 
     def kill_caught():
-        wait_for((tmp_path / "caught").exists)
+        wait_for((tmp_path / "caught").exists, 30.0)
         caught.extend((tmp_path / "caught").read_text().split())
         os.kill(int(caught[0]), signal.SIGKILL)
 
@@ -176,22 +176,17 @@ def test_a_shard_that_kills_its_worker_or_fails_ends_the_run(tmp_path, cluster):
 def test_ctrl_c_ends_the_run(tmp_path, cluster):
     make_inputs(tmp_path, 12)
     process = start_shout(tmp_path, cluster.file, 0.5)
-    wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")))
+    wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")), 30.0)
     process.send_signal(signal.SIGINT)
-    with process:
-        try:
-            _, printed = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    _, printed = process.communicate(timeout=15)
     assert process.returncode == 130
-    assert printed.splitlines()[-1].startswith("shout: interrupted,")
-    assert "Error" not in printed
+    assert printed.startswith("shout: interrupted,") and len(printed.splitlines()) == 1
 
 
 def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(
     tmp_path, empty_cluster, capsys, monkeypatch
 ):
-    monkeypatch.setattr(dask_backend, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(dask_backend, "STOP_SECONDS", 0.5)
 
     def interrupted_shards():
         yield from make_inputs(tmp_path, 1)

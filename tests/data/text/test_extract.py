@@ -279,14 +279,14 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 1.0)
     monkeypatch.setattr(extract, "SECONDS_PER_MEGABYTE", 0.0)
     body = f"""if "Article 1<" in open(sys.argv[-1]).read():
-    child = subprocess.Popen(["sleep", "600"])
+    child = subprocess.Popen(["sleep", "60"])
     open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
     while True: pass
 for page in pages: block(*page)"""
     with pytest.raises(DataError, match=r"the program fails \(did not finish within 1 s"):
         extract_with(tmp_path, articles(2), body)
     pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: not alive(pid))
+    wait_for(lambda: not alive(pid), 5.0)
 
 
 def multistream(tmp_path, count=1, damage=None):

@@ -180,14 +180,14 @@ def test_only_a_trace_or_several_stages_are_traced_before_the_first_step(tmp_pat
 
 
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):
-    # 60,000 micro-batches of 2 ms or more: a step of two minutes and longer.
-    long = {"global_batch__grad_acc_steps_per_replica": 60_000, "total_num_train_samples": 240_000}
+    # 20,000 micro-batches of 2 ms or more: a step of 40 s and longer.
+    long = {"global_batch__grad_acc_steps_per_replica": 20_000, "total_num_train_samples": 80_000}
     process = start(tmp_path / "run", **long)
     while not process.stdout.readline().startswith("built in"):
         assert process.poll() is None
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=15)
     assert process.returncode == 0, text
     assert "stopped at step 0 and saved" in text
 
