@@ -20,7 +20,7 @@ from bert_cli.errors import (
     needs_extra,
     printable,
 )
-from bert_cli.processes import NO_LOGS, print_help, quiet_imports
+from bert_cli.processes import NO_LOGS, print_error, print_help, print_line, quiet_imports
 
 VERSIONS = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 # --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NO_LOGS is shown.
@@ -71,7 +71,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         print_help(help_text())
         return
     if words[0] == "--version":
-        print(version_text())
+        print_line(version_text())
         return
     from bert_cli.config.load import describe, load
 
@@ -86,12 +86,12 @@ def dispatch(arguments: Sequence[str]) -> None:
         raise ConfigError(f"bert ({name})", "no such command", remedy)
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
     if getattr(settings, "dry_run", False):
-        print(f"settings of bert {name}:\n{describe(settings, loaded)}")
+        print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
     notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
     # `--json -` prints JSON alone on standard output.
     prints_json = str(getattr(settings, "json_file", None)) == "-"
     for line in (*notes, *loaded.notes):
-        print(line, file=sys.stderr if prints_json else sys.stdout)
+        (print_error if prints_json else print_line)(line)
     with _engine(settings, f"bert {name}"):
         with quiet_imports():
             run = COMMANDS[name].run_function()
@@ -156,16 +156,16 @@ def _exit_code(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BertError as error:
         for line in str(error).splitlines():
-            print(f"bert: {printable(line)}", file=sys.stderr)
+            print_error(f"bert: {printable(line)}")
         return error.exit_code
     except KeyboardInterrupt:
-        print("bert: interrupted; the same command continues", file=sys.stderr)
+        print_error("bert: interrupted; the same command continues")
         return 130
     except Exception as error:
         known = _known_failure(error)
         if known is None:
             raise
-        print(f"bert: {printable(str(known))}", file=sys.stderr)
+        print_error(f"bert: {printable(str(known))}")
         return known.exit_code
     return 0
 

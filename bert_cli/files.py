@@ -21,6 +21,7 @@ import google_crc32c
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
+from bert_cli.processes import print_line
 from bert_cli.text import format_bytes
 
 JSONObject = dict[str, Any]
@@ -121,7 +122,7 @@ def output_json(path: Path, value: JSON) -> None:
     Raises DataError when the file cannot be written.
     """
     if is_stdout(path):
-        print(json.dumps(value, indent=1, ensure_ascii=False))
+        print_line(json.dumps(value, indent=1, ensure_ascii=False))
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

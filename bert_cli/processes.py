@@ -4,6 +4,7 @@ A process that is killed by signal 9 cannot end its children. So a child reads f
 to the parent: when the parent ends, for whatever reason, the read returns.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -100,6 +101,26 @@ def quiet_imports() -> Iterator[None]:
             os.close(descriptor)
             for name in hidden:
                 sys.modules.pop(name, None)
+
+
+def print_line(text: str) -> None:
+    """Print to standard output, and continue if its reader is gone (`| head`, a closed window)."""
+    _write(text, sys.stdout)
+
+
+def print_error(text: str) -> None:
+    """Print to standard error, and continue if its reader is gone."""
+    _write(text, sys.stderr)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as error:
+        # The pipe has no reader, or the terminal is closed.
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def console(width: int = 100, stream: TextIO | None = None) -> "Console":

@@ -10,7 +10,6 @@ import os
 import re
 import socket
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -21,6 +20,7 @@ import psutil
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.processes import print_error
 
 # Below the ports that Linux gives to a socket without a port (from 32,768 on).
 PORTS = range(20_000, 32_000)
@@ -306,4 +306,4 @@ def _bind(open_socket: socket.socket, interface: str, is_required: bool) -> None
 
 
 def _print_line(text: str) -> None:
-    print(f"cluster: {text}", file=sys.stderr, flush=True)
+    print_error(f"cluster: {text}")

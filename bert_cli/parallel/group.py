@@ -3,7 +3,6 @@
 This file imports no framework; an engine has a subclass of `ProcessGroup`.
 """
 
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.errors import DeviceError
+from bert_cli.processes import print_error
 
 POLL_SECONDS = 1.0  # of the watchdog
 
@@ -124,7 +124,7 @@ def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Ev
                 reported = waited
                 missing = " and ".join(_late_ranks(group)) or "the network"
                 text = f"rank {group.rank} has waited {waited:.0f} s for {missing}"
-                print(text, file=sys.stderr, flush=True)
+                print_error(text)
 
 
 def _late_ranks(group: ProcessGroup) -> Iterator[str]:

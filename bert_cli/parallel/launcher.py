@@ -21,6 +21,7 @@ from typing import IO, NamedTuple, TextIO
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 from bert_cli.parallel.devices import gpus_of
+from bert_cli.processes import print_error
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_SECONDS = 0.2
@@ -223,7 +224,7 @@ def _how_it_ended(code: int | None) -> str:
 
 def _print_line(text: str) -> None:
     with _Child.printing:
-        print(f"launch: {text}", file=sys.stderr, flush=True)
+        print_error(f"launch: {text}")
 
 
 def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[str]) -> int:
@@ -231,7 +232,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
     try:
         gpus = gpus_of(local_rank, count, os.environ)
     except BertError as error:
-        print(f"bert: {error}", file=sys.stderr)
+        print_error(f"bert: {error}")
         return error.exit_code
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

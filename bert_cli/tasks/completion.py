@@ -15,11 +15,12 @@ from bert_cli.config.help import add_help
 from bert_cli.config.load import named_configs
 from bert_cli.config.options import sections_of
 from bert_cli.config.tools import CompletionSettings
+from bert_cli.processes import print_line
 
 
 def run(settings: CompletionSettings) -> None:
     """Print the completion script of a shell."""
-    print(shtab.complete(_full_parser(), settings.shell))
+    print_line(shtab.complete(_full_parser(), settings.shell))
 
 
 def _full_parser() -> argparse.ArgumentParser:

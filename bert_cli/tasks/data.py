@@ -13,6 +13,7 @@ from bert_cli.config.data import (
 )
 from bert_cli.data.records import index, tokenize
 from bert_cli.data.text import extract, preprocess
+from bert_cli.processes import print_line
 
 
 def run(settings: DataChainSettings) -> None:
@@ -30,7 +31,7 @@ def run(settings: DataChainSettings) -> None:
         (index, IndexSettings, {"folder": records, "vocab": None}),
     ):
         step.run(step_settings(kind, settings, **paths))
-    print(f"data: the records are in {records}")
+    print_line(f"data: the records are in {records}")
 
 
 def step_settings(

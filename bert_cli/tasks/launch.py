@@ -25,6 +25,7 @@ from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.devices import gpus_of
 from bert_cli.parallel.launcher import Process, command_on_host, supervise
 from bert_cli.planning.layout import check_processes
+from bert_cli.processes import print_line
 
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; free ports of another host are not visible from this host
@@ -40,9 +41,9 @@ def run(settings: LaunchSettings) -> None:
     _check_command(settings)
     processes = make_processes(settings, os.environ)
     for process in processes:
-        print(f"[{process.rank}] {shlex.join(process.words)}", flush=True)
+        print_line(f"[{process.rank}] {shlex.join(process.words)}")
     if settings.hosts:
-        print(f"launch: {TRUST.format(on=settings.bind_address or 'every interface')}", flush=True)
+        print_line(f"launch: {TRUST.format(on=settings.bind_address or 'every interface')}")
     if not settings.dry_run:
         supervise(processes, settings.grace_seconds)
 

@@ -41,6 +41,7 @@ from bert_cli.files import (
 )
 from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import Value
+from bert_cli.processes import print_line
 from bert_cli.train import card
 from bert_cli.train.loop import Array, State, StateCopy
 
@@ -147,7 +148,7 @@ def lock_run(folder: Path) -> Iterator[None]:
             problem = "another process is using it"
             raise CheckpointError(where, problem, "wait for it or choose another folder") from error
         except LockUnsupportedError as error:
-            print(f"{where}: cannot be locked ({error.strerror}); start only one run in it")
+            print_line(f"{where}: cannot be locked ({error.strerror}); start only one run in it")
         except OSError as error:
             where = f"save_ckpt_path ({error.filename})"
             problem = f"cannot be written ({error.strerror})"

@@ -5,7 +5,6 @@ never interrupted. A tracker (TensorBoard, Weights & Biases) or a progress bar m
 failure it is left out.
 """
 
-import errno
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from pydantic_core import from_json
 from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, write_atomically
+from bert_cli.processes import print_line
 from bert_cli.progress import TerminalBar
 from bert_cli.text import format_duration
 from bert_cli.train.loop import STOPPING
@@ -91,17 +91,6 @@ def read_line(line: bytes, path: Path) -> tuple[int, JSONObject] | None:
 
 
 # --- the log
-
-
-def print_line(text: str) -> None:
-    """Print to the terminal, and continue if its reader is gone (`| head`, a closed window)."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        # The pipe has no reader, or the terminal is closed.
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def format_step(step: int, total_steps: int, metrics: Metrics) -> str:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 from support.terminal import Terminal
 
-from bert_cli.train import metrics
+from bert_cli import processes
 from bert_cli.train.checkpoint import write_best
 from bert_cli.train.loop import STOPPING
 from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_step, jsonl_reporter
@@ -87,7 +87,7 @@ def test_a_run_continues_when_the_reader_of_its_output_is_gone(number, tmp_path,
         output.fileno = file.fileno
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(OSError, match="gone") if number == errno.ENOSPC else nullcontext():
-            metrics.print_line("a line")
+            processes.print_line("a line")
         # What follows goes nowhere.
         file.write("more")
     assert bool((tmp_path / "output").read_text()) == (number == errno.ENOSPC)

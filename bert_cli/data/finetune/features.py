@@ -25,6 +25,7 @@ from bert_cli.data.stream.permutation import record_at
 from bert_cli.data.stream.reader import Batching, Stream
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
+from bert_cli.processes import print_line
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
@@ -348,7 +349,7 @@ def cached(
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            print(f"{path}: is damaged; the features are built again")
+            print_line(f"{path}: is damaged; the features are built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
     try:

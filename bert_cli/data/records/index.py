@@ -49,6 +49,7 @@ from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, pac
 from bert_cli.data.shards.runner import run_in_threads, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, atomic_file, in_order, write_json_atomically
+from bert_cli.processes import print_line
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
@@ -80,7 +81,7 @@ def run(settings: IndexSettings) -> None:
     if settings.check:
         files = RecordFiles(folder, corpus)
         read += run_in_threads("check", _bytes(paths), files.check_file, paths, processes)
-        print(f"check: the values of all {corpus['records']:,} records are valid")
+        print_line(f"check: the values of all {corpus['records']:,} records are valid")
     seconds = time.monotonic() - started
     stats = Stats(
         records=corpus["records"],
@@ -102,7 +103,7 @@ def run(settings: IndexSettings) -> None:
         },
     )
     fresh = len(paths) - len(stale)
-    print(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
+    print_line(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
 
 
 def _bytes(paths: list[Path]) -> int:

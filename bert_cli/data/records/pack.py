@@ -30,6 +30,7 @@ from bert_cli.data.stream.permutation import permute
 from bert_cli.data.stream.source import Packs
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, write_atomically
+from bert_cli.processes import print_line
 from bert_cli.text import count
 
 Numbers = npt.NDArray[np.int64]
@@ -80,7 +81,7 @@ def run(settings: PackSettings) -> None:
     copies = number_of_copies(folder, corpus)
     write_corpus(out, description | ({} if copies is None else {"duplication_factor": copies}))
     unpacked = counts["tokens"] / (counts["sequences"] * length)
-    print(
+    print_line(
         f"pack: {count(counts['sequences'], 'sequence')} in {count(counts['records'], 'pack')} of at most "
         f"{pack_size}; {filled:.1%} of the {length} positions hold a token, {unpacked:.1%} without packing"
     )

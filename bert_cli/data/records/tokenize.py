@@ -58,6 +58,7 @@ from bert_cli.data.text.files import (
 )
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
+from bert_cli.processes import print_line
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
 HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
@@ -154,7 +155,7 @@ def run(settings: TokenizeSettings) -> None:
     counts = manifest["counts"]
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
     if truncated > MUCH_TRUNCATED:
-        print(
+        print_line(
             f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
             f"{settings.sequence_length} positions and are lost: a pair has "
             f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because {_cause(settings.input)}; "

@@ -6,7 +6,6 @@ pieces show it.
 
 import json
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +40,7 @@ from bert_cli.data.text.documents import text_blocks
 from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, read_json, verify_checkpoint, write_json_atomically
+from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _download(name: str) -> Path:
     """Return the folder of a model's tokenizer files, from the hub or its cache."""
     from huggingface_hub.errors import EntryNotFoundError
 
-    print(f"vocab: {name} is not here; asking the Hugging Face hub for it", file=sys.stderr)
+    print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")
     paths: list[Path] = []
     absent: Exception | None = None
     try:
@@ -192,7 +192,9 @@ def run(settings: VocabSettings) -> None:
         refuse_without_effect(parts, settings.model_fields_set)
         shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
         if output.is_complete(shard) and (settings.out / MANIFEST).exists():
-            print(f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)")
+            print_line(
+                f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)"
+            )
             return
         size = sum(part.size for part in parts)
         is_packed = any(part.compression or part.format == "parquet" for part in parts)
@@ -224,17 +226,17 @@ def run(settings: VocabSettings) -> None:
             },
         )
     for note in notes:
-        print(f"vocab: {note}")
+        print_line(f"vocab: {note}")
     new = len(pieces) - len(base_pieces)
     if len(pieces) < target:
         kind = "new pieces" if base else "pieces"
-        print(
+        print_line(
             f"vocab: only {new:,} {kind} occur {settings.min_frequency} times or more in "
             f"this text, fewer than the {int(settings.size):,} of --size"
         )
     line = summary("vocab", stats, seconds, size)
     some_new = f", {new:,} of them new," if base else ""
-    print(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces{some_new} from ", 1))
+    print_line(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces{some_new} from ", 1))
 
 
 def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normalization:
@@ -261,7 +263,7 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     strip = BertNormalizer(False, False, normalization.strip_accents, is_lower).normalize_str
     changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
     if changed > MANY_STRIPPED * words.total():
-        print(
+        print_line(
             f"vocab: warning: stripping accents changes {changed / words.total():.0%} of the words of this text, where "
             "marks may be parts of letters; --no-strip-accents preserves them"
         )

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import chdir, nullcontext, suppress
@@ -20,6 +19,7 @@ from uuid import uuid4
 from bert_cli.data.shards import manifest
 from bert_cli.errors import ConfigError, DataError, import_extra
 from bert_cli.files import JSONObject, read_json
+from bert_cli.processes import print_error
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -108,7 +108,7 @@ class _Cluster:
         if not threads and not self.is_waiting:
             self.is_waiting = True
             name = self.output.step.name
-            print(f"{name}: the scheduler has no workers; waiting for some", file=sys.stderr)
+            print_error(f"{name}: the scheduler has no workers; waiting for some")
         return len(threads)
 
     def result(self, future: "Future") -> tuple[manifest.Shard, manifest.Stats]:
@@ -141,7 +141,7 @@ class _Cluster:
                 except TimeoutError:
                     name = self.output.step.name
                     problem = f"the workers were not stopped within {STOP_SECONDS:g} s"
-                    print(f"{name}: {problem}; they may go on with their shards", file=sys.stderr)
+                    print_error(f"{name}: {problem}; they may go on with their shards")
         with suppress(Exception):
             self.client.close(timeout=DISCONNECT_SECONDS)
 

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,6 +29,7 @@ from bert_cli.files import (
     read_json,
     write_json_atomically,
 )
+from bert_cli.processes import print_error
 from bert_cli.text import count
 
 MANIFEST = "manifest.json"
@@ -307,7 +307,7 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
             raise DataError(f"out ({out})", problem, "wait for it") from None
         except files.LockUnsupportedError as error:
             problem = f"cannot be locked ({error.strerror}); let no other process work in it"
-            print(f"{step.name}: {out} {problem}", file=sys.stderr)
+            print_error(f"{step.name}: {out} {problem}")
         output = OutputFolder(step)
         try:
             yield output

@@ -23,7 +23,7 @@ from bert_cli.data.shards.dask_backend import run_on_cluster
 from bert_cli.data.shards.manifest import Convert, OutputFolder, Shard, Stats, Step
 from bert_cli.errors import DataError
 from bert_cli.files import free_bytes, name_path
-from bert_cli.processes import die_with_parent
+from bert_cli.processes import die_with_parent, print_error, print_line
 from bert_cli.progress import TerminalBar
 from bert_cli.text import count, format_bytes, format_duration
 
@@ -84,7 +84,7 @@ def run_shards(
                 raise error
         except KeyboardInterrupt:
             message = f"interrupted, {finished} shards are finished; the same command continues"
-            print(f"{step.name}: {message}", file=sys.stderr)
+            print_error(f"{step.name}: {message}")
             raise SystemExit(130) from None
         seconds = time.monotonic() - started
         counts = output.total(notes)
@@ -97,11 +97,11 @@ def run_shards(
             used = workers.processes if workers.scheduler is None else None
             record = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=used)
     for note in record["notes"][:NOTES_SHOWN]:
-        print(f"{step.name}: {note}")
+        print_line(f"{step.name}: {note}")
     if (more := len(record["notes"]) - NOTES_SHOWN) > 0:
-        print(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
+        print_line(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
     before = f"{skipped} of {finished}" if skipped else ""
-    print(summary(step.name, counts, seconds, fresh.bytes_in, before))
+    print_line(summary(step.name, counts, seconds, fresh.bytes_in, before))
     return record
 
 
@@ -113,7 +113,7 @@ def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
     completed, written = output.completed()
     number = len(shards) if isinstance(shards, Sequence) else None
     to_write = 0 if completed == number else max(0, expected - written)
-    print(plan_disk_space(output.step.name, number, to_write, written, output.out), flush=True)
+    print_line(plan_disk_space(output.step.name, number, to_write, written, output.out))
     return to_write
 
 
@@ -253,4 +253,4 @@ class Progress(TerminalBar):
             self.show(text, self.bytes, f"{format_duration(left)} left" if left else "")
         else:
             self.printed = now
-            print(text, file=sys.stderr, flush=True)
+            print_error(text)

@@ -26,6 +26,7 @@ from bert_cli.files import (
     lock_file,
     write_atomically,
 )
+from bert_cli.processes import print_error, print_line
 
 CONNECTIONS = 8  # one connection to object storage gives some 50 MB/s
 SMALL = 1 << 24  # bytes; smaller files without records are verified when a copy is opened
@@ -65,13 +66,13 @@ def local_copy(url: str, cache: Path) -> Path:
             part.unlink(missing_ok=True)  # of a killed process
         for old in sorted(cache.glob(f"{prefix}*")):
             if old != folder:
-                print(
+                print_line(
                     f"fetch: {redact(url)} has changed since it was copied to {old}; remove it if unused"
                 )
         left = [file for file in files if not is_complete(file)]
         size = sum(file["bytes"] for file in left)
         there = sum(file["bytes"] for file in files) - size
-        print(plan_disk_space("fetch", len(left), size, there, folder, "file"), flush=True)
+        print_line(plan_disk_space("fetch", len(left), size, there, folder, "file"))
         run_in_threads("fetch", size, partial(_fetch, remote, folder), left, CONNECTIONS)
         write_atomically(folder / CORPUS, text)
     return folder
@@ -159,9 +160,9 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         lock = lock_file(path)
     except BlockingIOError:
-        print(f"fetch: another process fetches to {folder}; waiting", file=sys.stderr)
+        print_error(f"fetch: another process fetches to {folder}; waiting")
         lock = lock_file(path, attempts=sys.maxsize)
     except LockUnsupportedError as error:
-        print(f"fetch: {folder} cannot be locked ({error.strerror})", file=sys.stderr)
+        print_error(f"fetch: {folder} cannot be locked ({error.strerror})")
     with lock:
         yield

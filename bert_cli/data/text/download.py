@@ -7,7 +7,6 @@ import filecmp
 import hashlib
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from bert_cli.data.shards.manifest import OutputFolder, Stats, Step, open_output
 from bert_cli.data.shards.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
 from bert_cli.files import name_path, write_atomically
+from bert_cli.processes import print_error, print_line
 from bert_cli.text import format_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run(settings: DownloadSettings) -> None:
             else:
                 _download(settings, output)
         except KeyboardInterrupt:
-            print("download: interrupted; the same command continues", file=sys.stderr)
+            print_error("download: interrupted; the same command continues")
             raise SystemExit(130) from None
 
 
@@ -145,7 +145,7 @@ def _use_existing(output: OutputFolder, target: Path, listed: str, started: floa
     with suppress(DataError):
         manifest = read_manifest(output.out)
         if manifest.get("sha1") == listed and manifest["counts"]["bytes_out"] == _size(target):
-            print(f"download: {target} is here and verified (nothing to do)")
+            print_line(f"download: {target} is here and verified (nothing to do)")
             return
     if _sha1(target) != listed:
         problem = f"exists, but its SHA-1 is not the listed {listed}"
@@ -174,7 +174,7 @@ def _transfer(client: "httpx.Client", url: str, part: Path) -> int:
                 size = 0
             missing = int(response.headers.get("Content-Length", 0))
             bar.total = size + missing or None
-            print(plan_disk_space("download", 1, missing, size, part.parent, "file"), flush=True)
+            print_line(plan_disk_space("download", 1, missing, size, part.parent, "file"))
             with name_path(part, missing), open(part, "ab") as file:
                 for block in response.iter_raw():
                     file.write(block)
@@ -239,7 +239,7 @@ def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int])
             pause = PAUSES[failures]
             failures += 1
             again = f"trying again in {pause:.0f} s ({failures} of {len(PAUSES)})"
-            print(f"download: {urlsplit(redact(url)).netloc}: {error}; {again}", file=sys.stderr)
+            print_error(f"download: {urlsplit(redact(url)).netloc}: {error}; {again}")
             time.sleep(pause)
 
 
@@ -265,5 +265,5 @@ def _write_manifest(
     output.write_manifest(
         stats, seconds, received, {target.name: stats}, url=redact(url), sha1=sha1
     )
-    print(f"download: {target}, SHA-1 {sha1}")
-    print(summary("download", stats, seconds, received))
+    print_line(f"download: {target}, SHA-1 {sha1}")
+    print_line(summary("download", stats, seconds, received))

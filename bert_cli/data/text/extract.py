@@ -31,7 +31,7 @@ from bert_cli.data.text.wikipedia import DAMAGED, Chunk, Dump, find_dump
 from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.files import JSONObject, file_crc32c
-from bert_cli.processes import kill_program, start_program
+from bert_cli.processes import kill_program, print_line, start_program
 
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
@@ -94,7 +94,7 @@ def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
     if not settings.keep_damaged:
         remedy = "get the dump again, or add --keep-damaged to this command to accept that text"
         raise DataError(f"dump ({path})", problem, remedy)
-    print(f"extract: the dump {problem}")
+    print_line(f"extract: the dump {problem}")
 
 
 def _command(settings: ExtractSettings) -> list[str]:

@@ -26,6 +26,7 @@ from bert_cli.data.text.documents import Kind, marked_lines
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, read_json, write_json_atomically
+from bert_cli.processes import print_line
 
 Split = Callable[[str], list[str]]
 
@@ -94,7 +95,7 @@ def run(settings: PreprocessSettings) -> None:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
     if splitter != "lines":
         origin = f" ({parameters} parameters)" if splitter == "punkt" else ""
-        print(f"preprocess: {splitter}{origin} splits the sentences, language {language}")
+        print_line(f"preprocess: {splitter}{origin} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
@@ -148,10 +149,9 @@ def report_joined_lines(
     ends = "a blank line still ends a document; add --documents files if each file is one document"
     if reading.documents == "files":
         ends = "each file is one document"
-    print(
+    print_line(
         f"{command}: {len(wrapped):,} of {len(parts):,} files, as {wrapped[0]}, have hard line breaks; the lines of "
-        f"each paragraph are joined ({ends}; {remedy})",
-        flush=True,
+        f"each paragraph are joined ({ends}; {remedy})"
     )
 
 
@@ -165,10 +165,9 @@ def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Read
     ]
     documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
     if documents >= MANY_DOCUMENTS * len(sample):
-        print(
+        print_line(
             f"preprocess: each of {len(parts):,} files becomes about {documents / len(sample):.0f} documents or more, "
-            "because a blank line ends a document; if each file is one document, stop and add --documents files",
-            flush=True,
+            "because a blank line ends a document; if each file is one document, stop and add --documents files"
         )
 
 
@@ -324,13 +323,12 @@ def choose_punkt(
     if language_code(language) in NLTK_NAMES:
         if _is_installed(language):
             return "installed", ""
-        print(
+        print_line(
             f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
-            f"them ({DOWNLOAD_SECONDS:.0f} s at most)",
-            flush=True,
+            f"them ({DOWNLOAD_SECONDS:.0f} s at most)"
         )
         if _download() and _is_installed(language):
-            print("preprocess: Punkt data were downloaded by NLTK")
+            print_line("preprocess: Punkt data were downloaded by NLTK")
             return "installed", ""
         reason = "Punkt data are not installed and could not be downloaded"
     if begun_with == "installed":
@@ -345,7 +343,7 @@ def choose_punkt(
             break
     _learn("\n".join(text), out / PARAMETERS)
     source = f"the first {characters / 1e6:.1f} million characters"
-    print(f"preprocess: {reason}: learned from {source} instead")
+    print_line(f"preprocess: {reason}: learned from {source} instead")
     return "learned", note
 
 

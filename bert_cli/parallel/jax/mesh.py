@@ -48,6 +48,7 @@ from bert_cli.parallel.devices import (
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
+from bert_cli.processes import print_error
 
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections show its cause
@@ -112,7 +113,7 @@ class Links:
         for thread in threading.enumerate():
             if thread.name == "save":  # a checkpoint
                 thread.join()
-        print(f"bert: {lost_process(self.lost[0])}", file=sys.stderr, flush=True)
+        print_error(f"bert: {lost_process(self.lost[0])}")
         os._exit(DeviceError.exit_code)
 
 

@@ -24,7 +24,7 @@ from bert_cli.data.stream.reader import Batching, Reader
 from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
 from bert_cli.files import JSONObject, is_stdout, output_json
-from bert_cli.processes import print_table
+from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.tasks.look import machine
 from bert_cli.text import count, format_bytes, format_duration
 
@@ -39,12 +39,12 @@ def run(settings: BenchDataSettings) -> None:
         for row in _steps(settings, Path(folder)):
             rows.append(row)
             if sys.stderr.isatty():
-                print(f"{row['name']}: {format_duration(row['seconds'])}", file=sys.stderr)
+                print_error(f"{row['name']}: {format_duration(row['seconds'])}")
     described = machine.description()
     if not is_stdout(settings.json_file):
         text = "synthetic text" if settings.input is None else str(settings.input)
-        print(f"{described['processor']}; {format_bytes(described['memory_bytes'])} of memory")
-        print(
+        print_line(f"{described['processor']}; {format_bytes(described['memory_bytes'])} of memory")
+        print_line(
             f"data, {text}, {count(settings.processes, 'process')}, "
             f"sequence length {settings.sequence_length}\n"
         )
@@ -55,7 +55,7 @@ def run(settings: BenchDataSettings) -> None:
             seconds = format_duration(row["seconds"])
             shown.append((row["name"], f"{row['bytes'] / 1e6:,.1f}", seconds, rate, examples))
         print_table(("step", "MB", "time", "MB/s", "examples/s"), shown, right=range(1, 5))
-        print("\nMB: input text; for index the records; for read the batches in memory")
+        print_line("\nMB: input text; for index the records; for read the batches in memory")
     if settings.json_file is not None:
         metrics: JSONObject = {
             "what": "data",

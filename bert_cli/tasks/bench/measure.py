@@ -24,6 +24,7 @@ from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import JSONObject, is_stdout
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.flops import model_flops, shape_of
+from bert_cli.processes import print_line
 from bert_cli.tasks.finetune import squad
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import finetune, pretrain
@@ -32,7 +33,6 @@ from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.resolve import ResolvedRun, runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
-from bert_cli.train.metrics import print_line
 
 Settings = BenchPretrainSettings | BenchSquadSettings
 Step = dict[str, float]

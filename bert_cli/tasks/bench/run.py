@@ -17,7 +17,7 @@ from bert_cli.config.bench import (
     benchmarks,
 )
 from bert_cli.files import JSONObject, is_stdout, output_json
-from bert_cli.processes import print_table, quiet_imports
+from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import count, format_bytes, format_duration
 
 Row = JSONObject
@@ -56,15 +56,15 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
     described = metrics["machine"]
     step = metrics["step_seconds"]["median"]
     examples = "synthetic" if metrics["input"] == "synthetic" else "real"
-    print(f"\n{described['processor']}; {format_bytes(described['memory_bytes'])} of memory")
-    print(
+    print_line(f"\n{described['processor']}; {format_bytes(described['memory_bytes'])} of memory")
+    print_line(
         f"{metrics['what']} on {metrics['settings']['engine']}, {examples} examples, {metrics['precision']}: "
         f"{count(described['replicas'], 'replica')} of "
         f"{count(described['devices_of_a_replica'], described['devices'])}, "
         f"{count(described['processes'], 'process')}\n"
     )
     print_table(("metric", "value", "notes"), _metric_rows(metrics), right=(1,))
-    print()
+    print_line("")
     parts = [
         (
             name.removesuffix("_fraction").replace("_", " "),
@@ -76,8 +76,8 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
     ]
     print_table(("part of a step", "fraction", "time"), parts, right=(1, 2))
     if metrics["settings"]["engine"] == "jax":
-        print("forward backward is the complete step, which is one compiled function")
-    print()
+        print_line("forward backward is the complete step, which is one compiled function")
+    print_line("")
     start = metrics["start_seconds"].items()
     times = [(name.replace("_", " "), format_duration(seconds)) for name, seconds in start]
     print_table(("part of the start", "time"), times, right=(1,))

@@ -21,10 +21,10 @@ from bert_cli.data.finetune.conll import (
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
-from bert_cli.train.metrics import print_line
 
 SYNTHETIC_LABELS = (
     "O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI")

@@ -25,10 +25,10 @@ from bert_cli.data.finetune.squad_windows import (
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, write_json_atomically
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
-from bert_cli.train.metrics import print_line
 
 
 def run(settings: SquadSettings) -> None:

@@ -28,9 +28,9 @@ from bert_cli.data.finetune.tables import (
     write_lines,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
-from bert_cli.train.metrics import print_line
 
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),

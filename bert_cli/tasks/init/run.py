@@ -28,7 +28,7 @@ from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
-from bert_cli.processes import cpu_count, quiet_imports
+from bert_cli.processes import cpu_count, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
@@ -58,18 +58,18 @@ def run(settings: InitSettings) -> None:
     keep = "to keep them, give the output of `bert preprocess --line-breaks keep`"
     report_joined_lines("init", parts, reading, keep)
     facts = text.read_facts(parts, reading, vocabulary)
-    print(f"init: {text.describe(facts)}", flush=True)
+    print_line(f"init: {text.describe(facts)}")
     is_plain = all(part.format == "plain" for part in parts)
     if is_plain and "documents" not in settings.model_fields_set:
         _warn_of_paragraphs(len(parts), facts.documents)
-    print("init: timing this machine, up to a minute", flush=True)
+    print_line("init: timing this machine, up to a minute")
     machine, described = measure(settings, facts, model)
-    print(f"init: {described}", flush=True)
+    print_line(f"init: {described}")
     chosen = recipe.choose(facts, machine, model, settings.goal, settings.hours, settings.out)
     table = report(chosen)
-    print(table, flush=True)
+    print_line(table)
     if settings.dry_run:
-        print("init: a dry run; nothing was written")
+        print_line("init: a dry run; nothing was written")
         return
     language = next(iter(facts.languages), "en")
     with atomic_folder(settings.out) as folder:
@@ -86,19 +86,18 @@ def run(settings: InitSettings) -> None:
         (folder / SCRIPT).write_text(script, encoding="utf-8")
         page = f"# What `bert init` chose\n\n```text\n{table}\n```\n\n```bash\n{lines}\n```\n"
         (folder / "README.md").write_text(page, encoding="utf-8")
-    print(
+    print_line(
         f"init: wrote {settings.out}; run these commands, or all with bash {settings.out / SCRIPT}:\n"
     )
-    print(lines)
+    print_line(lines)
 
 
 def _warn_of_paragraphs(number: int, documents: float) -> None:
     """Print a warning if the paragraphs of so many files may be taken for documents."""
     if number >= FEW_FILES and documents >= MANY_DOCUMENTS * number:
-        print(
+        print_line(
             f"init: warning: {number:,} files have {documents:,.0f} documents, because a blank line ends a document; "
-            "if each file is one document, add --documents files",
-            flush=True,
+            "if each file is one document, add --documents files"
         )
 
 

@@ -20,7 +20,7 @@ from bert_cli.planning import layout
 from bert_cli.planning.compiled import Program, Work
 from bert_cli.planning.flops import model_flops
 from bert_cli.planning.targets import Target
-from bert_cli.processes import print_table, quiet_imports
+from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import format_bytes, format_duration
 
 EXTRAS = {"TPU": "compile-tpu", "GPU": "compile-cuda"}
@@ -64,7 +64,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     settings = max(stages, key=lambda stage: layout.fullest(stage, kind)[1].total)
     where = f"--compile-for ({target.name})"
     number = settings.global_batch.replicas * len(layout.estimate(settings))
-    print(f"\ncompiling for {number} x {accelerator.title}, which may take minutes", flush=True)
+    print_line(f"\ncompiling for {number} x {accelerator.title}, which may take minutes")
     began = time.monotonic()
     with quiet_imports():
         compiled, needed = _compiled(settings, kind, devices)
@@ -76,7 +76,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     problem = f"a device needs {least}{size}, and has {format_bytes(limit)}"
     if compiled is None:
         raise DeviceError(where, problem, _remedy(settings, kind, limit * estimated / needed))
-    print(f"compiled in {format_duration(seconds)}\n")
+    print_line(f"compiled in {format_duration(seconds)}\n")
     difference = f"{estimated / needed - 1:+.0%}"
     memory = compiled.memory_analysis()
     rows = [
@@ -87,7 +87,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
         ("estimated by bert plan", f"{format_bytes(estimated)} ({difference})"),
     ]
     print_table(("memory of each device", ""), rows, right=(1,))
-    print()
+    print_line("")
     work = Program(compiled.as_text()).work(accelerator.peaks, accelerator.bandwidth)
     print_work(settings, target, work)
     if needed > limit:
@@ -191,7 +191,7 @@ def print_work(settings: TrainSettings, target: Target, work: Work) -> None:
         ("sent over links", format_bytes(sent), _describe_links(accelerator.link, link_seconds, work.seconds)),
     ]  # fmt: skip
     print_table(("each device, in a step", "", ""), rows, right=(1,))
-    print()
+    print_line("")
     if work.collectives:
         collectives = [
             (kind, f"{number:,.0f}", format_bytes(size), format_bytes(sent))
@@ -199,7 +199,7 @@ def print_work(settings: TrainSettings, target: Target, work: Work) -> None:
         ]
         titles = ("collective", "number", "arrays", "sent by each device")
         print_table(titles, collectives, right=range(1, 4))
-        print()
+        print_line("")
     largest = sorted(work.parts.items(), key=lambda part: -part[1])[:LARGEST_PARTS]
     parts = [(name, f"{part / work.seconds:.1%}") for name, part in largest]
     print_table(("largest parts of the bound", ""), parts, right=(1,))

@@ -24,6 +24,7 @@ from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate, slot_bytes
 from bert_cli.planning.plan import Plan, make_plan
+from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
 from bert_cli.tasks.run import corpora, probe
@@ -78,7 +79,7 @@ def run(settings: DoctorSettings | MachineSettings) -> None:
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
     failed = ", ".join(dict.fromkeys(finding.what for finding in errors))
     if not report.quiet:
-        print(f"{count(len(report.findings), 'check')}: {total}", flush=True)
+        print_line(f"{count(len(report.findings), 'check')}: {total}")
     if errors:
         raise errors[0].kind(failed, f"did not pass ({total})", "follow the remedies above")
 

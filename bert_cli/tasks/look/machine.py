@@ -20,7 +20,7 @@ from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.devices import CPUINFO, processor_flags
-from bert_cli.processes import cpu_count
+from bert_cli.processes import cpu_count, print_line
 from bert_cli.text import count, format_bytes
 
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
@@ -81,7 +81,7 @@ class Report:
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
         if not self.quiet:
-            print(finding, flush=True)
+            print_line(str(finding))
 
     def add(self, level: Level, what: str, text: str, remedy: str = "", **values: Any) -> None:
         """Add the result of a check, with a remedy unless it passed."""

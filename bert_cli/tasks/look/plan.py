@@ -18,7 +18,7 @@ from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
-from bert_cli.processes import print_table
+from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
 from bert_cli.text import count, format_bytes
 
@@ -59,7 +59,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     if memory is not None:
         chosen = layout.choose(requested, kind, devices or 1, memory, processes)
     elif requested.global_batch.examples_per_step is not None:
-        print(
+        print_line(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
     _print_layout(chosen, kind)
@@ -67,7 +67,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     if memory is not None and target is None:
         _check_memory(chosen, kind, memory)
     if chosen is not requested:
-        print(f"as flags:\n  {_flags(chosen)}")
+        print_line(f"as flags:\n  {_flags(chosen)}")
     if devices is not None and memory is not None:
         _print_alternatives(requested, {layout.shape(chosen)}, kind, devices, memory, processes)
     if target is not None:
@@ -88,7 +88,7 @@ def _print_targets() -> None:
     ]
     titles = ("name", "device", "memory", "bandwidth", "peak, bfloat16", "links, sent")
     print_table(titles, rows, right=range(2, 6))
-    print(f"\na target is a name and a number of devices: {EXAMPLES}")
+    print_line(f"\na target is a name and a number of devices: {EXAMPLES}")
 
 
 def _check_memory(settings: TrainSettings, kind: str, memory: int) -> None:
@@ -98,9 +98,9 @@ def _check_memory(settings: TrainSettings, kind: str, memory: int) -> None:
     if not layout.fits(settings, kind, memory):
         remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
-    print(f"fits: {needed}; {usable}")
+    print_line(f"fits: {needed}; {usable}")
     for line in layout.idle_memory(settings, kind, memory):
-        print(line)
+        print_line(line)
 
 
 def _print_layout(settings: TrainSettings, kind: str) -> None:
@@ -112,7 +112,7 @@ def _print_layout(settings: TrainSettings, kind: str) -> None:
     shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
     model = settings.bert_config
     default = "" if "bert_config" in settings.model_fields_set else " (default of --bert-config)"
-    print(
+    print_line(
         f"model: {model.architecture}, {count(model.num_hidden_layers, 'layer')} of {model.hidden_size}{default}, "
         f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
         f"{_describe_length(settings)}\n"
@@ -139,18 +139,20 @@ def _print_layout(settings: TrainSettings, kind: str) -> None:
     fullest = max(range(len(devices)), key=lambda device: devices[device].total)
     terms = cells[fullest]
     numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), FORMULA)
-    print(f"\nin MB (10^6 bytes): total = {FORMULA}")
-    print(f"device {fullest}: {terms['total']} = {numbers}")
+    print_line(f"\nin MB (10^6 bytes): total = {FORMULA}")
+    print_line(f"device {fullest}: {terms['total']} = {numbers}")
     if len(stages) > 1:
         idle = f"{layout.idle(settings):.1%}"
-        print(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
+        print_line(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
     if batch.replicas > 1 and parallel.shard_weights:
-        print("in each micro-batch the weights are gathered and the gradients reduced, sharded")
+        print_line(
+            "in each micro-batch the weights are gathered and the gradients reduced, sharded"
+        )
     elif batch.replicas > 1:
         reduced = layout.reduced_bytes(settings)
         sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{format_bytes(reduced)} of gradients in {parallel.reduce_precision}"
-        print(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
+        print_line(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 
 def _describe_length(settings: TrainSettings) -> str:
@@ -173,7 +175,7 @@ def _check_devices(settings: TrainSettings, devices: int | None, processes: int)
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
     if devices is not None and needed < devices:
-        print(f"{devices - needed} of {count(devices, 'device')} unused")
+        print_line(f"{devices - needed} of {count(devices, 'device')} unused")
 
 
 def _print_alternatives(
@@ -190,7 +192,7 @@ def _print_alternatives(
         except ConfigError:
             continue
         if shape not in seen:
-            print(f"{flags} chooses {shape}")
+            print_line(f"{flags} chooses {shape}")
         seen.add(shape)
 
 

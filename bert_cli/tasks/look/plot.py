@@ -20,6 +20,7 @@ import numpy as np
 from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import write_atomically
+from bert_cli.processes import print_line
 from bert_cli.tasks.look.summary import (
     ACCURACY,
     LOSS,
@@ -106,9 +107,9 @@ def run(settings: PlotSettings) -> None:
             problem = f"cannot be written ({error.strerror})"
             raise DataError(f"output ({path})", problem, "choose another folder") from error
     for folder in empty:
-        print(f"{printable(folder)}: has no step yet; it is only in the tables")
+        print_line(f"{printable(folder)}: has no step yet; it is only in the tables")
     smoothing = f"smoothed over {window:,} steps" if window > 1 else "not smoothed"
-    print(
+    print_line(
         f"{printable(str(settings.output / PAGE))}: {count(len(runs), 'run')}, {files}; {smoothing}"
     )
 

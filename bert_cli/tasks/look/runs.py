@@ -15,7 +15,7 @@ from typing import Any
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
-from bert_cli.processes import print_table
+from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.look.summary import (
     ABSENT,
     NAMES_ONLY,
@@ -72,10 +72,10 @@ def _list_runs(settings: RunsSettings) -> None:
         print_table(COLUMNS, [_row(entry) for entry in described], right=(2, 3))
         for entry in described:
             if "warning" in entry:
-                print(printable(f"{entry['run']}: {entry['warning']}"))
+                print_line(printable(f"{entry['run']}: {entry['warning']}"))
     else:
         folders = ", ".join(map(str, settings.folders))
-        print(
+        print_line(
             f"{printable(folders)}: no runs; a run is a folder that was given as --save-ckpt-path"
         )
 
@@ -215,8 +215,8 @@ def _print(described: Mapping[str, Any]) -> None:
         rows = [(name, *map(value_in_words, pair)) for name, pair in settings]
         print_table(("settings that differ", *names), rows)
     else:
-        print("Both have the same settings.")
-    print()
+        print_line("Both have the same settings.")
+    print_line("")
     kinds = (first["what"], second["what"])
     states = (", ".join(dict.fromkeys(side["states"])) for side in (first, second))
     rows = [("command", *kinds, "")] if kinds[0] != kinds[1] else []
@@ -235,4 +235,4 @@ def _print(described: Mapping[str, Any]) -> None:
         rows.append((label_of(name), *cells, difference))
     print_table(("results", *names, "difference"), rows)
     smoothing = window_in_words(described["smoothed_over_steps"])
-    print(f"\nLosses, accuracies and gradient norms are {smoothing}.")
+    print_line(f"\nLosses, accuracies and gradient norms are {smoothing}.")

@@ -26,6 +26,7 @@ from bert_cli.files import JSON, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
 from bert_cli.tasks.run.models import Source
@@ -41,7 +42,6 @@ from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
-from bert_cli.train.metrics import print_line
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from bert_cli.config.markers import UNTRACKED
 from bert_cli.planning import checks
+from bert_cli.processes import print_line
 from bert_cli.tasks.run.build import Run
 from bert_cli.text import count, format_duration
 from bert_cli.train import checkpoint, health, history, metrics
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
-from bert_cli.train.metrics import Forecast, Pace, ProgressBar, print_line
+from bert_cli.train.metrics import Forecast, Pace, ProgressBar
 
 Hooks = list[tuple[Hook, Every]]
 

@@ -15,6 +15,7 @@ from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import corpora, probe, start, train
 from bert_cli.tasks.run.models import extended
 from bert_cli.tasks.run.resolve import (
@@ -28,7 +29,7 @@ from bert_cli.tasks.run.teacher import relations_of
 from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint
-from bert_cli.train.metrics import BITS_PER_BYTE, PROBE, print_line
+from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
 
 def run(settings: PretrainSettings) -> None:

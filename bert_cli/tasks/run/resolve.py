@@ -5,7 +5,6 @@ A `ResolvedRun` has the complete settings, the examples, the plan and the evalua
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
@@ -30,11 +29,10 @@ from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.planning import layout
 from bert_cli.planning.plan import Plan
-from bert_cli.processes import quiet_imports
+from bert_cli.processes import print_error, print_line, quiet_imports
 from bert_cli.tasks.run.models import Source, find_source
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Prepare, Step, StopRequest
-from bert_cli.train.metrics import print_line
 
 Settings = TypeVar("Settings", bound=TrainSettings)
 
@@ -255,7 +253,7 @@ def take_devices(
         mesh = open_mesh(settings, processes, stop)
     except StoppedWhileJoiningError:
         text = "run: stopped before all processes had started; nothing was done"
-        print(text, file=sys.stderr, flush=True)
+        print_error(text)
         raise SystemExit(settings.exit_code_when_stopped) from None
     # Installed again: TensorFlow's runtime for several processes replaces the handler of SIGTERM.
     stop.listen()

@@ -17,13 +17,13 @@ from bert_cli.config.markers import COLLECTIVE
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.parallel.group import ProcessGroup
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import start
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.resolve import ResolvedRun
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, State, StateCopy, copy_state, gather_shards
-from bert_cli.train.metrics import print_line
 
 
 def load_state(run: Run, stack: ExitStack) -> None:

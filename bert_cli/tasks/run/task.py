@@ -13,8 +13,8 @@ from bert_cli.data.finetune.features import FeatureReader, Features, by_length, 
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSON
 from bert_cli.parallel.engine import Engine
+from bert_cli.processes import print_line
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
-from bert_cli.train.metrics import print_line
 
 Floats = npt.NDArray[np.float32]
 Logits = Mapping[str, Floats]

@@ -29,12 +29,12 @@ from bert_cli.data.records.tokenizer import TextTokenizer, read_tokenizer
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.task import Floats, Task
 from bert_cli.tasks.use.model import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.use.predictions import Embedding
 from bert_cli.train.loop import Prepare, Step
-from bert_cli.train.metrics import print_line
 
 BATCH = 32
 """Examples that the teacher reads at once."""

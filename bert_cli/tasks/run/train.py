@@ -13,13 +13,14 @@ from bert_cli.data.stream.reader import read_ahead
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import build, hooks, saving, start
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.resolve import ResolvedRun
 from bert_cli.text import count, format_duration
 from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, train
-from bert_cli.train.metrics import ProgressBar, print_line
+from bert_cli.train.metrics import ProgressBar
 
 Status = Literal["finished", "stopped", "compiled"]
 Timer = Callable[[Run, float, float], Hook]

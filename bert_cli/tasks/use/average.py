@@ -18,14 +18,13 @@ from bert_cli.config.load import changed
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkpoint
-from bert_cli.processes import print_table
+from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array
-from bert_cli.train.metrics import print_line
 
 
 def run(settings: AverageSettings) -> None:

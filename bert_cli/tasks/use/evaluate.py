@@ -14,7 +14,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
-from bert_cli.processes import print_table
+from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import build, corpora, pretrain, start
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
@@ -54,7 +54,7 @@ def run(settings: EvaluateSettings) -> None:
     number = min(examples, held_out.epoch_size or examples)
     if not is_stdout(settings.json_file):
         rows = [(name, f"{value:.6f}") for name, value in scores.items()]
-        print(f"{model} on the first {number:,} examples of {records}")
+        print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value"), rows, right=(1,))
     if settings.json_file is not None:
         described: dict[str, JSON] = {

@@ -32,6 +32,7 @@ from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish, static
 from bert_cli.tasks.use.model import (
@@ -45,7 +46,6 @@ from bert_cli.tasks.use.model import (
 )
 from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
 from bert_cli.train import checkpoint
-from bert_cli.train.metrics import print_line
 
 Outputs = dict[str, npt.NDArray[np.float32]]
 Predict = Callable[[Mapping[str, Any]], Outputs]

@@ -7,7 +7,6 @@ than rounding. What matters is whether predictions change, which `compare` measu
 Shapes: B examples, S positions, D hidden size.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
+from bert_cli.processes import print_error
 from bert_cli.tasks.use import predict
 from bert_cli.tasks.use.model import INPUTS, Input, Opened, inputs_of
 from bert_cli.tasks.use.predictions import predictors
@@ -121,7 +121,7 @@ def compare(
     if not agreement >= LEAST_AGREEMENT:
         problem = f"the {what} is {agreement:.4f}, less than {LEAST_AGREEMENT}"
         remedy = "score the export on your own data, or leave out --precision"
-        print(f"warning: precision (int8): {problem}; {remedy}", file=sys.stderr)
+        print_error(f"warning: precision (int8): {problem}; {remedy}")
     return (
         f"int8 against float32 on {examples:,} examples: {what} {agreement:.4f}, "
         f"outputs differ by at most {difference:.2g}"

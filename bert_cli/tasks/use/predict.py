@@ -15,6 +15,7 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.processes import print_error, print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import Input, Predictor, Row, one_device, open_model, task_of
 from bert_cli.tasks.use.predictions import predictors
@@ -53,14 +54,14 @@ def run(settings: PredictSettings) -> None:
     model = open_model(source, task, settings.precision, uses_library=uses_library)
     what = f"{task} with {source.folder} ({source.architecture}) on one {device}"
     number = count(len(inputs), "input")
-    print(f"{what}, {settings.precision}; {number}", file=sys.stderr, flush=True)
+    print_error(f"{what}, {settings.precision}; {number}")
     predictor = kind(model, tokenizer, settings, length)
     # Other letters are escaped where standard output may accept ASCII only.
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
     if kind.COMPARES:
         for row in predictor.answer([item for item in inputs if not is_empty(item, kind)]):
-            print(json.dumps(row, ensure_ascii=is_ascii), flush=True)
+            print_line(json.dumps(row, ensure_ascii=is_ascii))
         return
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
@@ -69,7 +70,7 @@ def run(settings: PredictSettings) -> None:
         rows = [
             _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group
         ]
-        print("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows), flush=True)
+        print_line("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows))
 
 
 def _fields_of(kind: type[Predictor]) -> set[str]:
@@ -128,7 +129,7 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
         remedy = "write each text on one line, or as JSON lines with the key text"
-        print(f"warning: {where}: {problem}; {remedy}", file=sys.stderr)
+        print_error(f"warning: {where}: {problem}; {remedy}")
     for number, line in enumerate(lines, 1):
         yield Input(f"{where} (line {number})", {"text": line})
 

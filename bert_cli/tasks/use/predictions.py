@@ -3,7 +3,6 @@
 Shapes: as in `model`.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ from bert_cli.data.finetune.squad_windows import (
 from bert_cli.data.records.tokenizer import MASK
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import STATE, JSONObject, read_json
+from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import (
     Columns,
@@ -160,7 +160,7 @@ class QuestionAnswering(Predictor):
         if settings.version_2 and settings.null_score_diff_threshold is None:
             chosen = read_null_threshold(run)
             origin = "the default" if chosen is None else "chosen by `bert squad`"
-            print(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})", file=sys.stderr)
+            print_error(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})")
             defaults["null_score_diff_threshold"] = chosen or 0.0
         return defaults
 
@@ -258,7 +258,7 @@ class Embedding(Predictor):
         if head is not None and head.fills_masks:
             problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
             remedy = "train it with `bert embed` first"
-            print(f"warning: {source.folder} {problem}; {remedy}", file=sys.stderr)
+            print_error(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
         state = source.folder / STATE
         fixed: JSONObject = {}
@@ -270,7 +270,7 @@ class Embedding(Predictor):
             trained = ", ".join(map(str, sizes))
             problem = f"is not a size for which the vectors were trained ({trained})"
             remedy = "give one of these, or train with `bert embed --matryoshka`"
-            print(f"warning: dimensions ({size}): {problem}; {remedy}", file=sys.stderr)
+            print_error(f"warning: dimensions ({size}): {problem}; {remedy}")
         return embeddings.read_embedding(source.folder)
 
     def outputs(self, columns: Columns) -> Any:

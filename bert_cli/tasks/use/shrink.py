@@ -8,11 +8,11 @@ import numpy as np
 from bert_cli.config.use import ShrinkSettings
 from bert_cli.errors import ConfigError
 from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use.model import head_of, write_model_files
 from bert_cli.text import count
 from bert_cli.train import checkpoint
-from bert_cli.train.metrics import print_line
 
 LAYER = re.compile(r"(?<=\blayer\.)\d+(?=\.)")
 """The number of a layer in a name of Hugging Face's BERT."""

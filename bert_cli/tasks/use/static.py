@@ -24,12 +24,12 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.notation import TOKENIZER_FILE
 from bert_cli.data.records.tokenizer import files_for_model
 from bert_cli.files import JSON, atomic_folder, check_new_folder
+from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish
 from bert_cli.tasks.use.model import INPUTS, Input, open_model, task_of
 from bert_cli.tasks.use.predictions import Embedding, check_dimensions
 from bert_cli.train import card, checkpoint
-from bert_cli.train.metrics import print_line
 
 FREQUENT = 1e-4
 """Relative frequency at which the weight of a piece is 1/2, the value of model2vec."""
