@@ -291,7 +291,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ("masked", ["the cat"], DataError, r"TEXT: has no \[MASK\]"),
         ("masked", ["a [MASK]", "--task", "text-classification"], ConfigError, "BertForMaskedLM"),
         ("masked", ["--input", "t.txt"], DataError, r"t.txt \(line 2\): has no \[MASK\]"),
-        ("causal", ["the cat"], ConfigError, "BertLMHeadModel"),
+        ("causal", ["the cat"], CheckpointError, "is_decoder True"),
         ("question", ["the cat"], ConfigError, "text: has no"),
         ("bare", ["--input", "pair.jsonl"], DataError, r"pair.jsonl \(line 1\): 'second'"),
         ("text", ["the cat", "--top", "3"], ConfigError, "top: has no effect"),
