@@ -225,8 +225,8 @@ def read_embedding(folder: Path) -> JSONObject:
         raise _refusal(folder / LIMITS, "do_lower_case", True)
     if modules or path.exists():
         pooling = _settings(path)
-        named = [mode for name, mode in MODES.items() if pooling.get(name)] or ["mean"]
-        mode = pooling.get("pooling_mode") or named
+        flagged = [mode for name, mode in MODES.items() if pooling.get(name)] or ["mean"]
+        mode = pooling.get("pooling_mode") or flagged
         values["pooling"] = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
         if values["pooling"] not in MODES.values():
             raise _refusal(path, "pooling_mode", mode)

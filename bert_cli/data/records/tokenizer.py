@@ -337,10 +337,8 @@ def _from_json(path: Path) -> tuple["Tokenizer", Notation]:
 def _from_vocabulary(folder: Path) -> "Tokenizer":
     vocabulary = read_vocabulary(folder / VOCAB_FILE)
     # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
-    return library_tokenizer(
-        vocabulary.ids,
-        Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False),
-    )
+    normalization = Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False)
+    return library_tokenizer(vocabulary.ids, normalization)
 
 
 def _tokenizer_json(folder: Path) -> bytes:

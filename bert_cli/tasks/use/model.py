@@ -141,8 +141,8 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
 
     Entries that make transformers run the code of the model's owner are left out.
     """
-    own = {name: v for name, v in source.described.items() if name not in FOREIGN_CODE}
-    described = own | hf.class_entries(source.config, architecture)
+    entries = {name: v for name, v in source.described.items() if name not in FOREIGN_CODE}
+    described = entries | hf.class_entries(source.config, architecture)
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     head = head_of_class(architecture)
     fills_masks = head is not None and head.fills_masks
