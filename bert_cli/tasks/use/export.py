@@ -261,7 +261,7 @@ def write_saved_model(served: Served, folder: Path) -> Predict:
         signatures["texts"] = served.serve_texts("texts")
         signatures["pairs"] = served.serve_texts("texts", "seconds")
     tf.saved_model.save(served, str(folder), signatures=signatures)
-    _write_config_and_tokenizer(served.model, folder)
+    write_model_files(served.model.source, served.model.architecture, folder)
     loaded = tf.saved_model.load(str(folder))
 
     def predict(columns: Mapping[str, Any]) -> Outputs:
@@ -277,7 +277,7 @@ def write_tflite(served: Served, folder: Path) -> Predict:
     concrete = served.serve.get_concrete_function()
     data = tf.lite.TFLiteConverter.from_concrete_functions([concrete], served).convert()
     (folder / "model.tflite").write_bytes(data)
-    _write_config_and_tokenizer(served.model, folder)
+    write_model_files(served.model.source, served.model.architecture, folder)
     with warnings.catch_warnings():
         # TensorFlow warns that its interpreter will move to another package.
         warnings.simplefilter("ignore")
@@ -359,7 +359,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
         # transformers requires the name of the framework whose layout the tensors have.
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
         save_file(tensors, weights, metadata={"format": "pt"})
-    _write_config_and_tokenizer(model, folder)
+    write_model_files(source, model.architecture, folder)
     shutil.copymode(folder / "config.json", weights)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
@@ -367,13 +367,6 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
         is_own = bool(hf.class_files(source.config))
         options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
         return kind.from_pretrained(folder, attn_implementation="eager", **options).eval()
-
-
-def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
-    source = model.source
-    entries = hf.class_entries(source.config, model.architecture)
-    described = {"model_type": source.config.architecture, **source.described, **entries}
-    write_model_files(source, model.head, described, folder)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
-from bert_cli.tasks.use.model import head_of, write_model_files
+from bert_cli.tasks.use.model import write_model_files
 from bert_cli.text import count
 from bert_cli.train import checkpoint
 
@@ -45,7 +46,7 @@ def run(settings: ShrinkSettings) -> None:
     described = {**source.described, "num_hidden_layers": len(settings.layers)}
     with atomic_folder(out) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, tensors)
-        write_model_files(source, head_of(source), described, folder)
+        write_model_files(replace(source, described=described), source.architecture, folder)
         # safetensors makes files that only their owner may read.
         shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
     layers = f"{count(len(settings.layers), 'layer')} ({', '.join(map(str, settings.layers))})"

@@ -98,6 +98,8 @@ def run(settings: ExportSettings) -> None:
         # safetensors makes files that only their owner may read.
         shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
         (folder / embeddings.MODULES).write_text(json.dumps(modules, indent=2))
+        (folder / "1_Normalize").mkdir()
+        (folder / "1_Normalize" / "config.json").write_text("{}")
         (folder / TOKENIZER_FILE).write_bytes(files[TOKENIZER_FILE])
         (folder / card.CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     print_line(

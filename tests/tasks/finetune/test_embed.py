@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import keras
@@ -676,3 +677,26 @@ def test_a_teacher_of_vectors_that_cannot_be_used_is_refused(teachers, tmp_path,
     ):
         assert main(arguments(teachers, tmp_path / "run", *words)) == code
         assert re.search(message, capsys.readouterr().err.replace("\n", " ")), message
+
+
+# --- a model of sentence-transformers as the start
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, ("cls", 24)), ({"pooling": "mean", "max_seq_length": 16}, ("mean", 16))],
+)
+def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home, tmp_path):
+    folder = shutil.copytree(home / "plain", tmp_path / "vectors")
+    for name, content in embeddings.embedding_files("cls", TINY.hidden_size, 24).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    values = {
+        "pretrained_ckpt_path": str(folder),
+        "train_file": home / "pairs.tsv",
+        "cache_dir": None,
+    }
+    settings = EmbedSettings.model_validate({**values, **given, "save_ckpt_path": tmp_path / "run"})
+    with ExitStack() as stack:
+        used = finetune.prepare(settings, embed.build, stack).settings
+    assert (used.pooling, used.max_seq_length) == expected

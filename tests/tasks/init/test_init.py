@@ -14,6 +14,7 @@ from support.hf_models import need
 from support.tiny_models import WORDS, write_model
 
 from bert_cli.cli import main
+from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.tasks.init import recipe, run, text
 from bert_cli.tasks.run import build
 
@@ -222,3 +223,13 @@ def test_the_commands_for_the_sample_run_unchanged(tmp_path, monkeypatch, capsys
     done = subprocess.run(["bash", "mine/commands.sh"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"ndcg_10"') == 2 and done.stdout.count('"similarity"') == 5
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", None])
+def test_a_start_of_vectors_keeps_its_pooling(pooling, tmp_path):
+    folder = write_model(tmp_path / "model")
+    for name, content in embedding_files(str(pooling), 32, 24).items() if pooling else ():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    start, _ = run.find_start(str(folder))
+    assert (start.is_for_sentences, start.pooling) == (bool(pooling), pooling or "mean")

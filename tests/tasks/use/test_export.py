@@ -209,6 +209,17 @@ def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_
 # --- the folder
 
 
+def test_an_export_names_no_code_of_the_folder_that_it_came_from(models, tmp_path):
+    folder = shutil.copytree(models["bare"], tmp_path / "model")
+    for name in ("config.json", "tokenizer_config.json"):
+        described = json.loads((folder / name).read_text())
+        described["auto_map"] = {"AutoModel": "modeling_foreign.Model"}
+        (folder / name).write_text(json.dumps(described))
+    bert_export(folder, tmp_path / "out", "--format", "hf")
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" not in json.loads((tmp_path / "out" / name).read_text())
+
+
 def test_an_export_with_other_outputs_is_removed(models, tmp_path, monkeypatch):
     for change, message in (
         (lambda logits: {"logits": logits + 0.01}, r"differ by 1\.0e-02"),

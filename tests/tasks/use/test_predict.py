@@ -291,7 +291,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ("masked", ["the cat"], DataError, r"TEXT: has no \[MASK\]"),
         ("masked", ["a [MASK]", "--task", "text-classification"], ConfigError, "BertForMaskedLM"),
         ("masked", ["--input", "t.txt"], DataError, r"t.txt \(line 2\): has no \[MASK\]"),
-        ("causal", ["the cat"], ConfigError, "BertLMHeadModel"),
+        ("causal", ["the cat"], CheckpointError, "is_decoder True"),
         ("question", ["the cat"], ConfigError, "text: has no"),
         ("bare", ["--input", "pair.jsonl"], DataError, r"pair.jsonl \(line 1\): 'second'"),
         ("text", ["the cat", "--top", "3"], ConfigError, "top: has no effect"),
@@ -349,3 +349,12 @@ def test_a_wrong_model_is_refused_with_a_suggestion(tmp_path, monkeypatch, capsy
         assert main(["predict", model, "a text"]) == 4
         error = capsys.readouterr().err
         assert f"MODEL ({model}): " in error and suggestion in error
+
+
+def test_a_token_classifier_with_one_label_is_refused(models, tmp_path, capsys):
+    first = {f"classifier.{leaf}": lambda value: value[:1] for leaf in ("weight", "bias")}
+    folder = change_weights(models["plain_token"], tmp_path / "model", first)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "id2label": {"0": "PER"}}))
+    assert main(["predict", str(folder), "the cat"]) == 2
+    assert "(id2label {'0': 'PER'}): names one label" in capsys.readouterr().err
