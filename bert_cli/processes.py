@@ -126,7 +126,7 @@ def on_stop_signals(handler: Callable[[int, Any], object]) -> dict[int, Any]:
 def is_repeated(number: int, asked: float, seconds: float = REPEAT_SECONDS) -> bool:
     """Return whether a signal belongs to the request to stop at the time `asked`, by the monotonic clock.
 
-    SLURM and its srun both send SIGTERM. The system and the shell both send SIGHUP when a terminal is closed.
+    SLURM and its srun both send SIGTERM. When a terminal is closed, the system and the shell may both send SIGHUP.
     """
     return number != signal.SIGINT and time.monotonic() - asked < seconds
 

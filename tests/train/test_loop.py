@@ -80,7 +80,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
     with StopRequest() as stop:
         assert not stop()
         os.kill(os.getpid(), number)
-        # A scheduler may send SIGTERM twice, the system and a shell SIGHUP, which is one request.
+        # A scheduler may send SIGTERM twice, a closed terminal SIGHUP, which is one request.
         if number != signal.SIGINT:
             os.kill(os.getpid(), number)
         assert stop()
