@@ -48,14 +48,10 @@ def run(settings: DownloadSettings) -> None:
     recorded = settings.model_dump(include={"language", "date", "mirror", "sample"})
     packages = [] if settings.sample else ["httpx"]
     with open_output(Step("download", settings.out, recorded, packages)) as output:
-        try:
-            if settings.sample:
-                _copy_sample(settings, output)
-            else:
-                _download(settings, output)
-        except KeyboardInterrupt:
-            print_error("download: interrupted; the same command continues")
-            raise SystemExit(130) from None
+        if settings.sample:
+            _copy_sample(settings, output)
+        else:
+            _download(settings, output)
 
 
 def sample_dump() -> Path:
