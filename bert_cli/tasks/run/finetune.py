@@ -34,6 +34,7 @@ from bert_cli.tasks.run.resolve import (
     ResolvedRun,
     check_output_paths,
     is_writable,
+    runtime,
     take_devices,
     with_shape_of,
 )
@@ -124,6 +125,8 @@ def prepare(
         task = build(settings, tokenizer, source)
         if isinstance(settings, TaskSettings):
             task = with_teacher(settings, task, tokenizer, _label_order)
+        if task.teach is not None:
+            task = task.teach(task=task, group=runtime(settings.engine).group_of(mesh))
     return TaskRun(settings, source, folder, mesh, stop, task)
 
 

@@ -53,6 +53,8 @@ class Task:
     """Sets that are only predicted, at the end."""
     train_unlabelled: Features | None = None
     """More examples for training, which only a teacher labels."""
+    teach: Callable[..., "Task"] | None = None
+    """Returns a `task` with the outputs of a teacher, which the processes of a `group` compute together."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
     digits: int = 17
