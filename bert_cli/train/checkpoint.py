@@ -170,7 +170,7 @@ def remove_partial_checkpoints(folder: Path) -> list[str]:
     partial = sorted(folder.glob(f"{PARTIAL}*"))
     for path in partial:
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name.removeprefix(PARTIAL) for path in partial]
+    return [path.name.removeprefix(PARTIAL).partition(".")[0] for path in partial]
 
 
 def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
