@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from bert_cli import __version__
@@ -104,23 +104,23 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         _remove_parts(settings.out, wiki, but=part)  # of a dump that the server no longer lists
         received = 0
         for is_complete_answer in (False, True):
-            answer = _transfer(client, url, part, is_complete_answer)
-            received += answer.received
-            sha1 = _sha1(answer.path)
+            path, earlier, more = _transfer(client, url, part, is_complete_answer)
+            received += more
+            sha1 = _sha1(path)
             if sha1 != listed:  # `latest` may have moved since it was resolved
                 name, listed = _listed(client, mirror, wiki, settings.date)
                 target = settings.out / name
             if sha1 == listed:
                 break
-            if answer.path != part or not answer.earlier:
-                answer.path.unlink()
+            if path != part or not earlier:
+                path.unlink()
                 problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
                 kept = f" and {part} is kept" if part.exists() else ""
                 remedy = f"the received file was removed{kept}; check the network and run the command again"
                 raise DataError(f"download ({url})", problem, remedy)
             # The last answer may have continued another file than the earlier ones.
-            os.truncate(part, answer.earlier)
-        os.replace(answer.path, target)
+            os.truncate(part, earlier)
+        os.replace(path, target)
         _remove_parts(settings.out, wiki)
     _write_manifest(output, target, sha1, url, received, started)
 
@@ -168,18 +168,13 @@ def _remove_parts(out: Path, wiki: str, but: Path | None = None) -> None:
             part.unlink()
 
 
-class Answer(NamedTuple):
-    """A file that was received completely."""
+def _transfer(
+    client: "httpx.Client", url: str, part: Path, is_complete_answer: bool
+) -> tuple[Path, int, int]:
+    """Receive a file, resumed after every lost connection, or without the part in one complete answer.
 
-    path: Path
-    earlier: int
-    """Bytes at its beginning that are of earlier answers than the last one."""
-    received: int
-    """Bytes that came over the network."""
-
-
-def _transfer(client: "httpx.Client", url: str, part: Path, is_complete_answer: bool) -> Answer:
-    """Receive a file, resumed after every lost connection, or without the part in one complete answer."""
+    Returns its path, the bytes that earlier answers than the last one sent, and those that came over the network.
+    """
     complete = part.with_suffix(".complete.part")
     received = earlier = 0
 
@@ -211,7 +206,7 @@ def _transfer(client: "httpx.Client", url: str, part: Path, is_complete_answer: 
 
     with Progress("download", None, done=_size(part)) as bar:
         path = _retry(url, request, lambda: _size(part))
-    return Answer(path, earlier, received)
+    return path, earlier, received
 
 
 @contextmanager

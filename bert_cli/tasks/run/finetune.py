@@ -22,7 +22,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DataError, combine
-from bert_cli.files import JSON, write_json_atomically
+from bert_cli.files import JSON, with_checksum, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
@@ -402,5 +402,5 @@ def _write(
             folder.mkdir(parents=True, exist_ok=True)
         result.write(output, unlabelled)
         for name, value in result.run_files.items():
-            write_json_atomically(run / name, value)
+            write_json_atomically(run / name, with_checksum(value))
         write_json_atomically(run / checkpoint.SCORES, result.scores)
