@@ -22,6 +22,7 @@ from bert_cli.data.records.corpus import (
     CORPUS,
     OFFSETS,
     RecordFiles,
+    check_other_files,
     read_corpus,
     refuse_unfinished,
 )
@@ -74,6 +75,8 @@ def run(settings: IndexSettings) -> None:
     processes = settings.processes
     paths = record_files(folder)
     description = _description(folder, settings.vocab)
+    if settings.check and (folder / CORPUS).exists():
+        check_other_files(folder, read_corpus(folder), f"run `bert index {folder}`")
     stale = [path for path in paths if read_index(path) is None]
     # Threads, because the time is spent reading, during which other threads run.
     read = run_in_threads("index", _bytes(stale), write_index, stale, processes)

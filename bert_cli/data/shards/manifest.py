@@ -4,6 +4,7 @@ A shard's files are renamed from `OUT/.partial`, then its marker is written in `
 comes last. A folder belongs to one step, one set of settings and one set of inputs; others are rejected.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -182,7 +183,8 @@ class OutputFolder:
 
     def work_folder(self, shard: Shard) -> Path:
         """Return the folder in which a shard is made."""
-        return self.partial / shard.output.as_posix().replace("/", "+")
+        # A hash, because outputs in sub-folders and long names are names of one folder here.
+        return self.partial / hashlib.sha256(str(shard.output).encode()).hexdigest()[:32]
 
     def prepare(self, shard: Shard) -> Shard:
         """Return the shard with its inputs written, so that any process can make it."""

@@ -24,7 +24,7 @@ from bert_cli.data.finetune.squad_windows import (
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
-from bert_cli.files import JSON, write_json_atomically
+from bert_cli.files import JSONObject, write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task
@@ -100,7 +100,7 @@ def _evaluate(
     )
     predictions = result.predictions
     threshold = settings.null_score_diff_threshold
-    run_files: dict[str, JSON] = {}
+    run_files: dict[str, JSONObject] = {}
     if settings.version_2:
         if threshold is None:
             threshold = best_null_threshold(result.null_odds, predictions, questions)

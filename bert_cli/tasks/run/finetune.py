@@ -25,7 +25,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DataError, combine
-from bert_cli.files import JSON, JSONObject, write_json_atomically
+from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
@@ -37,6 +37,7 @@ from bert_cli.tasks.run.resolve import (
     ResolvedRun,
     check_output_paths,
     is_writable,
+    runtime,
     take_devices,
     with_shape_of,
 )
@@ -134,6 +135,8 @@ def prepare(
         task = build(settings, tokenizer, source)
         if isinstance(settings, TaskSettings):
             task = with_teacher(settings, task, tokenizer, _label_order)
+        if task.teach is not None:
+            task = task.teach(task=task, group=runtime(settings.engine).group_of(mesh))
     return TaskRun(settings, source, folder, mesh, stop, task)
 
 
@@ -409,5 +412,5 @@ def _write(
             folder.mkdir(parents=True, exist_ok=True)
         result.write(output, unlabelled)
         for name, value in result.run_files.items():
-            write_json_atomically(run / name, value)
+            write_json_atomically(run / name, with_checksum(value))
         write_json_atomically(run / checkpoint.SCORES, result.scores)

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from safetensors.numpy import save_file
 
 from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.heads import POOL
@@ -29,7 +28,7 @@ from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
-from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
@@ -76,6 +75,15 @@ def run(settings: ExportSettings) -> None:
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     source = models.find_source(settings.model, "MODEL")
+    origin = origin_of(settings, source.folder, settings.compare_on)
+    if not check_new_folder(out, origin):
+        _write(settings, source, origin)
+    if settings.push is not None:
+        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
+
+
+def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
+    out = settings.out
     task = task_of(source, None)
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if settings.texts and head is not None and head.is_per_position:
@@ -85,7 +93,7 @@ def run(settings: ExportSettings) -> None:
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
     model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     positions = source.config.max_position_embeddings
-    with atomic_folder(out) as folder:
+    with atomic_folder(out, origin=origin) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         encoder = None
         if settings.texts:
@@ -106,8 +114,6 @@ def run(settings: ExportSettings) -> None:
         f"its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
     )
-    if settings.push is not None:
-        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
 
 
 def _check_settings(settings: ExportSettings) -> None:
@@ -117,7 +123,6 @@ def _check_settings(settings: ExportSettings) -> None:
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    check_new_folder(settings.out)
     if settings.push is not None:
         publish.check_token(settings.push)
 
@@ -356,9 +361,8 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     if source.weights.name == checkpoint.MODEL:
         shutil.copyfile(source.weights, weights)
     else:
-        # transformers requires the name of the framework whose layout the tensors have.
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
-        save_file(tensors, weights, metadata={"format": "pt"})
+        checkpoint.write_tensors(weights, tensors)
     write_model_files(source, model.architecture, folder)
     shutil.copymode(folder / "config.json", weights)
     with _without_log_noise():

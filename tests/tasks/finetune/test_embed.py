@@ -7,7 +7,9 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, nullcontext
 from types import SimpleNamespace
 
 import keras
@@ -22,12 +24,13 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
-from bert_cli.errors import DataError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
 from bert_cli.model.heads import SentenceEmbedding
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
+from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, models, resolve, start, teacher
 from bert_cli.tasks.run.task import Task
@@ -602,26 +605,139 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(
     settings = EmbedSettings.model_validate(values)
     features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
     task = Task(TINY.hidden_size, None, features)
+    group = group_of(cpu_mesh())
     with pytest.raises(KeyboardInterrupt):
-        teacher.with_vectors(settings, task, texts)
+        teacher.with_vectors(settings, task, texts, group)
     stored = read.copy()
     read.clear()
     assert len(stored) == 24
-    column = teacher.with_vectors(settings, task, texts[16:]).train.labels["teacher_vectors"]
+    column = teacher.with_vectors(settings, task, texts[16:], group).train.labels["teacher_vectors"]
     assert read == texts[24:]
     read.clear()
-    again = teacher.with_vectors(settings, task, texts[::-1]).train.labels["teacher_vectors"]
+    again = teacher.with_vectors(settings, task, texts[::-1], group).train.labels["teacher_vectors"]
     assert not read
     assert f"reads 0 texts, {len(texts)} vectors are cached" in capsys.readouterr().out
     np.testing.assert_array_equal(again[: len(column)], column[::-1])
-    (file,) = tmp_path.glob("vectors_*.sqlite")
-    with sqlite3.connect(file) as store:
-        store.execute("UPDATE vectors SET vector = ?", [np.full(4, np.nan, np.float32).tobytes()])
-    with pytest.raises(DataError, match=r"vectors_.*not finite"):
-        teacher.with_vectors(settings, task, texts)
-    file.write_text("damaged " * 99)
-    with pytest.raises(DataError, match=r"vectors_.*cannot be read or written.*not a database"):
-        teacher.with_vectors(settings, task, texts)
+
+
+# Changes of a cached row, by SQL.
+DAMAGE = {
+    "a changed bit": "vector = x'01' || substr(vector, 2)",
+    "zeros": "vector = zeroblob(length(vector))",
+    "short": "vector = substr(vector, 5)",
+    "absent": "vector = NULL",
+    "text": "vector = 'text'",
+    "a number": "vector = 1, crc32c = 'x'",
+    "a vector of another text": "text = '{2}' WHERE text = '{1}'; --",
+    "no checksum": "crc32c = NULL",
+}
+
+
+@pytest.fixture(scope="module")
+def cached(teachers, tmp_path_factory):
+    """A cache folder, its file, and a function that returns the vectors of 20 texts with that folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    texts = sorted(f"{first} {second}" for first in OTHERS[:4] for second in OTHERS[:5])
+    values = {"distillation": {"teacher": str(teachers / "equal")}, "cache_dir": folder}
+    settings = EmbedSettings.model_validate(values)
+    features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
+    task = Task(TINY.hidden_size, None, features)
+
+    def vectors(group):
+        return teacher.with_vectors(settings, task, texts, group).train.labels["teacher_vectors"]
+
+    expected = vectors(group_of(cpu_mesh()))
+    (file,) = folder.glob("vectors_*.sqlite")
+    return vectors, expected, file, texts
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_a_damaged_row_of_the_cached_vectors_is_computed_again(cached, damage, capsys):
+    vectors, expected, file, texts = cached
+    with closing(sqlite3.connect(file)) as store, store:
+        if damage.startswith("text ="):
+            store.execute("DELETE FROM checked_vectors WHERE text = ?", texts[19:])
+        damage = damage.format(None, *texts[18:])
+        store.executescript(f"UPDATE checked_vectors SET {damage} WHERE text = '{texts[7]}'")
+    np.testing.assert_allclose(vectors(group_of(cpu_mesh())), expected, atol=1e-6)
+    said = "teacher: 1 vectors of the cache are damaged\n.*reads [12] texts, 1[89] "
+    assert re.search(said, capsys.readouterr().out)
+    vectors(group_of(cpu_mesh()))
+    assert "reads 0 texts, 20 vectors are cached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damage", ["text", "truncated", "zeroed page", "empty", "older", "columns"]
+)
+def test_a_damaged_file_of_cached_vectors_is_made_again(cached, damage, capsys):
+    vectors, expected, file, _ = cached
+    data = file.read_bytes()
+    with closing(sqlite3.connect(file)) as store, store:
+        if damage == "older":
+            store.execute("DROP TABLE checked_vectors")
+            store.execute("CREATE TABLE vectors (text TEXT PRIMARY KEY, vector BLOB)")
+            store.execute("INSERT INTO vectors VALUES ('text 1', zeroblob(64))")
+        elif damage == "columns":
+            store.execute("ALTER TABLE checked_vectors RENAME COLUMN crc32c TO crc32d")
+    if damage in ("text", "truncated", "zeroed page", "empty"):
+        half = len(data) // 2
+        changed = {"text": b"x" * 999, "truncated": data[:half], "empty": b""}
+        file.write_bytes(changed.get(damage, data[:4096] + bytes(4096) + data[8192:]))
+    np.testing.assert_allclose(vectors(group_of(cpu_mesh())), expected, atol=1e-6)
+    said = f"{file}: is damaged (" in (printed := capsys.readouterr().out)
+    assert said == (damage not in ("empty", "older")) and "reads 20 texts" in printed
+
+
+class Other(ProcessGroup):
+    """A rank of several threads that add their numbers."""
+
+    def __init__(self, rank, barrier, numbers):
+        super().__init__(rank, barrier.parties)
+        self.barrier, self.numbers = barrier, numbers
+
+    def _sum(self, numbers):
+        self.numbers[self.rank] = numbers
+        self.barrier.wait(60)
+        total = sum(self.numbers.values())
+        self.barrier.wait(60)
+        return total
+
+    def publish(self, text): ...
+
+    def published_by(self, rank): ...
+
+    def naming_lost_process(self):
+        return nullcontext()
+
+
+def test_ranks_divide_the_texts_of_a_teacher_and_rank_0_has_the_cache(cached, monkeypatch):
+    vectors, expected, file, texts = cached
+    with closing(sqlite3.connect(file)) as store, store:
+        store.execute("DELETE FROM checked_vectors WHERE text >= ?", [texts[14]])
+    read, numbers, opened = [], {}, []
+    of_texts, connect = Embedding.of_texts, sqlite3.connect
+
+    def counted(self, inputs):
+        read.append([item.fields["text"] for item in inputs])
+        return of_texts(self, inputs)
+
+    monkeypatch.setattr(Embedding, "of_texts", counted)
+
+    def connected(path, **more):
+        opened.append(path)
+        return connect(path, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    barrier = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        groups = [Other(rank, barrier, numbers) for rank in range(3)]
+        results = list(pool.map(vectors, groups))
+    assert sorted(text for part in read for text in part) == texts[14:] and list(
+        map(len, read)
+    ) == [2, 2, 2]
+    assert sorted(opened) == sorted([str(file), ":memory:", ":memory:"])
+    for result in results:
+        np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ def test_every_printed_command_runs(goal, home, monkeypatch, capsys):
     names = {"fill-mask": "run", "labels": "classifier", "search": "vectors"}
     assert list((home / goal / names[goal]).glob("step_*/model.safetensors"))
     assert goal != "search" or results.count('"ndcg_10"') == 2
+    assert init(goal, "--from", "model", "--for", goal) == 0
+    assert capsys.readouterr().out == f"{goal} is complete (nothing to do)\n"
 
 
 def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):

@@ -56,3 +56,20 @@ def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):
         assert main(["shrink", str(models["bare"]), str(tmp_path / "out"), "--layers", layers]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_complete_folder_is_kept_and_one_of_other_layers_or_another_model_refused(
+    models, tmp_path, capsys
+):
+    model = shutil.copytree(models["pretraining"], tmp_path / "model")
+    out = tmp_path / "out"
+    line = ["shrink", str(model), str(out), "--layers", "0"]
+    assert main(line) == 0
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    for words, code in ((line, 0), ([*line[:-1], "1"], 2)):
+        assert main(words) == code
+        said = f"{out} is complete (nothing to do)" in capsys.readouterr().out
+        assert said == (code == 0)
+    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    assert main(line) == 2
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
