@@ -2,7 +2,7 @@
 
 A first pass, a step in `OUT/.duplicates`, writes a hash of each document's text; sorting finds equal hashes.
 Near-duplicates are found by MinHash (Broder 1997) of runs of five words: documents that agree in a band of their
-signatures are compared, with the last COMPARED kept ones of each band where many agree, as pages of one template do: the
+signatures are compared, with the last COMPARED kept ones of a band where many agree, as pages of one template do: the
 time is linear. A million documents take 60 MB of memory; the search for near-duplicates adds 0.1 kB for each document,
 and up to 5 kB for each document that agrees in a band and is not among many.
 """

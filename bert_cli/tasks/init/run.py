@@ -45,6 +45,7 @@ MANY_DOCUMENTS = 10  # files, and documents of each: they may be paragraphs
 def run(settings: InitSettings) -> None:
     """Print the choice and write it. Raises DataError, CheckpointError, ConfigError or DeviceError."""
     check_new_folder(settings.out)
+    files.refuse_output_inside(settings.input, settings.out)
     files.find_files(settings.input)  # before find_start, which loads TensorFlow in seconds
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     if (settings.input / "corpus.json").exists():

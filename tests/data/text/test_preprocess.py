@@ -121,7 +121,8 @@ def test_the_sentences_of_articles_are_exactly_these(tmp_path, case, monkeypatch
     assert stats.documents == lines.count("\n\n") + 1
     assert stats.sentences == len([line for line in lines.split("\n") if line])
     outside, empty = ("outside" in case) * 3, ("without text" in case) * 9
-    assert stats.extra == {"documents_without_text": empty, "lines_outside_documents": outside}
+    counts = {"documents_without_text": empty, "lines_outside_documents": outside}
+    assert stats.extra == counts | {"sentences_without_words": ("without text" in case) * 3}
     note = f"{source}: left out text outside <doc ...> ... </doc>, lines: 3"
     assert stats.notes == ((note,) if outside else ())
 
