@@ -46,7 +46,7 @@ PARQUET = b"PAR1"
 # First bytes -> what the file is, and what to do with it; of markup in lower case. Prose has no such first bytes.
 PLAIN = "extract the text first, as with `pandoc FILE -t plain --wrap=none`"
 NOT_TEXT = {
-    b"%pdf": ("a PDF, not text", "extract the text first, as with `pdftotext FILE`"),
+    b"%pdf-": ("a PDF, not text", "extract the text first, as with `pdftotext FILE`"),
     b"pk\x03\x04": ("a zip archive, as are docx, odt and epub, not text", PLAIN),
     b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office, not text", "use `soffice --convert-to txt FILE`"),
     b"{\\rtf": ("rich text, not text", PLAIN),
