@@ -151,8 +151,9 @@ def refuse_compressed(path: Path) -> None:
     """Raise DataError for a record file that was written compressed, in which no record can be found by its byte."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    is_zlib = head[:2] in (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-    kind = "zlib" if is_zlib else compression_of(path)
+    kind = (
+        "zlib" if head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0 else compression_of(path)
+    )
     if kind and payload_bytes(head) is None:
         raise DataError(str(path), f"is compressed with {kind}", "unpack it first")
 
@@ -173,8 +174,7 @@ def write_index(path: Path) -> int:
             payload = payload_bytes(file.read(HEAD_BYTES))
             length = FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
-                if not offset:
-                    refuse_compressed(path)
+                refuse_compressed(path)
                 problem = "no record starts here, or the record is truncated"
                 where = f"{path} (byte {offset} of {size})"
                 raise DataError(where, problem, "make the file again, it is corrupt")

@@ -43,33 +43,31 @@ DECODERS: dict[str, Callable[[], Any]] = {
 }
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
-# First bytes -> what the file is, and what to do with it; of markup in lower case. Prose has no such first bytes.
-PLAIN = "extract the text first, as with `pandoc FILE -t plain --wrap=none`"
+# First bytes -> what the file is, and what to do with it; in lower case. Prose has no such first bytes.
+PANDOC = "extract the text first, as with `pandoc FILE -t plain --wrap=none`"
 NOT_TEXT = {
     b"%pdf-": ("a PDF, not text", "extract the text first, as with `pdftotext FILE`"),
-    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub, not text", PLAIN),
+    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub, not text", PANDOC),
     b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office, not text", "use `soffice --convert-to txt FILE`"),
-    b"{\\rtf": ("rich text, not text", PLAIN),
+    b"{\\rtf": ("rich text, not text", PANDOC),
     b"<!doctype html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
     b"<html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
     b"<mediawiki": ("a MediaWiki dump", "run `bert extract FILE` first"),
-    b"<?xml": ("XML, not text", f"{PLAIN}, or add --input-format plain"),
+    b"<?xml": ("XML, not text", f"{PANDOC}, or add --input-format plain"),
     b"warc/": ("a WARC file, as are WET files", "write the text of its records first, as with warcio"),
     b"version https://git-lfs": ("a pointer of Git LFS, not the file", "run `git lfs pull`"),
-    b"sqlite format 3\0": ("an SQLite database", "write its text as `sqlite3 -csv -header FILE 'select ...'`"),
-    b"arrow1\0": ("an Arrow file", "write it as Parquet, as with pyarrow or datasets"),
-    b"\xff\xff\xff\xff": ("an Arrow file", "write it as Parquet, as with pyarrow or datasets"),
-    b"\x89hdf\r\n": ("an HDF5 file", "write its text as Parquet or CSV"),
-    b"\x93numpy": ("an array of NumPy", "write its text as Parquet or CSV"),
-    b"obj\x01": ("an Avro file", "write it as Parquet"),
     b"\x7felf": ("a program", "name only files of text, as 'folder/*.txt'"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first, as with `7z x FILE`"),
-    b"rar!\x1a\x07": ("a rar archive", "unpack it first, as with `unrar x FILE`"),
-    b"\x04\x22\x4d\x18": ("compressed with lz4", "unpack it first, as with `lz4 -d FILE`"),
-    b"lzip\x01": ("compressed with lzip", "unpack it first, as with `lzip -d FILE`"),
-    b"\x1f\x9d": ("compressed with compress", "unpack it first, as with `gunzip FILE`"),
-    b"!<arch>\n": ("an ar archive, as are deb files", "unpack it first, as with `ar x FILE`"),
 }  # fmt: skip
+for _mark, _kind in {
+    b"sqlite format 3\0": "an SQLite database", b"arrow1\0": "an Arrow file", b"\xff\xff\xff\xff": "an Arrow file",
+    b"\x89hdf\r\n": "an HDF5 file", b"\x93numpy": "an array of NumPy", b"obj\x01": "an Avro file",
+}.items():  # fmt: skip
+    NOT_TEXT[_mark] = (_kind, "write its text as Parquet or CSV first")
+for _mark, _kind in {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"rar!\x1a\x07": "a rar archive", b"!<arch>\n": "an ar archive",
+    b"\x04\x22\x4d\x18": "compressed with lz4", b"lzip\x01": "compressed with lzip", b"\x1f\x9d": "a .Z file",
+}.items():  # fmt: skip
+    NOT_TEXT[_mark] = (_kind, "unpack it first")
 XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
 LONGEST_MARK = 16  # of a compression
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")

@@ -5,6 +5,7 @@ A pattern is the text, with arguments: {1}, {2}, ..., {-1} for the last, {*} for
 dropped: most are references, boxes and notes.
 """
 
+import html
 import re
 from collections.abc import Callable, Mapping
 from itertools import count, takewhile
@@ -68,11 +69,9 @@ Rules = Mapping[str, str | Function]
 def rules_of(language: str, more: Mapping[str, str]) -> Rules:
     """Return the rules for a Wikipedia: the general rules, the rules of its language, and `more`, which override them.
 
-    The name of a parser function ends with a colon; a name in `more` is that of a template and of a function.
+    A parser function has a colon after its name; a name in `more` is that of a template and of a function.
     """
-    rules: dict[str, str | Function] = {
-        f"{name}:": rule for names, rule in PARSER_FUNCTIONS.items() for name in names.split("|")
-    }
+    rules: dict[str, str | Function] = {}
     table: dict[str, str | Function] = {names: rule for rule, names in RULES.items()}
     for names, rule in (table | FUNCTIONS).items():
         for name in names.split("|"):
@@ -81,6 +80,8 @@ def rules_of(language: str, more: Mapping[str, str]) -> Rules:
                 rules.setdefault(name, rule)
             elif prefix == language:
                 rules[bare] = rule
+    for names, rule in PARSER_FUNCTIONS.items():
+        rules |= {f"{name}:": rule for name in names.split("|")}
     names_of = {_normal(name).removesuffix(":"): rule for name, rule in more.items()}
     return rules | names_of | {f"{name}:": rule for name, rule in names_of.items()}
 
@@ -188,16 +189,6 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def _cased(name: str, values: list[str], _: Mapping[str, str]) -> str:
-    """Return a text in the case that the function asks for; an entity, as `&amp;`, would not survive it."""
-    text = values[0]
-    if "&" in text:
-        return text
-    change = str.lower if CASES[_normal(name)][0] == "l" else str.upper
-    end = 1 if CASES[_normal(name)].endswith("first") else len(text)
-    return change(text[:end]) + text[end:]
-
-
 def _padded(name: str, values: list[str], _: Mapping[str, str]) -> str:
     text, width, filler = [*values, *("", "", "0")[len(values) :]][:3]
     size = min(int(width), 500) if width.isdecimal() and len(width) < 9 else 0
@@ -205,20 +196,14 @@ def _padded(name: str, values: list[str], _: Mapping[str, str]) -> str:
     return missing + text if "left" in name.lower() else text + missing
 
 
-def _plural(_: str, values: list[str], __: Mapping[str, str]) -> str:
-    return values[1] if values[0] == "1" and values[1:] else values[-1]
-
-
-CASES = {
-    "lc": "lc", "uc": "uc", "lcfirst": "lcfirst", "ucfirst": "ucfirst",
-    "klein": "lc", "gross": "uc", "initial klein": "lcfirst", "initial gross": "ucfirst",
-    "нрег": "lc", "врег": "uc", "нрегперв": "lcfirst", "врегперв": "ucfirst",
-}  # fmt: skip
+# The functions of MediaWiki whose text is an argument. The others, as `#if`, `#tag` and `defaultsort`, show none.
 PARSER_FUNCTIONS: dict[str, str | Function] = {
     "formatnum|zahlenformat|форматчисла|bidi|#formatdate|#dateformat": "{1}",
     "gender|grammar": "{2}",
-    "|".join(CASES): _cased,
+    "plural": lambda _, values, __: (values * 2)[1] if values[0] == "1" else values[-1],
+    "lc|klein|нрег": lambda _, values, __: html.unescape(values[0]).lower(),
+    "uc|gross|врег": lambda _, values, __: html.unescape(values[0]).upper(),
+    "lcfirst|initial klein|нрегперв": lambda _, values, __: values[0][:1].lower() + values[0][1:],
+    "ucfirst|initial gross|врегперв": lambda _, values, __: values[0][:1].upper() + values[0][1:],
     "padleft|padright": _padded,
-    "plural": _plural,
 }
-"""Functions of MediaWiki whose text is an argument. The others, as `#if`, `#tag` and `defaultsort`, show none."""

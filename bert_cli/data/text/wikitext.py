@@ -58,7 +58,6 @@ EXTENSION = re.compile(rf"<({_NAME}){_ATTRIBUTES}*+\s*+>([^<>]*+)</\1\s*+>", re.
 LONE_TAG = re.compile(
     rf"<{_NAME}(?:{_ATTRIBUTES}*+\s*+/|{_ATTRIBUTES}++\s*+)>|</{_NAME}\s*+>", re.IGNORECASE
 )
-EXTENSION_DEPTH = 5
 PLAIN_WORD = re.compile(
     r"(?<![\w/=.&#?@-])[^\W\d_](?:[^\W\d_A-Z]++|[^\W\d_a-z]++|)(?![\w/=&#?@-]|[.:][^\s<])"
 )
@@ -66,7 +65,7 @@ PARAMETER = re.compile(r"(?m)^[ \t]*+[\w-]++[ \t]*+=(?!=).*+$")
 TAB_TITLE = re.compile(r"(?:^|\|-\|)\s*+(?:[^=|\n]*+=)?+")
 # -{text}-, -{flags|text}-, -{zh-hans:text;zh-hant:text}-, -{from=>zh-cn:text}-: a text in several scripts or countries.
 CONVERSION = re.compile(r"-\{(?!\{)(?:([^{}|]*+)\|)?((?:[^{}]|\{\{[^{}]*+\}\})*+)\}-")
-CONVERSION_DEPTH = 4
+NESTED = 5  # conversions, and tags
 CONVERSION_FLAGS = re.compile(r"[\s;]*+(?:(?:[-+A-Z]|[a-z]{2,3}(?:-[a-z]+)*+)[\s;]*+)*+")
 VARIANT = re.compile(r"(?:^|;)\s*+(?:[^;:]*=>\s*+)?[a-z]{2,3}(?:-[a-z]+)*\s*+:")
 HTML_TABLE = re.compile(r"<(/?)table\b[^<>]*>", re.IGNORECASE)
@@ -157,7 +156,7 @@ def doc_block(number: bytes, title: bytes, text: str, url: str) -> bytes:
 def to_lines(wikitext: str, site: Site) -> list[str]:
     """Return the paragraphs, list items and headings of a page; a heading without text below is left out."""
     text = _without_elements(SIMPLE_REF.sub("", wikitext.replace("&nbsp;", " ")))
-    for _ in range(CONVERSION_DEPTH if "-{" in text else 0):
+    for _ in range(NESTED if "-{" in text else 0):
         text = CONVERSION.sub(_variant, text)
     if site.page_link.search(text):
         text = re.sub(rf"(?m)^(?:[^\[\].\n]{{0,40}}{site.page_link.pattern})+[^\w\n]*$", "", text)
@@ -172,7 +171,7 @@ def to_lines(wikitext: str, site: Site) -> list[str]:
     text = _replace_nested(text, BRACKETS, partial(_link, hidden=site.hidden))
     text = SCRIPT.sub(_script, EXTERNAL.sub(GROUP, text))
     text = TAG.sub("", BLOCK.sub("\n\n", ITEM.sub("\n* ", BREAK.sub(" ", text))))
-    for _ in range(EXTENSION_DEPTH if "</" in text else 0):
+    for _ in range(NESTED if "</" in text else 0):
         text = EXTENSION.sub(_extension, text)
     text = LONE_TAG.sub("", text)
     text = QUOTES.sub(lambda run: "'" if len(run[0]) == 4 else "", ELISION.sub("&#39;", text))

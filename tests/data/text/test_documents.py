@@ -192,7 +192,7 @@ def made_by_programs(folder):
     for kind, write_ipc in (("arrow", pyarrow.ipc.new_stream), ("feather", pyarrow.ipc.new_file)):
         with write_ipc(folder / "ipc", table.schema) as writer:
             writer.write_table(table)
-        yield kind, (folder / "ipc").read_bytes(), "is an Arrow file; write it as Parquet"
+        yield kind, (folder / "ipc").read_bytes(), "is an Arrow file; write its text as Parquet"
 
 
 @pytest.mark.parametrize(
