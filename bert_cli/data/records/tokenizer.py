@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -181,8 +182,8 @@ def vocabulary_bytes(path: Path) -> bytes:
 
     Raises DataError for WordPiece that does not split text as BERT does.
     """
-    if path.suffix != ".json":
-        return path.read_bytes()
+    if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
+        return re.sub(rb"\n\s+\Z", b"\n", path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     description, notation = read_notation(path)
     if notation is BYTE_LEVEL:
         return path.read_bytes()

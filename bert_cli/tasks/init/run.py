@@ -47,6 +47,7 @@ def run(settings: InitSettings) -> None:
     origin = origin_of(settings, settings.input, settings.start)
     if check_new_folder(settings.out, origin):
         return
+    files.refuse_output_inside(settings.input, settings.out)
     files.find_files(settings.input)  # before find_start, which loads TensorFlow in seconds
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     if (settings.input / "corpus.json").exists():
