@@ -449,6 +449,21 @@ WRONG = {
         ["--global-batch.micro-batch-size", "1", "--global-batch.grad-acc-steps-per-replica", "1"],
     ),
     "has nothing to score on": ("", ["--objective", "simcse"]),
+    "text_column (--text-column): names anchor twice": ("", ["--text-column", "anchor,anchor"]),
+    "validation_column (--validation-column): names a twice": (
+        "",
+        ["--validation-column", "a,a,score"],
+    ),
+    "matryoshka.0 (--matryoshka): got ''": ("", ["--matryoshka", ""]),
+    "num_epochs (1e+308): makes a run without end": (
+        "anchor,positive\na,b\nc,d\ne,f\n",
+        ["--num-epochs", "1e308"],
+    ),
+    "train.csv: is UTF-16, not UTF-8": ("\ufeffanchor,positive".encode("utf-16"), []),
+    "surrogate.jsonl (line 1): has an unpaired surrogate": (
+        "",
+        ["--train-file", "surrogate.jsonl"],
+    ),
     "names 1 column for": ("", ["--text-column", "text"]),
     "objective (--objective) 'tsdae': is no longer supported": ("", ["--objective", "tsdae"]),
 }
@@ -458,9 +473,10 @@ WRONG = {
 def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text, flags = WRONG[message]
-    (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "train.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "surrogate.jsonl").write_text('{"anchor": "\\ud800", "positive": "a"}\n')
     (tmp_path / "texts.txt").write_text("a\nb\n")
-    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,nan\n")
+    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,much\n")
     (tmp_path / "same.csv").write_text("sentence1,sentence2,score\na,b,1\nb,c,1\n")
     for name in ("queries", "corpus"):
         (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
