@@ -31,7 +31,7 @@ LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take 
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
 CACHE_FORMAT = 3  # increase it when features are built differently
-ENCODED_AT_ONCE = 20_000  # texts; the library's results take about 2 kB each
+ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
