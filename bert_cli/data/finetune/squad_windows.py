@@ -193,7 +193,7 @@ def long_answers(
     # Each token of a paragraph has one window with the most context.
     is_inside = windows.best_context & (windows.offsets[:, 1] > begin[owner])
     sizes = np.bincount(owner[is_inside & (windows.offsets[:, 0] < end[owner])], minlength=len(end))
-    ids = [questions[number].id for number in np.flatnonzero(sizes > max_answer_length)]
+    ids = [questions[number].id for number in np.flatnonzero(sizes > max_answer_length).tolist()]
     return remark_lines({LONG_ANSWERS: ids} if ids else {})
 
 
