@@ -7,6 +7,7 @@ impossible value (not finite, or a changed byte) is neither saved nor loaded.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -220,10 +221,14 @@ def read_best(folder: Path) -> Best | None:
 
 
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
-    """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good."""
+    """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good.
+
+    NaN is worse than any number.
+    """
     best = Best(step=step, value=value)
     old = read_best(folder)
-    if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
+    is_worse = old and (value <= old.value or math.isnan(value))
+    if old and is_worse and (folder / checkpoint_name(old.step)).is_dir():
         best = old
     record = {"step": best.step, "metric": name, "value": best.value, "scored": step}
     write_json_atomically(folder / BEST, with_checksum(record))

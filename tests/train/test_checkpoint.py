@@ -46,6 +46,7 @@ from bert_cli.train.checkpoint import (
     complete_checkpoints,
     lock_run,
     prune,
+    read_best,
     remove_partial_checkpoints,
     step_of,
     write_best,
@@ -318,6 +319,15 @@ def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
         save_empty(step)
         write_best(tmp_path, step, "f1", value)
         assert pruned(1) == left
+    # A score that is no number is never the best, and any number is better.
+    save_empty(16)
+    write_best(tmp_path, 16, "f1", math.nan)
+    assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
+    shutil.rmtree(tmp_path / "step_00000016")
+    (tmp_path / "best.json").unlink()
+    for value, best in ((math.nan, math.nan), (-1.0, -1.0), (math.nan, -1.0)):
+        write_best(tmp_path, 15, "f1", value)
+        assert read_best(tmp_path).value == pytest.approx(best, nan_ok=True)
     # A best checkpoint that was removed does not hide others.
     assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
     shutil.rmtree(tmp_path / "step_00000015")

@@ -114,11 +114,15 @@ def read_retrieval(qrels: Path) -> Retrieval:
 
 
 def _by_id(path: Path) -> dict[str, str]:
-    """Return the texts of a .jsonl by `_id`; a `title` is put before its text."""
-    texts = {}
+    """Return the texts of a .jsonl by `_id`; a `title` is put before its text. Raises DataError for an `_id` twice."""
+    texts: dict[str, str] = {}
     for where, row in tables.json_lines(tables.read_lines(path), str(path)):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
-        texts[tables.label_of(row, "_id", where)] = " ".join(filter(None, words))
+        name = tables.label_of(row, "_id", where)
+        if name in texts:
+            problem = f"has the _id '{name}' of line {1 + list(texts).index(name)}"
+            raise DataError(where, problem, "remove one of them, or change its _id")
+        texts[name] = " ".join(filter(None, words))
     return texts
 
 

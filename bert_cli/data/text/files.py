@@ -21,6 +21,7 @@ from glob import glob
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
+from bert_cli.data.rows import check_encoding, refuse_array
 from bert_cli.data.shards.manifest import (
     MANIFEST,
     Shard,
@@ -217,7 +218,10 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     if not head:
         return None
     _refuse_other_kinds(path, head, is_plain=reading.format == "plain")
+    check_encoding(head, str(path))
     kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
+    if kind == "json-lines":
+        refuse_array(head[:4096].decode(errors="replace"), str(path))
     has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
     if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
         raise DataError(

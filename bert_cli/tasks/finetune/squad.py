@@ -18,6 +18,7 @@ from bert_cli.data.finetune.squad_windows import (
     answers,
     arrays_of_windows,
     best_null_threshold,
+    long_answers,
     make_windows,
     windows_of,
     with_null_threshold,
@@ -78,7 +79,8 @@ def _read(
     print_line(
         f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
     )
-    for remark in (*remarks, *windows.remarks):
+    too_long = long_answers(questions, windows, settings.max_answer_length)
+    for remark in (*remarks, *windows.remarks, *too_long):
         print_line(f"  {remark}")
     return questions, windows
 

@@ -47,6 +47,16 @@ def test_judgements_without_any_relevant_document_are_refused(read):
         read("a\td0\t0", "b\td1\t-1")
 
 
+def test_a_document_or_query_that_comes_twice_is_refused_with_both_lines(read, tmp_path):
+    for name, places in (("queries", "abb"), ("corpus", ["d0", "d1", " d1 "])):
+        path = tmp_path / f"{name}.jsonl"
+        before = path.read_text()
+        path.write_text("\n".join(json.dumps({"_id": one, "text": "x"}) for one in places))
+        with pytest.raises(DataError, match=rf"{name}\.jsonl \(line 3\): has the _id .* of line 2"):
+            read("a\td0\t1")
+        path.write_text(before)
+
+
 def graded(judged, grades, seed):
     """Queries, documents, and for each query so many judged documents with one of the grades."""
     draw = np.random.default_rng(seed)

@@ -142,7 +142,7 @@ def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):
 
 def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
     for name, data, problem in (
-        ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is not UTF-8 text"),
+        ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is UTF-16LE, not UTF-8"),
         ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is not UTF-8 text"),
         ("a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
         ("a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
@@ -397,7 +397,7 @@ def test_tables_are_read_by_their_header(tmp_path):
     assert files.split_part(part, 10, body) == [part]
     for rows, where, problem in (
         (b"a,b\n1,2\n", "line 1", "has no column 'body', only 'a', 'b'; .*--text-field"),
-        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "it has 3 cells for 2 columns"),
+        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "has 3 cells for 2 columns"),
         (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
     ):
         (tmp_path / "b.csv").write_bytes(rows)

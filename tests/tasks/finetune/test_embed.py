@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.hf_models import change_weights
 from support.runs import continues_bit_for_bit
 from support.tiny_models import OTHERS, PIECES, TINY, metrics_of, write_model
 
@@ -362,6 +363,24 @@ def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     assert after["spearman"] > before["spearman"] + 0.1 and after["ndcg_10"] > before["ndcg_10"]
 
 
+def test_an_epoch_has_every_row_once_however_many_texts_it_has(home):
+    """12 rows a step: 64 rows of three texts, and of two; 40 texts with themselves."""
+    for changes, epochs, steps in (
+        ({"text_column": ["anchor", "positive", "negative"]}, 3, 16),
+        ({"text_column": ["anchor", "positive"]}, 3, 16),
+        ({"train_file": home / "texts.txt", "objective": "simcse"}, 1.5, 5),
+    ):
+        values = {"train_file": home / "pairs.tsv", "do_validation": False, "max_seq_length": 32}
+        values |= {"num_epochs": epochs, "cache_dir": None, **changes}
+        values["global_batch"] = {"micro_batch_size": 4, "grad_acc_steps_per_replica": 3}
+        settings = EmbedSettings.model_validate(values)
+        task = embed.build(settings, read_tokenizer(home / "plain"), None)
+        mesh = resolve.open_mesh(settings, Processes(()))
+        plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
+        assert plan.total_steps == steps and reader.epoch_size in (40, 64)
+        assert plan.epochs == pytest.approx(12 * steps / reader.epoch_size)
+
+
 def test_simcse_trains_on_texts_with_themselves(home):
     words = ["--objective", "simcse", "--train-file", str(home / "texts.txt"), "--no-do-validation"]
     assert main(arguments(home, "simcse", *words, "--num-epochs", "4")) == 0
@@ -453,6 +472,21 @@ WRONG = {
         ["--global-batch.micro-batch-size", "1", "--global-batch.grad-acc-steps-per-replica", "1"],
     ),
     "has nothing to score on": ("", ["--objective", "simcse"]),
+    "text_column (--text-column): names anchor twice": ("", ["--text-column", "anchor,anchor"]),
+    "validation_column (--validation-column): names a twice": (
+        "",
+        ["--validation-column", "a,a,score"],
+    ),
+    "matryoshka.0 (--matryoshka): got ''": ("", ["--matryoshka", ""]),
+    "num_epochs (1e+308): makes a run without end": (
+        "anchor,positive\na,b\nc,d\ne,f\n",
+        ["--num-epochs", "1e308"],
+    ),
+    "train.csv: is UTF-16, not UTF-8": ("\ufeffanchor,positive".encode("utf-16"), []),
+    "surrogate.jsonl (line 1): has an unpaired surrogate": (
+        "",
+        ["--train-file", "surrogate.jsonl"],
+    ),
     "names 1 column for": ("", ["--text-column", "text"]),
     "objective (--objective) 'tsdae': is no longer supported": ("", ["--objective", "tsdae"]),
 }
@@ -462,9 +496,10 @@ WRONG = {
 def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text, flags = WRONG[message]
-    (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "train.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "surrogate.jsonl").write_text('{"anchor": "\\ud800", "positive": "a"}\n')
     (tmp_path / "texts.txt").write_text("a\nb\n")
-    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,nan\n")
+    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,much\n")
     (tmp_path / "same.csv").write_text("sentence1,sentence2,score\na,b,1\nb,c,1\n")
     for name in ("queries", "corpus"):
         (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
@@ -526,6 +561,13 @@ def test_shortened_vectors_are_scored_and_predicted(home, trained, capsys):
     assert rows[1].shape == (5, 8)
     expected = rows[0][:, :8] / np.linalg.norm(rows[0][:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(rows[1], expected, atol=1e-6)
+    words = ["predict", str(trained), texts[0], "--task", "similarity", "--dimensions", "8"]
+    assert main([*words, "--input", str(home / "short.txt")]) == 0
+    ranked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    cosines = dict(zip(texts, expected @ expected[0], strict=True))
+    assert [row["text"] for row in ranked] == sorted(texts, key=cosines.get, reverse=True)
+    similarities = [row["similarity"] for row in ranked]
+    assert similarities == pytest.approx(sorted(cosines.values(), reverse=True), abs=1e-5)
     for words in (
         [*start, "--matryoshka", "999"],
         ["predict", str(trained), "a text", "--dimensions", "999"],
@@ -738,6 +780,43 @@ def test_ranks_divide_the_texts_of_a_teacher_and_rank_0_has_the_cache(cached, mo
     assert sorted(opened) == sorted([str(file), ":memory:", ":memory:"])
     for result in results:
         np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+CHANGED = ("nothing", "weights", "pooling", "length", "tokenizer")
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_vectors_are_computed_again_after_a_change_of_the_teacher(change, teachers, tmp_path):
+    other = tmp_path / "other"
+    bias = {"weights": {"embeddings.LayerNorm.bias": lambda values: values + 1.0}}
+    prefix = (
+        "bert." if "bert.embeddings.LayerNorm.bias" in load_file(teachers / "equal" / MODEL) else ""
+    )
+    changes = {f"{prefix}{name}": function for name, function in bias.get(change, {}).items()}
+    change_weights(teachers / "equal", other, changes)
+    pooling, longest = "cls" if change == "pooling" else "mean", 20 if change == "length" else 24
+    files = embeddings.embedding_files(pooling, TINY.hidden_size, longest)
+    for file, content in files.items():
+        (other / file).write_bytes(content)
+    if change == "tokenizer":
+        pieces = (other / "vocab.txt").read_text().splitlines()
+        lines = "".join(f"{piece}\n" for piece in [*pieces[:5], *reversed(pieces[5:])])
+        shutil.rmtree(other / "tokenizer.json", ignore_errors=True)
+        write_vocabulary(other, lines.encode(), Normalization())
+    texts = (teachers / "texts.txt").read_text().splitlines()
+    features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
+    tasks = []
+    for name in ("equal", other):
+        values = {"distillation": {"teacher": str(teachers / name)}, "cache_dir": tmp_path}
+        settings = EmbedSettings.model_validate(values)
+        task = Task(TINY.hidden_size, None, features)
+        tasks.append(teacher.with_vectors(settings, task, texts).train)
+    is_equal = change == "nothing"
+    assert len(list(tmp_path.glob("vectors_*.sqlite"))) == (1 if is_equal else 2)
+    assert (tasks[0].fingerprint == tasks[1].fingerprint) == is_equal
+    vectors = [part.labels["teacher_vectors"] for part in tasks]
+    # Of these texts none is longer than either limit.
+    assert np.array_equal(*vectors) == (change in ("nothing", "length"))
 
 
 @pytest.mark.slow

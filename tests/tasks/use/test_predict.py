@@ -308,7 +308,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
     with pytest.raises(ConfigError, match="--input FILE"):
         predict(capsys, models["text"])
     on_standard_input(monkeypatch, b"\xff\xfe")
-    with pytest.raises(DataError, match="standard input: is not UTF-8"):
+    with pytest.raises(DataError, match="standard input: is UTF-16, not UTF-8"):
         predict(capsys, models["text"])
 
 
