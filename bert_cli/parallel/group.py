@@ -50,6 +50,13 @@ class ProcessGroup(ABC):
         numbers[self.rank] = number
         return self.all_reduce(numbers).tolist()
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the text of every process, ordered by rank."""
+        data = text.encode()
+        rows = np.zeros((self.world_size, int(max(self.all_gather(len(data))))))
+        rows[self.rank, : len(data)] = list(data)
+        return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in self.all_reduce(rows)]
+
     def broadcast(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers that rank 0 passes, bit for bit."""
         array = np.asarray(numbers, np.float64)

@@ -156,3 +156,5 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
         save()
     writer.wait()
     return finished
+        first = state.step
+        called.insert(0, (lambda info: saving.compare_weights(run, info.step - first), each))
