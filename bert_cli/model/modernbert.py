@@ -41,7 +41,6 @@ from bert_cli.model.layers import (
 )
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
-QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 
 
 class Embeddings(ConfiguredLayer):
@@ -107,18 +106,19 @@ class RotaryAttention(ConfiguredLayer):
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD), states
 
-    def _context(self, inputs_BNSH: QueryKeyValue, batch: Mapping[str, Tensor]) -> Tensor:
+    def _context(self, inputs_BNSH: Sequence[Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Return the context; the length, maybe known only when the graph runs, decides how it is computed."""
+        query, key, value = inputs_BNSH
         above = MIN_BLOCKS * 2 * self.window - 1 if self.window else MAX_SCORED
-        length = ops.shape(inputs_BNSH[0])[2]
+        length = ops.shape(query)[2]
 
         def long() -> Tensor:
             if self.window:
-                return self._attend_in_blocks(*inputs_BNSH, batch)
-            return attended_by_queries(*inputs_BNSH, self._bias(batch), QUERIES)
+                return self._attend_in_blocks(query, key, value, batch)
+            return attended_by_queries(query, key, value, self._bias(batch), QUERIES)
 
         def short() -> Tensor:
-            return self._attend(*inputs_BNSH, self._bias(batch))
+            return self._attend(query, key, value, self._bias(batch))
 
         longest = length if isinstance(length, int) else self.config.max_position_embeddings
         if longest is length or longest <= above:

@@ -52,9 +52,9 @@ class ProcessGroup(ABC):
 
     def gather_texts(self, text: str) -> list[str]:
         """Return the text of every process, ordered by rank."""
-        data = text.encode()
-        rows = np.zeros((self.world_size, int(max(self.all_gather(len(data))))))
-        rows[self.rank, : len(data)] = list(data)
+        data = np.frombuffer(text.encode(), np.uint8)
+        rows = np.zeros((self.world_size, int(max(self.all_gather(data.size)))))
+        rows[self.rank, : data.size] = data
         return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in self.all_reduce(rows)]
 
     def broadcast(self, numbers: Sequence[float]) -> list[float]:

@@ -309,10 +309,9 @@ def _use_equal_threads(client: Any, processes: Processes) -> None:
     fewest = min(numbers)
     if fewest < max(numbers):
         os.environ["PJRT_NPROC"] = str(fewest)  # XLA reads it when it starts
-        problem = (
-            f"rank {numbers.index(fewest)} has {count(fewest, 'core')}, others up to {max(numbers)}"
-        )
-        print_line(f"cluster: {problem}; each rank computes with {count(fewest, 'thread')}")
+        where = f"rank {numbers.index(fewest)} has {count(fewest, 'core')}"
+        threads = f"each rank computes with {count(fewest, 'thread')}"
+        print_line(f"cluster: {where}, others up to {max(numbers)}; {threads}")
 
 
 def _start_service(count: int, interface: str | None, links: Links) -> int:

@@ -76,8 +76,8 @@ def _check_same_kind(resolved: ResolvedRun, group: ProcessGroup) -> None:
     """Raise ConfigError for other versions than rank 0 has, DeviceError for another processor or accelerator."""
     engine = resolved.settings.engine
     accelerators = [] if resolved.mesh.kind == "CPU" else runtime(engine).device_names()
-    ours = socket.gethostname(), traits_of_results(engine, accelerators)
-    ranks = [json.loads(text) for text in group.gather_texts(json.dumps(ours))]
+    ours = json.dumps([socket.gethostname(), traits_of_results(engine, accelerators)])
+    ranks = list(map(json.loads, group.gather_texts(ours)))
     first_host, first = ranks[0]
     for rank, (host, traits) in enumerate(ranks):
         for name in (name for name in first if traits.get(name) != first[name]):
