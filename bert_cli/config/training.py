@@ -163,7 +163,8 @@ class OptimizerOpts(Settings):
 
     name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
     """LAMB for batches of thousands, AdamW for smaller batches. StableAdamW is AdamW that divides the update of a
-    weight by the root mean square of gradient / sqrt(second moment) if that is above 1 (Wortsman et al. 2023)."""
+    weight by the root mean square of gradient / sqrt(second moment) if that is above 1 (Wortsman et al. 2023);
+    query, key, value and both halves of Wi are clipped apart: 2 % of the change of weights differs from fused ones."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""
     weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01

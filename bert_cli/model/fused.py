@@ -43,7 +43,7 @@ def is_fused(x: Tensor, fuse_above: float) -> bool:
     operations of more elements are, but none for batches of any shape, as in prediction.
     """
     if tf is None:
-        return jax is not None and fuse_above < NEVER
+        return fuse_above < NEVER
     shape = tuple(x.shape)
     return None not in shape and math.prod(shape) > fuse_above
 
@@ -59,10 +59,7 @@ def custom_gradient(function: Operation, *constants: Tensor | None) -> Operation
     `function` takes both and returns (results, function of their gradients). JAX allows no tensors in its closure.
     """
     if jax is None:
-        wrapped: Operation = partial(function, *constants)
-        if tf is None:  # PyTorch differentiates the function itself, with more memory
-            return lambda *inputs: wrapped(*inputs)[0]
-        wrapped = tf.custom_gradient(lambda *inputs: function(*constants, *inputs))
+        wrapped: Operation = tf.custom_gradient(lambda *inputs: function(*constants, *inputs))
         return wrapped
 
     def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
@@ -82,8 +79,6 @@ def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
 
     The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
     """
-    if tf is None and jax is None:
-        return x * backward + ops.stop_gradient(x * (forward - backward))
 
     def operation(x: Tensor) -> tuple[Tensor, Operation]:
         # No copy of x is saved for the gradient.
@@ -104,8 +99,6 @@ def run_after(x: Tensor, earlier: Iterable[Tensor]) -> Tensor:
     """Return the tensor unchanged; it is read only after the others are computed."""
     if jax is not None:
         return jax.lax.optimization_barrier((x, *earlier))[0]
-    if tf is None:
-        return x
     with tf.control_dependencies(list(earlier)):
         return tf.identity(x)
 

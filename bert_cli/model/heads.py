@@ -244,7 +244,9 @@ class Classifier(Head):
 class SequenceClassification(Classifier):
     """Block `glue_head`: a classifier of the pooled [CLS] (section 4.1); with one output, regression."""
 
-    READS = ("labels", *TEACHER)
+    READS = ("labels", "is_labelled", *TEACHER)
+    COUNTS: ClassVar[Mapping[str, str]] = {"labelled": "is_labelled"}
+    MEANS: ClassVar = {**Head.MEANS, "accuracy": ("correct", "labelled")}
 
     def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
@@ -432,6 +434,8 @@ def task_sums(
     temperature = ops.reshape(columns["teacher_temperature"], of_examples)
     counted = ops.ones_like(logits[..., 0]) if weights is None else weights
     loss, _ = loss_sums(logits, labels, ops.reshape((1.0 - weight) * counted, (-1,)))
+    if "is_labelled" in columns:  # 0 where the teacher made the label
+        _, correct = loss_sums(logits, labels, columns["is_labelled"])
     expected = ops.log_softmax(teacher / temperature[..., None])
     log_probabilities = ops.log_softmax(logits / temperature[..., None])
     divergences = ops.sum(ops.exp(expected) * (expected - log_probabilities), axis=-1)

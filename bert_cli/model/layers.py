@@ -433,7 +433,8 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
 class GatherPositions(ConfiguredLayer):
     """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
-    READS = ("masked_lm_positions", "next_sentence_positions", "relation_weight")
+    READS: tuple[str, ...] = ("masked_lm_positions", "next_sentence_positions", "relation_weight")
+    has_first = True
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D].
@@ -446,7 +447,8 @@ class GatherPositions(ConfiguredLayer):
         first_BC = start_B1
         if "next_sentence_positions" in batch:
             first_BC = start_B1 + ops.cast(batch["next_sentence_positions"], "int32")
-        rows = [first_BC, start_B1 + positions_BP]
+        rows = [first_BC] if self.has_first else []
+        rows += [start_B1 + positions_BP]
         rows += [start_B1 + (length - 1)] if "relation_weight" in batch else []
         return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
 
@@ -471,7 +473,7 @@ class Pooler(ConfiguredLayer):
 class MeanPooling(ConfiguredLayer):
     """Block `mean_pool`: the mean over the tokens of each text. No weights."""
 
-    READS = ("input_mask", "next_sentence_positions")
+    READS: tuple[str, ...] = ("input_mask", "next_sentence_positions")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32, for packs [B * C, 1, D]."""

@@ -25,6 +25,7 @@ from bert_cli.model.fused import (
     gated_gelu,
     gelu,
     matmul,
+    run_after,
 )
 from bert_cli.model.heads import Columns, Sums
 from bert_cli.model.layers import (
@@ -32,6 +33,8 @@ from bert_cli.model.layers import (
     Configured,
     ConfiguredLayer,
     Embedding,
+    GatherPositions,
+    MeanPooling,
     States,
     attention_bias,
     linear,
@@ -99,17 +102,28 @@ class RotaryAttention(ConfiguredLayer):
             ops.transpose(ops.cast(x, self.compute_dtype), (0, 2, 1, 3))
             for x in (query, key, value)
         )
-        length = x_BSD.shape[1]
-        block = 2 * (self.window or 0)
-        if block and length is not None and length >= MIN_BLOCKS * block:
-            context_BNSH = self._attend_in_blocks(query_BNSH, key_BNSH, value_BNSH, batch)
-        elif not block and length is not None and length > MAX_SCORED:
-            inputs = query_BNSH, key_BNSH, value_BNSH, self._bias(batch)
-            context_BNSH = attended_by_queries(*inputs, QUERIES)
-        else:
-            context_BNSH = self._attend(query_BNSH, key_BNSH, value_BNSH, self._bias(batch))
+        context_BNSH = self._context((query_BNSH, key_BNSH, value_BNSH), batch)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD), states
+
+    def _context(self, inputs_BNSH: Sequence[Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the context; the length, maybe known only when the graph runs, decides how it is computed."""
+        query, key, value = inputs_BNSH
+        above = MIN_BLOCKS * 2 * self.window - 1 if self.window else MAX_SCORED
+        length = ops.shape(query)[2]
+
+        def long() -> Tensor:
+            if self.window:
+                return self._attend_in_blocks(query, key, value, batch)
+            return attended_by_queries(query, key, value, self._bias(batch), QUERIES)
+
+        def short() -> Tensor:
+            return self._attend(query, key, value, self._bias(batch))
+
+        longest = length if isinstance(length, int) else self.config.max_position_embeddings
+        if longest is length or longest <= above:
+            return long() if longest > above else short()
+        return ops.cond(length > above, long, short)
 
     def _rotation(self, batch: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [S, 1, H / 2], for packs [B, S, 1, H / 2], float32."""
@@ -142,23 +156,25 @@ class RotaryAttention(ConfiguredLayer):
         assert self.window is not None
         window = self.window
         width = 2 * window
-        length = query_BNSH.shape[2]
+        length = ops.shape(query_BNSH)[2]
         blocks = -(-length // width)
         rest = blocks * width - length
 
         def in_blocks(x: Tensor, axis: int, before: int, after: int) -> Tensor:
             """[.., S, ..] with zeros before and after -> [.., K, W, ..]."""
-            padding = [(0, 0)] * len(x.shape)
-            padding[axis] = (before, after)
-            x = ops.pad(x, padding) if before or after else x
+            x = padded(x, axis, before, after)
             return ops.reshape(x, (*ops.shape(x)[:axis], -1, width, *x.shape[axis + 1 :]))
 
         def of_keys(x: Tensor, axis: int) -> Tensor:
             """[.., S, ..] -> the positions that each block reads [.., K, 2 W, ..]."""
-            parts = ops.split(in_blocks(x, axis, window, rest + window), [1, blocks], axis)
-            left = ops.concatenate(parts[:2], axis)
-            right = ops.concatenate(parts[1:], axis)
-            return ops.concatenate([left, right], axis + 1)
+            parts = in_blocks(x, axis, window, rest + window)
+            if BACKEND == "jax":
+                parts = ops.split(parts, [1, blocks], axis)
+                sides = [ops.concatenate(part, axis) for part in (parts[:2], parts[1:])]
+            else:
+                ends = slice(0, -1), slice(1, None)
+                sides = [parts[(*[slice(None)] * axis, end)] for end in ends]
+            return ops.concatenate(sides, axis + 1)
 
         # 0 is padding, also beyond the ends; in packs the number of the sequence.
         mask_BS = ops.cast(batch["input_mask"], "int32")
@@ -176,17 +192,26 @@ class RotaryAttention(ConfiguredLayer):
         return ops.reshape(context_BNKWH, padded_shape)[:, :, :length]
 
 
+def padded(x: Tensor, axis: int, before: int, after: Tensor) -> Tensor:
+    """Return a tensor with zeros before and after an axis; `after` may be known only when the graph runs."""
+    if isinstance(after, int) and before + after == 0:
+        return x
+    padding = [(0, 0)] * len(x.shape)
+    padding[axis] = (before, after)
+    return ops.pad(x, padding)
+
+
 def attended_by_queries(
     query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, bias: Tensor, rows: int
 ) -> Tensor:
     """Return the context [B, N, S, H], computed for `rows` queries at a time; only the inputs are saved."""
-    length = query_BNSH.shape[2]
+    length = ops.shape(query_BNSH)[2]
     count = -(-length // rows)
     rest = count * rows - length
 
     def parts_of(x: Tensor) -> Tensor:
         """[B, n, S, m] -> [K, B, n, rows, m], the last part with zeros."""
-        x = ops.pad(x, [(0, 0), (0, 0), (0, rest), (0, 0)]) if rest else x
+        x = padded(x, 2, 0, rest)
         shape = (*ops.shape(x)[:2], count, rows, x.shape[3])
         return ops.transpose(ops.reshape(x, shape), (2, 0, 1, 3, 4))
 
@@ -208,12 +233,19 @@ def attended_by_queries(
         def context(inputs: Sequence[Tensor]) -> Tensor:
             return matmul(ops.cast(probabilities(*inputs), value.dtype), value)
 
+        numbers = ops.reshape(ops.arange(count), (-1, 1, 1, 1, 1))
+
+        def put(number: Tensor, contexts: Tensor) -> Tensor:
+            number = run_after(number, [contexts])
+            part = context([ops.take(x, number, axis=0) for x in queries])
+            return ops.where(ops.equal(numbers, number), part[None], contexts)
+
         def pull(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             parts = parts_of(gradient), *queries
-            numbers = ops.reshape(ops.arange(count), (-1, 1, 1, 1, 1))
 
             def add(number: Tensor, totals: Sequence[Tensor]) -> list[Tensor]:
                 query_gradient, key_gradient, value_gradient = totals
+                number = number if BACKEND == "jax" else run_after(number, totals)
                 part_gradient, *inputs = (ops.take(x, number, axis=0) for x in parts)
                 weights = probabilities(*inputs)
                 slopes = float32(matmul(part_gradient, value, transpose_b=True))
@@ -232,7 +264,10 @@ def attended_by_queries(
             query_gradient, *sums = ops.fori_loop(0, count, add, zeros)
             return joined(query_gradient), *(ops.cast(x, query.dtype) for x in sums)
 
-        return joined(ops.map(context, queries)), pull
+        # TensorFlow would compute ten parts at once, with the scores of all.
+        if BACKEND == "jax":
+            return joined(ops.map(context, queries)), pull
+        return joined(ops.fori_loop(0, count, put, ops.zeros_like(queries[0]))), pull
 
     return custom_gradient(operation, bias)(query_BNSH, key_BNSH, value_BNSH)
 
@@ -306,19 +341,11 @@ class ModernLayer(ConfiguredLayer):
         return self.finish(ops.cast(x_BSD, self.compute_dtype), states, batch)
 
 
-class GatherMasked(ConfiguredLayer):
+class GatherMasked(GatherPositions):
     """Block `enc_out`: gather the masked positions. No weights."""
 
     READS = ("masked_lm_positions", "relation_weight")
-
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `masked_lm_positions` [B, P]; [B, S, D] -> [B, P, D], with a loss of relations [B, P + 1, D]."""
-        positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
-        examples, length, size = ops.shape(hidden)
-        starts_B1 = ops.arange(examples, dtype="int32")[:, None] * length
-        rows = [starts_B1 + positions_BP]
-        rows += [starts_B1 + (length - 1)] if "relation_weight" in batch else []
-        return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
+    has_first = False
 
 
 class Transform(ConfiguredLayer):
@@ -379,7 +406,7 @@ class MaskedLMHead(heads.PretrainingHeads):
         return loss / counts["masked"] + relations, sums
 
 
-class Pooling(ConfiguredLayer):
+class Pooling(MeanPooling):
     """Block `pool`: the vector that a classifier of texts reads. No weights."""
 
     config: ModernBertConfig
@@ -387,11 +414,8 @@ class Pooling(ConfiguredLayer):
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D]."""
-        if self.config.classifier_pooling == "cls":
-            return hidden[:, :1]
-        mask_BS1 = float32(batch["input_mask"])[:, :, None]
-        total_B1D = ops.sum(float32(hidden) * mask_BS1, 1, keepdims=True)
-        return total_B1D / ops.sum(mask_BS1, 1, keepdims=True)
+        is_first = self.config.classifier_pooling == "cls"
+        return hidden[:, :1] if is_first else super().call(hidden, batch, key)
 
 
 class WithTransform(heads.Head):

@@ -4,15 +4,19 @@ import ctypes
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from bert_cli import __version__
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 
 T = TypeVar("T")
 CPUINFO = Path("/proc/cpuinfo")
+# Instructions of float32 arithmetic. Those for products alone (AMX) change only gradients, which all ranks sum.
+VECTORS = re.compile("avx2?|avx512(f|bw|cd|dq|vl)|fma4?|f16c|asimd|sve2?")
 # Options of glibc's mallopt(3).
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -93,6 +97,16 @@ def processor_flags(cpuinfo: str) -> set[str]:
 def has_amx(cpuinfo: Path = CPUINFO) -> bool:
     """Return whether the processor has AMX for bfloat16; False on systems without /proc/cpuinfo."""
     return cpuinfo.is_file() and "amx_bf16" in processor_flags(cpuinfo.read_text())
+
+
+def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str]:
+    """Return what the last bits of an update depend on: versions, and accelerators or the processor's instructions."""
+    traits = {f"version of {name}": version(name) for name in ("keras", "numpy", engine)}
+    traits["version of bert"] = __version__
+    if accelerators:
+        return {**traits, "kind of accelerator": " ".join(sorted(set(accelerators)))}
+    flags = processor_flags(CPUINFO.read_text()) if CPUINFO.is_file() else set()
+    return {**traits, "set of instructions": " ".join(sorted(filter(VECTORS.fullmatch, flags)))}
 
 
 def keep_freed_memory() -> None:

@@ -50,6 +50,13 @@ class ProcessGroup(ABC):
         numbers[self.rank] = number
         return self.all_reduce(numbers).tolist()
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the text of every process, ordered by rank."""
+        data = np.frombuffer(text.encode(), np.uint8)
+        rows = np.zeros((self.world_size, int(max(self.all_gather(data.size)))))
+        rows[self.rank, : data.size] = data
+        return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in self.all_reduce(rows)]
+
     def broadcast(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers that rank 0 passes, bit for bit."""
         array = np.asarray(numbers, np.float64)

@@ -98,6 +98,33 @@ def test_masked_lm_with_few_queries_at_a_time_equals_transformers(config, blocks
     test_masked_lm_equals_transformers(LONG, config, blocks)
 
 
+def test_one_graph_for_all_lengths_computes_as_a_graph_for_each(config, blocks, queries_apart):
+    """Its outputs are those of all scores, and it has the branches that save memory."""
+    import tensorflow as tf
+
+    body = [block for name, block in blocks if name == "emb" or name.startswith("hid_")]
+
+    def encoder(columns):
+        hidden = None
+        for block in body:
+            hidden = block(hidden, columns, None)
+        return hidden
+
+    any_shape = tf.TensorSpec([None, None], tf.int32)
+    names = ("input_ids", "input_mask")
+    traced = tf.function(encoder, [dict.fromkeys(names, any_shape)], autograph=False)
+    for length in (2, 7, 16, 17, SHORT, 39, 40, LONG, 80):
+        columns = make_examples(config.vocab_size, length=max(length, 20))
+        columns = {name: tf.constant(columns[name][:, :length], tf.int32) for name in names}
+        inside = columns["input_mask"].numpy() > 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(modernbert, "MAX_SCORED", 1000)
+            patch.setattr(modernbert, "MIN_BLOCKS", 1000)
+            expected = encoder(columns).numpy()
+        for outputs in (traced(columns).numpy(), encoder(columns).numpy()):
+            assert np.abs(outputs - expected)[inside].max() < 1e-6 * np.abs(expected).max(), length
+
+
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_masked_lm_equals_transformers(length, config, blocks):
     columns = make_examples(config.vocab_size, length=length)

@@ -11,6 +11,7 @@ from bert_cli.config.heads import (
 )
 from bert_cli.model.bert import build_block, build_blocks, named_weights
 from bert_cli.model.hf import hf_config, to_hf
+from bert_cli.parallel.engine import count
 
 LABELS = ("one", "two", "three")
 KINDS = {
@@ -128,6 +129,32 @@ def test_the_classifier_has_dropout_before_it(tiny):
     hidden = np.random.default_rng(0).normal(size=(3, 6, 32)).astype(np.float32)
     dropped = head.logits(hidden, np.array([7, 0], np.int32))
     assert not np.array_equal(dropped, head.logits(hidden, None))
+
+
+def test_the_accuracy_leaves_out_labels_that_a_teacher_made(tiny):
+    block = build_block("glue_head", tiny, seed=4, policy="float32", labels=3)
+    draw = np.random.default_rng(7)
+    hidden = draw.normal(size=(6, 1, tiny.hidden_size)).astype(np.float32)
+    guesses = np.asarray(block.logits(hidden, None)).argmax(-1)
+    ones = np.ones(6, np.float32)
+    columns = {
+        "input_mask": np.ones((6, 1), np.int32),
+        # The third label is wrong; the last three are the model's own guesses.
+        "labels": np.where([0, 0, 1, 0, 0, 0], (guesses + 1) % 3, guesses),
+        "teacher_logits": draw.normal(size=(6, 3)).astype(np.float32),
+        "teacher_weight": 0.5 * ones,
+        "teacher_temperature": ones,
+    }
+    marked = columns | {"is_labelled": np.float32([1, 1, 1, 0, 0, 0])}
+    losses = []
+    for batch, expected in ((columns, 5 / 6), (marked, 2 / 3)):
+        counts = count(batch, block.COUNTS)
+        divisors = {name: np.float32(value) for name, value in counts.items()}
+        loss, sums = block(hidden, batch, divisors, None)
+        losses.append(float(loss))
+        over, by = block.MEANS["accuracy"]
+        assert float(sums[over]) / counts[by] == pytest.approx(expected)
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
-
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field

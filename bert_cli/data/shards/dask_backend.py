@@ -148,7 +148,8 @@ class _Cluster:
     async def _restart_workers(self) -> None:
         keys = {future.key for future in self.running}
         tasks = await self.client.processing()
-        busy = [worker for worker in tasks if keys.intersection(tasks[worker])]
+        # A worker that has tasks of other users too runs one of them, and ours may only wait for it.
+        busy = [worker for worker in tasks if tasks[worker] and keys.issuperset(tasks[worker])]
         await self.client.cancel(list(self.running), force=True)
         await self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
 

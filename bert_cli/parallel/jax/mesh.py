@@ -48,7 +48,8 @@ from bert_cli.parallel.devices import (
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
-from bert_cli.processes import print_error
+from bert_cli.processes import print_error, print_line
+from bert_cli.text import count
 
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections show its cause
@@ -281,6 +282,8 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
         options = {"heartbeat_timeout": FOREVER, "shutdown_on_destruction": False}
         client = _jax.get_distributed_runtime_client(f"{host}:{service}", rank, **options)
         client.connect()
+        if _kind() == "CPU":
+            _use_equal_threads(client, processes)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"cluster (rank {rank} of {', '.join(processes.workers)})"
         problem = f"the processes did not connect ({error})"
@@ -297,6 +300,21 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
     make_client = partial(xla_bridge.make_cpu_client, collectives=gloo)
     xla_bridge.register_backend_factory("cpu", make_client, fail_quietly=False)
     return processes
+
+
+def _use_equal_threads(client: Any, processes: Processes) -> None:
+    """Make XLA use as many threads on each rank as the fewest cores of a rank: it divides sums among threads."""
+    cores = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or len(os.sched_getaffinity(0))
+    client.key_value_set(f"bert_cores_{processes.rank}", str(cores))
+    wait = int(1000 * Rendezvous.register_seconds)
+    keys = (f"bert_cores_{rank}" for rank in range(processes.count))
+    numbers = [int(client.blocking_key_value_get(key, wait)) for key in keys]
+    fewest = min(numbers)
+    if fewest < max(numbers):
+        os.environ["PJRT_NPROC"] = str(fewest)  # XLA reads it when it starts
+        where = f"rank {numbers.index(fewest)} has {count(fewest, 'core')}"
+        threads = f"each rank computes with {count(fewest, 'thread')}"
+        print_line(f"cluster: {where}, others up to {max(numbers)}; {threads}")
 
 
 def _start_service(count: int, interface: str | None, links: Links) -> int:

@@ -6,6 +6,7 @@ before they continue.
 
 import hashlib
 import json
+import socket
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,13 +15,14 @@ from functools import partial
 import numpy as np
 
 from bert_cli.config.markers import COLLECTIVE
-from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import with_checksum, write_json_atomically
+from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import start
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.resolve import ResolvedRun
+from bert_cli.tasks.run.resolve import ResolvedRun, runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, State, StateCopy, copy_state, gather_shards
@@ -38,6 +40,7 @@ def load_state(run: Run, stack: ExitStack) -> None:
         if run.is_first_rank:
             _take_folder(resolved, stack)
         group.barrier()
+    _check_same_kind(resolved, group)
     shared = resolved.fixed | resolved.dumped_with(COLLECTIVE)
     shared["parallel"] = {**resolved.dumped["parallel"], "trace": None}
     shared["held_out"] = resolved.held_out
@@ -67,6 +70,27 @@ def _take_folder(resolved: ResolvedRun, stack: ExitStack) -> None:
     print_line(text)
     if removed := checkpoint.remove_partial_checkpoints(folder):
         print_line(f"run: removed incomplete {', '.join(removed)}")
+
+
+def _check_same_kind(resolved: ResolvedRun, group: ProcessGroup) -> None:
+    """Raise ConfigError for other versions than rank 0 has, DeviceError for another processor or accelerator."""
+    engine = resolved.settings.engine
+    accelerators = [] if resolved.mesh.kind == "CPU" else runtime(engine).device_names()
+    ours = json.dumps([socket.gethostname(), traits_of_results(engine, accelerators)])
+    ranks = list(map(json.loads, group.gather_texts(ours)))
+    first_host, first = ranks[0]
+    for rank, (host, traits) in enumerate(ranks):
+        for name in (name for name in first if traits.get(name) != first[name]):
+            than = f"has another {name} than rank 0 ({first_host})"
+            problem = f"{than}: {traits.get(name)} instead of {first[name]}"
+            error = ConfigError if name.startswith("version") else DeviceError
+            raise error(f"rank {rank} ({host})", problem, "use the same on all hosts of the run")
+
+
+def compare_weights(run: Run, steps: int) -> None:
+    """Compare the weights of all processes after 1, 2, 4, 8, ... steps of this start; raise CheckpointError."""
+    if steps.bit_count() == 1:
+        _check_same_weights(run.engine.group, run.state)
 
 
 def _check_same_weights(group: ProcessGroup, state: State) -> None:

@@ -90,6 +90,8 @@ def with_teacher(
         logits = cached(settings.cache_dir, made_from, build)["logits"][:, order]
         numbers = {"weight": weight, "temperature": distillation.temperature}
         columns = {f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()}
+        if (unlabelled := task.train_unlabelled) is not None:
+            columns["is_labelled"] = np.full(len(part), part is not unlabelled, np.float32)
         labels = {**part.labels, **columns}
         if settings.head.is_per_position:
             positions = {**part.position_labels, "teacher_logits": logits}

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Literal
 
 from bert_cli.data.stream.reader import read_ahead
+from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
@@ -55,6 +56,7 @@ def run_training(
     if settings.saves and not hooks.score_resumed(run):
         return run, "stopped"
     if state.step >= plan.total_steps or hooks.stops_early(run):
+        _check_updates(run)
         if state.step >= plan.total_steps:
             print_line(f"run: all {plan.total_steps:,} steps are done; nothing to do")
         else:
@@ -71,6 +73,7 @@ def run_training(
         kind = "dry run" if timer is None else "measurement"
         print_line(f"run: {kind} ended at {at} after {duration}; nothing was saved")
     elif finished:
+        _check_updates(run)
         if state.step < plan.total_steps:
             evaluations = count(resolved.early_stop or 0, "evaluation")
             print_line(f"run: ends early: {evaluations} without a better score (early_stop)")
@@ -79,6 +82,17 @@ def run_training(
     else:
         print_line(f"run: stopped at {at} and saved; the same command continues")
     return run, "finished" if finished else "stopped"
+
+
+def _check_updates(run: Run) -> None:
+    """Raise DeviceError if no step of a complete run changed the weights."""
+    scale = run.state.loss_scale
+    if 0 < run.state.step == scale.skipped:
+        problem = (
+            f"no gradient was finite, so no step changed the weights (loss scale {scale.value:g})"
+        )
+        remedy = "start a new run with optimizer_opts.loss_scaling lower or dynamic, or with a lower learning rate"
+        raise DeviceError(f"run ({count(scale.skipped, 'step')})", problem, remedy)
 
 
 def _describe(resolved: ResolvedRun) -> None:
@@ -142,6 +156,8 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
     with ProgressBar(state.step, last, stop) as bar:
         each = Every(steps=1)
         called = hooks.hooks_of(run, last, save, bar, forecast, stack)
+        first = state.step
+        called.insert(0, (lambda info: saving.compare_weights(run, info.step - first), each))
         called.append((lambda info: writer.check(), each))
         if timer is not None:
             called.insert(0, (timer(run, seconds_built, seconds_traced), each))

@@ -337,6 +337,20 @@ def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
         assert name in error
 
 
+def test_a_run_whose_gradients_were_never_finite_has_no_result(base, tmp_path, capsys):
+    words = [*arguments(base, tmp_path / "run"), "--optimizer-opts.loss-scaling", "1e38"]
+    words += ["--num-epochs", "0.3"]
+    for attempt in ("first", "again"):
+        assert main(words) == 5, attempt
+        printed = capsys.readouterr()
+        assert (
+            "bert: run (3 steps): no gradient was finite, so no step changed the weights"
+            in printed.err
+        )
+        assert "the model is" not in printed.out and "nothing to do" not in printed.out
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
 # --- distillation
 
 
@@ -394,7 +408,8 @@ def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
     assert len(alone) == 79 and len(both) == 79 + 61
     np.testing.assert_array_equal(labels["teacher_weight"], np.float32([0.6] * 79 + [1.0] * 61))
     np.testing.assert_array_equal(labels["labels"][:79], alone.labels["labels"])
-    # The accuracy of the training counts the teacher's prediction as the label.
+    # The accuracy of the training counts no prediction of the teacher as a label.
+    np.testing.assert_array_equal(labels["is_labelled"], np.float32([1] * 79 + [0] * 61))
     predicted = labels["teacher_logits"][79:].argmax(1)
     np.testing.assert_array_equal(labels["labels"][79:], predicted)
     assert 20 < predicted.sum() < 41 and labels["labels"].dtype == np.int32

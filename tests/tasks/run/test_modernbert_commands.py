@@ -6,8 +6,10 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+from support.bert import run_python
 from support.hf_models import need
 from support.tiny_models import (
+    PIECES,
     RUN_OF_RECORDS,
     SENTENCES,
     flags_of,
@@ -18,6 +20,7 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
+from bert_cli.config.architectures import shape_of
 from bert_cli.config.load import load
 from bert_cli.config.pretrain import PretrainSettings
 
@@ -176,3 +179,56 @@ def test_an_encoder_without_a_head_is_exported_without_a_pooler(trained, tmp_pat
     assert main(["export", str(folder), str(exported), "--format", "hf"]) == 0
     weights = safetensors.numpy.load_file(exported / "model.safetensors")
     assert weights and not [name for name in weights if "pooler" in name]
+
+
+PEAK = """
+from bert_cli.cli import main
+assert main(words) == 0
+print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
+"""
+
+
+def peak_of(*words):
+    """Return the most bytes of memory that a command uses."""
+    done = run_python(f"words = {[*map(str, words)]}\n{PEAK}")
+    assert done.returncode == 0, done.stderr
+    return 1024 * int(done.stdout.split()[-1])
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory):
+    changes = {
+        "max_position_embeddings": 8192,
+        "local_attention": 128,
+        "vocab_size": len(PIECES),
+        "hidden_size": 64,
+    }
+    config = shape_of(
+        {name.partition(".")[2].replace("-", "_"): value for name, value in SHAPE.items()} | changes
+    )
+    return write_model(tmp_path_factory.mktemp("long") / "model", config)
+
+
+@pytest.mark.slow
+def test_memory_of_predictions_grows_with_the_length_and_not_with_its_square(long_model):
+    """All scores of 4 heads and 8,192 positions would take 1.1 GB for each array."""
+    peaks = []
+    for tokens in (512, 2048, 8192):
+        text = long_model.with_name(f"{tokens}.txt")
+        text.write_text("good " * (tokens - 2))
+        words = ["predict", long_model, "--task", "embed", "--input", text]
+        peaks.append(peak_of(*words))
+    assert peaks[1] - peaks[0] < 150e6 and peaks[2] - peaks[0] < 400e6, peaks
+
+
+@pytest.mark.slow
+def test_training_computes_few_scores_of_long_sequences_at_a_time():
+    sizes = {"max-seq-length": 8192, "max-predictions-per-seq": 1000, "total-num-train-samples": 4}
+    sizes |= {"bert-config.max-position-embeddings": 8192, "bert-config.local-attention": 128}
+    sizes |= {"bert-config.hidden-size": 64, "bert-config.vocab-size": 2000}
+    sizes |= {"global-batch.micro-batch-size": 1, "generated-dataset": None, "dry-run": None}
+    peaks = [
+        peak_of("pretrain", *flags_of(RUN_OF_RECORDS | SHAPE | sizes, max_seq_length=length))
+        for length in (1024, 8192)
+    ]
+    assert peaks[1] - peaks[0] < 900e6, peaks

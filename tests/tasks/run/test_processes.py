@@ -206,6 +206,22 @@ def test_processes_with_other_settings_are_an_error_of_all(tmp_path, start):
     assert all("rank 1: was started with other settings" in text for text in texts)
 
 
+@pytest.mark.slow
+def test_ranks_with_other_numbers_of_cores_train_the_same_weights(tmp_path, start):
+    """On JAX, whose sums depend on the number of threads: rank 0 has one core."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    sizes = {"bert_config__hidden_size": 128, "bert_config__vocab_size": 8000, "engine": "jax"}
+    command = words(tmp_path / "run", 2, 2, steps=4, **sizes)
+    processes = start(command, command)
+    os.sched_setaffinity(processes[0].pid, cores[:1])
+    codes, (first, _) = end(processes)
+    assert codes == [0, 0], first
+    numbers = f"rank 0 has 1 core, others up to {len(cores)}"
+    assert f"cluster: {numbers}; each rank computes with 1 thread" in first
+
+
 # --- the script that runs the phases and SQuAD
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "pretrain_distributed.sh"

@@ -1,0 +1,135 @@
+"""Processes whose results could differ are refused before the first step, and found soon after it."""
+
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bert_cli.errors import CheckpointError, ConfigError, DeviceError
+from bert_cli.parallel import devices
+from bert_cli.parallel.group import ProcessGroup
+from bert_cli.tasks.run import saving
+
+
+class Threads(ProcessGroup):
+    """A process group whose ranks are threads of this process."""
+
+    def __init__(self, rank, shared):
+        super().__init__(rank, len(shared.parts))
+        self.shared = shared
+
+    def _sum(self, numbers):
+        self.shared.parts[self.rank] = numbers
+        self.shared.barrier.wait(10)
+        total = np.sum(self.shared.parts, axis=0)
+        self.shared.barrier.wait(10)
+        return total
+
+    def publish(self, text):
+        raise NotImplementedError
+
+    def published_by(self, rank):
+        raise NotImplementedError
+
+    def naming_lost_process(self):
+        return nullcontext()
+
+
+def on_each_rank(function, size=2):
+    """Return what the function returns or raises on each rank."""
+    shared = SimpleNamespace(parts=[None] * size, barrier=threading.Barrier(size))
+    results = [None] * size
+
+    def run(rank):
+        try:
+            results[rank] = function(Threads(rank, shared))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=[rank]) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def test_every_rank_receives_the_texts_of_all():
+    texts = ["", "zwölf", "a longer text"]
+    assert on_each_rank(lambda group: group.gather_texts(texts[group.rank]), 3) == [texts] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind", "message"),
+    [
+        (
+            "version of tensorflow",
+            ("2.21.0", "2.20.0"),
+            ConfigError,
+            "rank 1 (host1): has another version of tensorflow than rank 0 (host0): 2.20.0 instead of 2.21.0; "
+            "use the same on all hosts of the run",
+        ),
+        (
+            "set of instructions",
+            ("avx avx2 avx512f fma", "avx avx2 fma"),
+            DeviceError,
+            "rank 1 (host1): has another set of instructions than rank 0 (host0): avx avx2 fma instead of "
+            "avx avx2 avx512f fma; use the same on all hosts of the run",
+        ),
+        ("kind of accelerator", ("NVIDIA A100", "NVIDIA H100"), DeviceError, "NVIDIA H100 instead of NVIDIA A100"),
+        ("version of numpy", ("2.1.0", "2.1.0"), None, ""),
+    ],
+)  # fmt: skip
+def test_ranks_that_compute_differently_are_refused_on_all(
+    name, values, kind, message, monkeypatch
+):
+    mesh = SimpleNamespace(kind="CPU")
+    resolved = SimpleNamespace(settings=SimpleNamespace(engine="tensorflow"), mesh=mesh)
+    number = threading.local()
+    traits = lambda *_: {"version of bert": "1", name: values[number.rank]}  # noqa: E731
+    monkeypatch.setattr(saving, "traits_of_results", traits)
+    monkeypatch.setattr(saving.socket, "gethostname", lambda: f"host{number.rank}")
+
+    def check(group):
+        number.rank = group.rank
+        saving._check_same_kind(resolved, group)
+
+    errors = on_each_rank(check)
+    if kind is None:
+        assert errors == [None, None]
+    else:
+        assert [type(error) for error in errors] == [kind, kind]
+        assert all(message in str(error) for error in errors), errors[0]
+
+
+def test_results_depend_on_versions_and_on_instructions_that_sums_use(monkeypatch, tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags\t\t: fpu avx avx2 fma md_clear amx_bf16 avx512f avx512_bf16\n")
+    monkeypatch.setattr(devices, "CPUINFO", info)
+    traits = devices.traits_of_results("jax", [])
+    assert traits.pop("set of instructions") == "avx avx2 avx512f fma"
+    assert traits["version of numpy"] == np.__version__
+    names = ["keras", "numpy", "jax", "bert"]
+    assert traits.keys() == {f"version of {name}" for name in names}
+    of_gpus = devices.traits_of_results("tensorflow", ["NVIDIA H100", "NVIDIA H100"])
+    assert of_gpus["kind of accelerator"] == "NVIDIA H100" and "set of instructions" not in of_gpus
+
+
+def test_weights_are_compared_after_steps_1_2_4_and_8_of_a_start():
+    def compared(group):
+        weight = SimpleNamespace(is_sharded=False, numpy=lambda: np.zeros(3))
+        state = SimpleNamespace(step=100, weights={"w": weight})
+        run = SimpleNamespace(engine=SimpleNamespace(group=group), state=state)
+        steps = []
+        for step in range(101, 110):
+            before = group.collectives
+            saving.compare_weights(run, step - 100)
+            steps += [step] * (group.collectives - before)
+        weight.numpy = lambda: np.full(3, group.rank)
+        with pytest.raises(CheckpointError, match="the weights of rank 1 differ from rank 0"):
+            saving.compare_weights(run, 16)
+        return steps
+
+    assert on_each_rank(compared) == [[101, 102, 104, 108]] * 2
