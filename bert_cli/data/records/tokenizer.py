@@ -425,8 +425,7 @@ def model_max_length(folder: Path) -> int | None:
 
 def _is_length(value: Any) -> TypeGuard[int | float]:
     """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
-    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-    return is_number and value >= 1
+    return isinstance(value, int | float) and 1 <= value < math.inf
 
 
 def files_for_model(folder: Path, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
