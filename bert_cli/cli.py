@@ -82,7 +82,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     if words[0] == "--version":
         print_line(version_text())
         return
-    from bert_cli.config.load import describe, load
+    from bert_cli.parse.load import describe, load
 
     if words[0] == "bench":
         from bert_cli.config.bench import expand_benchmark
@@ -150,7 +150,7 @@ def _apply_log_level(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     import logging
 
-    from bert_cli.config.options import split_log_level
+    from bert_cli.parse.options import split_log_level
 
     level, rest = split_log_level(arguments)
     if level:

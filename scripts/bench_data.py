@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 ENCODE = """
 import sys
-from bert_cli.data.records.tokenizer import Normalization, read_vocabulary
-from bert_cli.data.records.tokenizer import library_tokenizer
+from bert_cli.data.tokens.tokenizer import Normalization, read_vocabulary
+from bert_cli.data.tokens.tokenizer import library_tokenizer
 from pathlib import Path
 tokenizer = library_tokenizer(read_vocabulary(Path(sys.argv[1])).ids, Normalization())
 tokens, lines = 0, []

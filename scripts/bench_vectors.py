@@ -151,9 +151,9 @@ def predict_ours(options: argparse.Namespace) -> Pairs:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     from bert_cli.config.use import PredictSettings
-    from bert_cli.data.records.tokenizer import read_tokenizer
+    from bert_cli.data.tokens.tokenizer import read_tokenizer
     from bert_cli.tasks.run.models import find_source
-    from bert_cli.tasks.use.model import Input, open_model
+    from bert_cli.tasks.run.opened import Input, open_model
     from bert_cli.tasks.use.predictions import predictors
 
     source = find_source(str(options.model))

@@ -15,10 +15,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.help import help_text
-from bert_cli.config.load import named_configs, read_config
-from bert_cli.config.old_names import MODEL_HAS, NO_EFFECT, RENAMES
-from bert_cli.config.options import LOG_LEVELS
+from bert_cli.parse.help import help_text
+from bert_cli.parse.load import named_configs, read_config
+from bert_cli.parse.old_names import MODEL_HAS, NO_EFFECT, RENAMES
+from bert_cli.parse.options import LOG_LEVELS
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 84

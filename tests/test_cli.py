@@ -13,7 +13,7 @@ import pytest
 from bert_cli import cli
 from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
 from bert_cli.commands import Command
-from bert_cli.config.options import LOG_LEVELS
+from bert_cli.parse.options import LOG_LEVELS
 
 
 def test_a_signal_after_the_command_has_ended_does_not_change_the_exit_code():

@@ -23,11 +23,11 @@ from bert_cli import errors
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.bench import expand_benchmark
-from bert_cli.config.modernbert import ModernBertConfig
-from bert_cli.config.options import LOG_LEVELS, Option, examples_of, sections_of
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.modernbert import ModernBertConfig
+from bert_cli.facts.products import BatchShape
 from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, work_of
+from bert_cli.parse.options import LOG_LEVELS, Option, examples_of, sections_of
 from bert_cli.planning.flops import forward_flops
 
 ROOT = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bert_cli.config.load import field_paths
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import DataError, nearest, needs_extra, printable, redact
+from bert_cli.parse.load import field_paths
 from bert_cli.text import count
 
 ROOT = Path(__file__).parents[1]

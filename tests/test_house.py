@@ -1,6 +1,7 @@
 """The code base itself: layers, names, sizes, settings, configs, the printed tree."""
 
 import ast
+import graphlib
 import importlib
 import inspect
 import re
@@ -17,14 +18,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
-    "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1, "config": 1, "planning": 2, "commands": 2,
+    "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1, "config": 1, "facts": 1, "parse": 1,
+    "planning": 2, "commands": 2,
     "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": -2, "__main__": 8,
 }  # fmt: skip
+SETTINGS = {"config", "facts", "parse"}
+"""One layer: settings name heads and architectures, which are shapes, which are settings."""
+DATA = ("random", "io", "text", "tokens", "records", "examples", "finetune")
+"""Folders of data/ from the ground up."""
 HEAVY = {"tensorflow", "jax", "keras", "torch", "transformers"}
 ENGINES = ("tensorflow", "jax")
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
-    "errors", "files", "processes", "cli", "config", "planning", "data", "optim/schedule", "commands",
+    "errors", "files", "processes", "cli", "config", "facts", "parse", "planning", "data", "optim/schedule", "commands",
     "train",
     *(f"parallel/{name}" for name in ("cluster", "devices", "engine", "group", "launcher", "runtime")),
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "machine")),
@@ -59,6 +65,7 @@ def wrong_imports(path: Path, source: str) -> list[str]:
     for name in set(imports(source)) - {"bert_cli.__version__"}:
         imported = name.split(".")[1]
         is_lower = imported in LAYERS and LAYERS[imported] < LAYERS[package]
+        is_lower = is_lower or {imported, package} <= SETTINGS
         if imported != package and not is_lower:
             wrong.append(f"{path.relative_to(ROOT)} imports {name}")
         for framework in {*ENGINES} - {engine}:
@@ -80,14 +87,59 @@ def test_a_file_imports_only_lower_layers_and_its_own_package():
         is_copied = path.name == "modeling_groupbert.py"
         assert "import modeling_groupbert" not in source and not (is_copied and imports(source))
     for file, source in (
-        ("data/stream/reader", "from bert_cli import tasks"),
-        ("data/stream/reader", "def f():\n    from bert_cli.model import layers"),
-        ("data/stream/reader", "from ..train import loop"),
+        ("data/examples/reader", "from bert_cli import tasks"),
+        ("data/examples/reader", "def f():\n    from bert_cli.model import layers"),
+        ("data/examples/reader", "from ..train import loop"),
         ("train/loop", "from bert_cli.parallel.jax.mesh import open_mesh"),
         ("parallel/engine", "from bert_cli.parallel import tensorflow"),
         ("parallel/tensorflow/engine", "from bert_cli.parallel.jax import mesh"),
     ):
         assert wrong_imports(PACKAGE / f"{file}.py", source), source
+
+
+def module_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules that each module imports, also where only a type checker reads the import."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = imports(source)
+        targets = {name if name in sources else name.rpartition(".")[0] for name in names}
+        graph[module] = targets & sources.keys() - {module}
+    return graph
+
+
+def arrows_up(graph: dict[str, set[str]]) -> list[str]:
+    """Return the imports that point up between the folders of data/, or out of tasks/run."""
+    wrong = []
+    for module, targets in graph.items():
+        for target in targets:
+            room, other = module.split("."), target.split(".")
+            is_data = room[1] == other[1] == "data" and min(len(room), len(other)) > 2
+            climbs = is_data and DATA.index(other[2]) > DATA.index(room[2])
+            leaves = room[1:3] == ["tasks", "run"] and other[1] == "tasks" and other[2] != "run"
+            if climbs or leaves:
+                wrong.append(f"{module} imports {target}")
+    return wrong
+
+
+def test_the_imports_of_files_have_no_circle_and_no_arrow_up():
+    sources = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in FILES
+    }
+    graph = module_graph(sources)
+    list(
+        graphlib.TopologicalSorter(graph).static_order()
+    )  # raises CycleError, which names the circle
+    assert arrows_up(graph) == []
+    typed = "if TYPE_CHECKING:\n    from bert_cli.facts.heads import Head"
+    broken = module_graph({**sources, "bert_cli.facts.products": typed})
+    with pytest.raises(graphlib.CycleError, match="heads"):
+        list(graphlib.TopologicalSorter(broken).static_order())
+    for module, source in (
+        ("bert_cli.data.records.masking", "from bert_cli.data.examples import source"),
+        ("bert_cli.tasks.run.teacher", "from bert_cli.tasks.use.predictions import predictors"),
+    ):
+        assert arrows_up(module_graph({**sources, module: source})), module
 
 
 def printed_by(code: str) -> str:

@@ -13,11 +13,11 @@ from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
 from bert_cli.config.data import DataSettings, Splitter, check_mask_tokens
 from bert_cli.config.finetune import SquadSettings
-from bert_cli.config.load import BENCHMARKS, configs_folder
 from bert_cli.config.markers import PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, without_effect
 from bert_cli.errors import ConfigError, nearest
+from bert_cli.parse.load import BENCHMARKS, configs_folder
 
 KINDS = ("pretrain", "squad", "data")
 

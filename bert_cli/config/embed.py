@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config import heads
 from bert_cli.config.finetune import FinetuneSettings, check_once
 from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import SettingError, Settings
+from bert_cli.facts import heads
 from bert_cli.text import count
 
 

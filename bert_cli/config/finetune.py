@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config import heads
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
 )
-from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
+from bert_cli.facts import heads
+from bert_cli.facts.bert import BertConfig
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")

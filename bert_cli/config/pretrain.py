@@ -6,8 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from bert_cli.config import heads
-from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
@@ -18,8 +16,11 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape, TrainSettings
+from bert_cli.config.training import TrainSettings
+from bert_cli.facts import heads
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.products import BatchShape
 
 Scaling = Literal["unit", "u-mup"]
 

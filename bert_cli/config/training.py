@@ -7,25 +7,18 @@ The keys are those of Graphcore's BERT example.
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config.architectures import ARCHITECTURES, ModelShape
-from bert_cli.config.heads import Head
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
-from bert_cli.config.optimizers import OPTIMIZERS
-from bert_cli.config.settings import (
-    Cluster,
-    Parallel,
-    Positive,
-    Probability,
-    SettingError,
-    Settings,
-    Wandb,
-    is_set,
-)
-from bert_cli.config.shape import BertConfig
+from bert_cli.config.parallel import Cluster, Parallel, Wandb
+from bert_cli.config.settings import Positive, Probability, SettingError, Settings, is_set
+from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import Head
+from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.facts.products import BatchShape
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
@@ -42,15 +35,6 @@ class About(Settings):
     """The command line that starts it."""
     expect: str
     """Time, hardware, or the expected loss or score."""
-
-
-class BatchShape(NamedTuple):
-    """The sizes B, S, P and C of a batch, in examples and in positions of an example."""
-
-    examples: int
-    positions: int
-    masked: int = 0
-    sequences: int = 1
 
 
 class GlobalBatch(Settings):

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config import heads
 from bert_cli.config.markers import Engine, PathOrName, Positional
 from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings
+from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 

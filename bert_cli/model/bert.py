@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config import heads
-from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.shape import BertConfig
+from bert_cli.facts import heads
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.bert import BertConfig
 from bert_cli.model.fused import NEVER
 from bert_cli.model.scaling import Factor
 from bert_cli.processes import cpu_count

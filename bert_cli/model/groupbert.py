@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import keras
 from keras import ops
 
-from bert_cli.config.groupbert import GroupBertConfig
+from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, linear
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from bert_cli.config.architectures import ARCHITECTURES, Part
-from bert_cli.config.heads import PRETRAINING, Head
-from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
+from bert_cli.facts.architectures import ARCHITECTURES, Part
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import PRETRAINING, Head
 from bert_cli.files import JSONObject
 
 Array = npt.NDArray[Any]

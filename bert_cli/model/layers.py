@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 import keras
 from keras import ops
 
-from bert_cli.config.shape import BertConfig
+from bert_cli.facts.bert import BertConfig
 from bert_cli.model.fused import (
     NEVER,
     Tensor,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from keras import ops
 
-from bert_cli.config.modernbert import MAX_SCORED, QUERIES, WORTH_BLOCKS, ModernBertConfig
+from bert_cli.facts.modernbert import MAX_SCORED, QUERIES, WORTH_BLOCKS, ModernBertConfig
 from bert_cli.model import heads
 from bert_cli.model.fused import (
     BACKEND,

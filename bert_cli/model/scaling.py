@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bert_cli.config.pretrain import Scaling
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.products import BatchShape
 
 # Factors for unit variance after a standard normal input. GELU's is the library's: by integration 1.70 gives its output
 # a standard deviation of 1, and 1.48 the gradient. The factor of tanh is by integration.

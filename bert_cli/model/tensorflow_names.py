@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.model.hf import LEAVES
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras import ops
 
-from bert_cli.config.optimizers import OptimizerKind
+from bert_cli.facts.optimizers import OptimizerKind
 
 Array = Any  # a tensor of the Keras backend or anything that it converts
 RandomBits = Callable[[Array, tuple[int, ...], int], Array]

@@ -11,10 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.products import Product
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.products import BatchShape, Product
 
 
 def shape_of(batch: Mapping[str, Any]) -> BatchShape:

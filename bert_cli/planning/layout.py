@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.load import changed
 from bert_cli.config.training import GlobalBatch, TrainSettings, short
 from bert_cli.errors import ConfigError
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.parse.load import changed
 from bert_cli.planning.flops import forward_flops
 from bert_cli.planning.memory import (
     Estimate,

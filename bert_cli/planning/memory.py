@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.heads import GATHER, LAST_BLOCKS, Block, Saved
-from bert_cli.config.optimizers import OPTIMIZERS
-from bert_cli.config.shape import BertConfig
 from bert_cli.config.training import TrainSettings
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import GATHER, LAST_BLOCKS, Block, Saved
+from bert_cli.facts.optimizers import OPTIMIZERS
 
 Stages = Sequence[Sequence[str]]
 

@@ -11,10 +11,10 @@ import shtab
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.bench import benchmarks
-from bert_cli.config.help import add_help
-from bert_cli.config.load import named_configs
-from bert_cli.config.options import sections_of
 from bert_cli.config.tools import CompletionSettings
+from bert_cli.parse.help import add_help
+from bert_cli.parse.load import named_configs
+from bert_cli.parse.options import sections_of
 from bert_cli.processes import print_line
 
 

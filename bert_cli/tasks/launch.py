@@ -15,15 +15,15 @@ from contextlib import suppress
 
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.bench import expand_benchmark
-from bert_cli.config.heads import heads
-from bert_cli.config.load import load
-from bert_cli.config.options import split_log_level
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
+from bert_cli.facts.heads import heads
 from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.devices import gpus_of
 from bert_cli.parallel.launcher import Process, command_on_host, supervise
+from bert_cli.parse.load import load
+from bert_cli.parse.options import split_log_level
 from bert_cli.planning.layout import check_processes
 from bert_cli.processes import print_line
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from bert_cli import __version__
-from bert_cli.config.architectures import head_of_class
-from bert_cli.config.heads import heads
 from bert_cli.config.training import TrainSettings
+from bert_cli.facts.architectures import head_of_class
+from bert_cli.facts.heads import heads
 from bert_cli.files import JSONObject
 from bert_cli.model import hf
 from bert_cli.text import count

@@ -22,10 +22,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.config.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.shards.manifest import package_versions
+from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
+from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.files import (
     PARTIAL,
     STATE,

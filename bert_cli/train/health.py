@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import entr
 
-from bert_cli.data.stream.reader import BLOCK, ExampleStream
+from bert_cli.data.examples.reader import BLOCK, ExampleStream
 from bert_cli.train.history import Run
 
 ENTROPY = "unigram_entropy"

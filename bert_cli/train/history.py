@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import STATE, JSONObject, is_locked, read_json
+from bert_cli.parse.load import leaves
 from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,

@@ -22,9 +22,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bert_cli.config.load import leaves
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, write_atomically
+from bert_cli.parse.load import leaves
 from bert_cli.processes import print_line
 from bert_cli.progress import TerminalBar
 from bert_cli.text import format_duration

@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config.load import load
 from bert_cli.errors import ConfigError
+from bert_cli.parse.load import load
 
 TINY = "pretrain --config pretrain_tiny_128_phase1"
 REFUSALS = [

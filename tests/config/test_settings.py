@@ -16,9 +16,9 @@ from bert_cli.config.bench import (
     benchmarks,
     expand_benchmark,
 )
-from bert_cli.config.load import load
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
+from bert_cli.parse.load import load
 from bert_cli.planning.layout import propose
 
 SMALL = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bert_cli.config.architectures import shape_of
-from bert_cli.config.shape import BertConfig
+from bert_cli.facts.architectures import shape_of
+from bert_cli.facts.bert import BertConfig
 
 
 @pytest.fixture(scope="session")

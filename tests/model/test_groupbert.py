@@ -14,7 +14,7 @@ from support.model_inputs import (
 )
 from support.tiny_models import write_model
 
-from bert_cli.config.architectures import shape_of
+from bert_cli.facts.architectures import shape_of
 from bert_cli.model.bert import build_blocks, named_weights
 
 torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

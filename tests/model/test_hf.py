@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from bert_cli.config.groupbert import GroupBertConfig
-from bert_cli.config.shape import BertConfig
 from bert_cli.errors import CheckpointError
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
 from bert_cli.model.hf import (
     check_hf_config,

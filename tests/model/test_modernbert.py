@@ -9,9 +9,9 @@ from support.hf_models import need
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples
 from support.tiny_models import PIECES, write_model
 
-from bert_cli.config.architectures import ARCHITECTURES, shape_of
 from bert_cli.data.records.formats import pack_columns
 from bert_cli.errors import CheckpointError
+from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model import modernbert
 from bert_cli.model.bert import build_block, build_blocks, named_weights
 from bert_cli.model.hf import config_of, from_hf, hf_config, to_hf

@@ -18,7 +18,7 @@ from support.model_inputs import (
     make_examples,
 )
 
-from bert_cli.config.shape import BertConfig
+from bert_cli.facts.bert import BertConfig
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.hf import check_hf_config, from_hf, hf_config, to_hf
 

@@ -11,11 +11,11 @@ from support.scales import is_far, scales
 from support.settings import RUN, merged, small_run
 from tensorflow.python.framework import dtypes
 
-from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape
 from bert_cli.errors import ConfigError
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.facts.products import BatchShape
 from bert_cli.model import heads, layers
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.fused import value_of

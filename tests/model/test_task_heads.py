@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.model_inputs import assert_gradients_of_pytorch, gradients_of, hidden_of, make_examples
 
-from bert_cli.config.heads import (
+from bert_cli.facts.heads import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,

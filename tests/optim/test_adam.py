@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.training import OptimizerOpts
+from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.optim.optimizer import (
     Hyperparameters,
     Optimizer,

@@ -11,15 +11,15 @@ import pytest
 from safetensors.numpy import load_file
 from support.settings import RUN, SHAPE, merged
 
-from bert_cli.config.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.config.tools import DoctorSettings
+from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.planning.memory import estimate
 from bert_cli.tasks.look.doctor import checkpoint_bytes
 
 # Adds the rows before the settings read the table, and runs commands.
 PROGRAM = """
 import json, shutil, sys
-from bert_cli.config.optimizers import OPTIMIZERS, OptimizerKind, Slot
+from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 slots = lambda shape: {"momentum": Slot(shape)}
 OPTIMIZERS["Momentum"] = OptimizerKind("support.toy_optimizer", slots)
 OPTIMIZERS["Complete"] = OptimizerKind("support.toy_optimizer", slots, needs_complete_matrix=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli.config.load import load
 from bert_cli.config.tools import PlanSettings, PlanSquadSettings
+from bert_cli.parse.load import load
 from bert_cli.planning.layout import fullest
 from bert_cli.planning.targets import ACCELERATORS
 

@@ -6,12 +6,12 @@ import re
 import pytest
 from support.settings import small_run
 
-from bert_cli.config.architectures import shape_of
-from bert_cli.config.groupbert import GroupBertConfig
-from bert_cli.config.load import configs_folder, load
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.shape import BertConfig
 from bert_cli.errors import ConfigError
+from bert_cli.facts.architectures import shape_of
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.groupbert import GroupBertConfig
+from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of

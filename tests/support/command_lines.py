@@ -7,8 +7,8 @@ from types import ModuleType
 
 import bert_cli
 from bert_cli.cli import COMMANDS
-from bert_cli.config.load import load
-from bert_cli.config.options import split_log_level
+from bert_cli.parse.load import load
+from bert_cli.parse.options import split_log_level
 
 ROOT = Path(bert_cli.__file__).parents[1]
 JOBS = ROOT / "scripts" / "slurm"

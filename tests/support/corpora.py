@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config.data import Masking
+from bert_cli.data.examples.reader import Batching, Reader
+from bert_cli.data.examples.source import Records
+from bert_cli.data.random import row_keys
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import Batch, DynamicRecords, dynamic_payloads, static_payloads
 from bert_cli.data.records.index import write_corpus
-from bert_cli.data.records.masking import MaskRecipe, mask_examples, row_keys
+from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import (
+from bert_cli.data.tokens.tokenizer import (
     Normalization,
     SpecialIds,
     read_vocabulary,
     write_vocabulary,
 )
-from bert_cli.data.stream.reader import Batching, Reader
-from bert_cli.data.stream.source import Records
 
 S, P, WORDS = 16, 4, 1000
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bert_cli.config.load import Loaded, validate
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.parse.load import Loaded, validate
 
 SHAPE = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,

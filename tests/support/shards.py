@@ -10,8 +10,8 @@ from pathlib import Path
 
 from support.bert import ROOT
 
-from bert_cli.data.shards.manifest import Shard, Stats, Step
-from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.io.manifest import Shard, Stats, Step
+from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.errors import BertError
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bert_cli.cli import main
-from bert_cli.config.shape import BertConfig
-from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
+from bert_cli.facts.bert import BertConfig
 
 SENTIMENT = {"negative": ["bad", "awful"], "positive": ["good", "fine"]}
 OTHERS = ["film", "plot", "actor", "music", "was", "is", "the", "a", "not", "very", "it", "and"]

@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 
 from keras import ops
 
-from bert_cli.config.architectures import Architecture, Part
-from bert_cli.config.heads import GATHER, PRETRAINING
-from bert_cli.config.products import Product
 from bert_cli.config.settings import Positive
-from bert_cli.config.shape import BertConfig
+from bert_cli.facts.architectures import Architecture, Part
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import GATHER, PRETRAINING
+from bert_cli.facts.products import Product
 from bert_cli.model import heads
 from bert_cli.model.fused import float32, gelu
 from bert_cli.model.layers import (

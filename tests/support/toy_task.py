@@ -7,15 +7,15 @@ import numpy as np
 from keras import ops
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.heads import MEAN_POOL, Head, Product
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.data.stream.synthetic import Texts
+from bert_cli.data.finetune.synthetic import Texts
+from bert_cli.data.tokens.tokenizer import TextTokenizer
+from bert_cli.facts.heads import MEAN_POOL, Head, Product
 from bert_cli.model import heads
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.finetune import Task
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.use.model import Input, Predictor, Row, exact, row_of
+from bert_cli.tasks.run.opened import Input, Predictor, Row, exact, row_of
 
 RECORD = Head(
     name="length_head",

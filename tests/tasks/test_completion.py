@@ -8,8 +8,8 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS
 from bert_cli.config.bench import benchmarks
-from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.tools import SHELLS
+from bert_cli.facts.optimizers import OPTIMIZERS
 
 
 def completions(script: Path, *words: str) -> set[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bert_cli.cli import main
 from bert_cli.config.data import DataChainSettings, ExtractSettings
-from bert_cli.data.shards.manifest import read_manifest
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text.download import sample_dump
 from bert_cli.tasks.data import step_settings
 

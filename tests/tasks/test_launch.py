@@ -14,11 +14,11 @@ from support.processes import assert_gone, numbers
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.errors import BertError, ConfigError, DeviceError
 from bert_cli.parallel.cluster import find_processes
 from bert_cli.parallel.launcher import Process, supervise
+from bert_cli.parse.load import load
 from bert_cli.tasks import launch
 from bert_cli.train.checkpoint import complete_checkpoints
 

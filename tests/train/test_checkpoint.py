@@ -27,8 +27,8 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config import markers
 from bert_cli.config.markers import marked
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.records.encoder import Encoder
-from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
+from bert_cli.data.tokens.encoder import Encoder
+from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.optim.schedule import LossScale, first_loss_scale

@@ -8,7 +8,7 @@ import pytest
 from support.metrics import write_metrics
 
 from bert_cli.cli import main
-from bert_cli.data.stream.reader import BLOCK
+from bert_cli.data.examples.reader import BLOCK
 from bert_cli.train import health
 from bert_cli.train.health import FLAT_STEPS, MARGIN, STEPS, compared_steps, find_warning
 from bert_cli.train.history import Run

@@ -8,8 +8,8 @@ import pytest
 from support.metrics import write_metrics
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.load import load
 from bert_cli.errors import DataError
+from bert_cli.parse.load import load
 from bert_cli.tasks.look.summary import names_of
 from bert_cli.train.history import Run, open_runs, runs_below
 from bert_cli.train.metrics import jsonl_reporter

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.errors import DeviceError
+from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.optim.optimizer import Rule
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes

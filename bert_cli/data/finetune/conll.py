@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import check_spellings, label_numbers, read_lines
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 
 CONVERTED = "entities starting with I- (IOB1), converted to B-"

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.data.finetune import tables
-from bert_cli.data.records.notation import COPY_AGAIN
-from bert_cli.data.records.tokenizer import Normalization, model_max_length, normalization_of
+from bert_cli.data.tokens.notation import COPY_AGAIN
+from bert_cli.data.tokens.tokenizer import Normalization, model_max_length, normalization_of
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
 

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.examples.reader import Batching, Stream
+from bert_cli.data.random import record_at
 from bert_cli.data.records.formats import Batch
-from bert_cli.data.records.tokenizer import TextTokenizer
-from bert_cli.data.stream.permutation import record_at
-from bert_cli.data.stream.reader import Batching, Stream
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
 from bert_cli.processes import print_line

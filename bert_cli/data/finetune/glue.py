@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune import tables
-from bert_cli.data.rows import check_columns
+from bert_cli.data.io.rows import check_columns
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length
 from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.rows import check_columns, check_encoding, check_text, listed, refuse_array
-from bert_cli.data.rows import table_rows as rows_of_table
-from bert_cli.data.stream.permutation import permute
+from bert_cli.data.io.rows import check_columns, check_encoding, check_text, listed, refuse_array
+from bert_cli.data.io.rows import table_rows as rows_of_table
+from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
 from bert_cli.files import JSONObject, write_atomically
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from bert_cli.config.data import packed_predictions
+from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.data.records.formats import (
     BLOCK,
     PACKED_FIELDS,
@@ -27,8 +28,7 @@ from bert_cli.data.records.formats import (
     static_mistakes,
 )
 from bert_cli.data.records.tfrecord import Ints, read_payloads
-from bert_cli.data.records.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
-from bert_cli.data.shards.manifest import MANIFEST, read_manifest, recorded_step
+from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
 from bert_cli.files import InnerPath, JSONObject, file_crc32c, parse_json, read_json
 

@@ -18,6 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.data.io.files import compression_of
+from bert_cli.data.io.manifest import (
+    Stats,
+    checksums,
+    known_checksums,
+    package_versions,
+    visible_files,
+)
+from bert_cli.data.io.runner import run_in_threads, summary
 from bert_cli.data.records.corpus import (
     CORPUS,
     OFFSETS,
@@ -27,7 +36,6 @@ from bert_cli.data.records.corpus import (
     refuse_unfinished,
 )
 from bert_cli.data.records.formats import STATIC_FEATURES, find_features, parse_static, token_bytes
-from bert_cli.data.records.notation import WORDPIECE
 from bert_cli.data.records.tfrecord import (
     FRAME_BYTES,
     HEAD_BYTES,
@@ -35,7 +43,8 @@ from bert_cli.data.records.tfrecord import (
     payload_bytes,
     read_payloads,
 )
-from bert_cli.data.records.tokenizer import (
+from bert_cli.data.tokens.notation import WORDPIECE
+from bert_cli.data.tokens.tokenizer import (
     FILES,
     LIBRARY_CLASS,
     TOKENS,
@@ -45,16 +54,7 @@ from bert_cli.data.records.tokenizer import (
     tokenizer_config,
     vocabulary_path,
 )
-from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.shards.manifest import (
-    Stats,
-    checksums,
-    known_checksums,
-    package_versions,
-    visible_files,
-)
-from bert_cli.data.shards.runner import run_in_threads, summary
-from bert_cli.data.text.files import compression_of
+from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, atomic_file, write_json_atomically
 from bert_cli.processes import print_line

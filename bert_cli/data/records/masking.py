@@ -7,7 +7,6 @@ nor on the process that draws it. A mask covers single tokens, whole words, or s
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,12 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking
-from bert_cli.config.load import changed
-from bert_cli.data.records.tokenizer import SpecialIds
-from bert_cli.data.stream.permutation import GOLDEN, mix
+from bert_cli.data.random import Ints, Keys, bits
+from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.parse.load import changed
 
-Ints = npt.NDArray[np.integer[Any]]
-Keys = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
@@ -55,19 +52,6 @@ class _Words(NamedTuple):
     begins: Flags  # [B, S] whether a position begins a word
     numbers: Int64s  # [B, S] the word of a position; without meaning outside words
     sizes: Int64s  # [B, W] tokens of each word; 0 after the last word of a row
-
-
-def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
-    """Return keys of examples [B], from their numbers and other names such as seed, copy or epoch."""
-    digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).digest()
-    base = np.uint64(int.from_bytes(digest, "little"))
-    return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * GOLDEN) ^ base)
-
-
-def bits(keys_B: Keys, purpose: np.uint64, positions: Ints) -> Keys:
-    """Return 64 random bits for each position of each row: splitmix64 of the row's key."""
-    start_B = mix(keys_B + purpose)
-    return mix(start_B[:, None] + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
 def mask_examples(

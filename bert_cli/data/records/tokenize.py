@@ -18,34 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
-from bert_cli.data.records.encoder import LineEncoder, encoder_of
-from bert_cli.data.records.formats import (
-    DynamicRecords,
-    dynamic_payloads,
-    static_payloads,
-    token_bytes,
-)
-from bert_cli.data.records.index import describe, write_corpus
-from bert_cli.data.records.masking import Keys, MaskRecipe, mask_examples, row_keys
-from bert_cli.data.records.notation import BYTE_LEVEL
-from bert_cli.data.records.sentence_pairs import (
-    Pairs,
-    fill_sentences,
-    gather,
-    pair_sentences,
-    truncate_pairs,
-)
-from bert_cli.data.records.tfrecord import RecordWriter
-from bert_cli.data.records.tokenizer import (
-    Normalization,
-    Vocabulary,
-    read_vocabulary,
-)
-from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.shards.manifest import MANIFEST, Stats, Step, read_manifest
-from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.text.documents import text_blocks
-from bert_cli.data.text.files import (
+from bert_cli.data.io.documents import text_blocks
+from bert_cli.data.io.files import (
     Outputs,
     Part,
     Reading,
@@ -57,6 +31,33 @@ from bert_cli.data.text.files import (
     split_part,
     text_bytes,
 )
+from bert_cli.data.io.manifest import MANIFEST, Stats, Step, read_manifest
+from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.random import Keys, row_keys
+from bert_cli.data.records.formats import (
+    DynamicRecords,
+    dynamic_payloads,
+    static_payloads,
+    token_bytes,
+)
+from bert_cli.data.records.index import describe, write_corpus
+from bert_cli.data.records.masking import MaskRecipe, mask_examples
+from bert_cli.data.records.sentence_pairs import (
+    Pairs,
+    fill_sentences,
+    gather,
+    pair_sentences,
+    truncate_pairs,
+)
+from bert_cli.data.records.tfrecord import RecordWriter
+from bert_cli.data.tokens.encoder import LineEncoder, encoder_of
+from bert_cli.data.tokens.notation import BYTE_LEVEL
+from bert_cli.data.tokens.tokenizer import (
+    Normalization,
+    Vocabulary,
+    read_vocabulary,
+)
+from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_line

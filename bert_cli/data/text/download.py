@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
-from bert_cli.data.shards.manifest import OutputFolder, Stats, Step, open_output, read_manifest
-from bert_cli.data.shards.runner import Progress, plan_disk_space, summary
+from bert_cli.data.io.manifest import OutputFolder, Stats, Step, open_output, read_manifest
+from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
 from bert_cli.files import name_path, write_atomically
 from bert_cli.processes import print_error, print_line

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.shards.manifest import Stats, Step
-from bert_cli.data.shards.runner import Progress, Workers, run_shards
-from bert_cli.data.text.documents import marked_lines
-from bert_cli.data.text.files import Outputs, Part, Reading, shard_of
+from bert_cli.data.io.documents import marked_lines
+from bert_cli.data.io.files import Outputs, Part, Reading, shard_of
+from bert_cli.data.io.manifest import Stats, Step
+from bert_cli.data.io.runner import Progress, Workers, run_shards
 from bert_cli.errors import import_extra
 
 FOLDER = ".duplicates"

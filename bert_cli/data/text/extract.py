@@ -23,9 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards.manifest import Shard, Stats, Step
-from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.text.files import compression_of
+from bert_cli.data.io.files import compression_of
+from bert_cli.data.io.manifest import Shard, Stats, Step
+from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.templates import read_rules
 from bert_cli.data.text.wikipedia import DAMAGED, TITLE, WIKITEXT, Chunk, Dump, find_dump
 from bert_cli.data.text.wikitext import PAGE_ID, Site, doc_block, document, site_of

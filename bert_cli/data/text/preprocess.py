@@ -19,10 +19,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.shards.manifest import Shard, Stats, Step, recorded_settings
-from bert_cli.data.shards.runner import Workers, run_shards
-from bert_cli.data.text import files
-from bert_cli.data.text.documents import Kind, marked_lines
+from bert_cli.data.io import files
+from bert_cli.data.io.documents import Kind, marked_lines
+from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
+from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, read_json, write_json_atomically

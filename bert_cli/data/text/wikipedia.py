@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bert_cli.data.text.files import SUFFIXES, DamagedError, compression_of, unpack
+from bert_cli.data.io.files import SUFFIXES, DamagedError, compression_of, unpack
 from bert_cli.errors import DataError
 from bert_cli.files import in_order
 

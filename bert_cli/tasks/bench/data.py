@@ -17,12 +17,13 @@ import numpy as np
 
 from bert_cli.config.bench import BenchDataSettings
 from bert_cli.config.data import IndexSettings, PreprocessSettings, TokenizeSettings, VocabSettings
-from bert_cli.data.records import index, tokenize, vocab
+from bert_cli.data.examples.reader import Batching, Reader
+from bert_cli.data.examples.source import Records
+from bert_cli.data.io.manifest import finished_files, package_versions
+from bert_cli.data.records import index, tokenize
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.shards.manifest import finished_files, package_versions
-from bert_cli.data.stream.reader import Batching, Reader
-from bert_cli.data.stream.source import Records
 from bert_cli.data.text import preprocess
+from bert_cli.data.tokens import vocab
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.tasks.look import machine

@@ -17,12 +17,12 @@ import keras
 from keras import ops
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.shards.manifest import package_versions
+from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import JSONObject, is_stdout
 from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parse.load import changed
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.finetune import squad

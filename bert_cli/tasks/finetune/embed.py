@@ -19,7 +19,7 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import PackReader, TextReader
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.tasks.finetune.texts import features_of_texts

@@ -20,7 +20,7 @@ from bert_cli.data.finetune.conll import (
 )
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import write_lines
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task

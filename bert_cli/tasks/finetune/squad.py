@@ -23,7 +23,7 @@ from bert_cli.data.finetune.squad_windows import (
     windows_of,
     with_null_threshold,
 )
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, write_json_atomically
 from bert_cli.processes import print_line

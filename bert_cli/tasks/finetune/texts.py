@@ -27,7 +27,7 @@ from bert_cli.data.finetune.tables import (
     score,
     write_lines,
 )
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task

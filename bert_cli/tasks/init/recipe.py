@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_cli.config.heads import PRETRAINING
-from bert_cli.config.load import RECIPES, configs_folder
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape, Precision
+from bert_cli.config.training import Precision
 from bert_cli.errors import ConfigError
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import PRETRAINING
+from bert_cli.facts.products import BatchShape
 from bert_cli.files import JSONObject
+from bert_cli.parse.load import RECIPES, configs_folder
 from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 

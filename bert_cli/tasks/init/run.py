@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from bert_cli.config.init import InitSettings
+from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import Parallel
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
-from bert_cli.data.records.tokenizer import Vocabulary
-from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.text import files
+from bert_cli.data.io import files
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
+from bert_cli.data.tokens.tokenizer import Vocabulary
+from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, origin_of, write_json_atomically
 from bert_cli.parallel.cluster import Processes

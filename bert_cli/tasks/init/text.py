@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.data.records.encoder import encoder_of
-from bert_cli.data.records.tokenizer import Vocabulary
-from bert_cli.data.text import files
-from bert_cli.data.text.documents import marked_lines
+from bert_cli.data.io import files
+from bert_cli.data.io.documents import marked_lines
+from bert_cli.data.tokens.encoder import encoder_of
+from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.errors import DataError
 from bert_cli.tasks.init.recipe import TABLE, TextFacts
 from bert_cli.text import count

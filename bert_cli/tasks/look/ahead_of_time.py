@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_cli.config.finetune import FinetuneSettings
-from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
-from bert_cli.data.stream.reader import Batching
+from bert_cli.data.examples.reader import Batching
 from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.engine import Batch
+from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.compiled import Program, Work
 from bert_cli.planning.flops import model_flops

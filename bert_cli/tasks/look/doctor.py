@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.load import changed
-from bert_cli.config.settings import Parallel
+from bert_cli.config.parallel import Parallel
 from bert_cli.config.tools import DoctorSettings, MachineSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
 from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
+from bert_cli.parse.load import changed
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate, slot_bytes

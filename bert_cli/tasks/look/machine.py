@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import psutil
 
 from bert_cli.config.training import Precision
-from bert_cli.data.shards.manifest import package_versions
+from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.devices import CPUINFO, processor_flags

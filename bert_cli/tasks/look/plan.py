@@ -8,12 +8,12 @@ import json
 import re
 from dataclasses import asdict
 
-from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanFinetuneSettings, PlanSettings, TargetSettings
 from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
+from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan

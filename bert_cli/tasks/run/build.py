@@ -6,9 +6,9 @@ from functools import partial
 from importlib import import_module
 from typing import NamedTuple
 
-from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
+from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING

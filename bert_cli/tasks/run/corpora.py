@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
 from bert_cli.config.settings import is_remote, is_set
+from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, Stages, shuffled
+from bert_cli.data.examples.remote import local_copy
+from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
+from bert_cli.data.examples.source import Records
+from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
-from bert_cli.data.records.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
-from bert_cli.data.records.tokenizer import has_tokenizer, normalization_of, read_tokenizer
-from bert_cli.data.stream.reader import Batching, ExampleStream, Mixture, Reader, Stages, shuffled
-from bert_cli.data.stream.remote import local_copy
-from bert_cli.data.stream.source import Records
-from bert_cli.data.stream.synthetic import SyntheticStream
+from bert_cli.data.tokens.tokenizer import has_tokenizer, normalization_of, read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
+from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
 from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.text import count

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import FinetuneSettings, TaskSettings
-from bert_cli.config.load import changed
+from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
-from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
-from bert_cli.data.stream.reader import Batching
-from bert_cli.data.stream.synthetic import synthetic_features
+from bert_cli.data.finetune.synthetic import synthetic_features
+from bert_cli.data.tokens.tokenizer import TextTokenizer, model_max_length
 from bert_cli.errors import ConfigError, DataError, combine
+from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
+from bert_cli.parse.load import changed
 from bert_cli.planning.plan import Plan, plan_of, samples_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import build as assemble

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, PositiveInt, field_validator
 
-from bert_cli.config.shape import BertConfig
 from bert_cli.data.finetune.embeddings import read_embedding
-from bert_cli.data.records.encoder import split_word
-from bert_cli.data.records.notation import TOKENIZER_FILE, WORDPIECE
-from bert_cli.data.records.tokenizer import (
+from bert_cli.data.tokens.encoder import split_word
+from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
+from bert_cli.data.tokens.tokenizer import (
     VOCAB_FILE,
     TextTokenizer,
     has_tokenizer,
     read_tokenizer,
 )
 from bert_cli.errors import CheckpointError, ConfigError, nearest
+from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
 from bert_cli.model import hf, tensorflow_names
 from bert_cli.tasks.run.weight_files import (

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.records.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.data.examples.reader import ExampleStream
+from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
+from bert_cli.parse.load import changed
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import corpora, probe, start, train
 from bert_cli.tasks.run.models import extended

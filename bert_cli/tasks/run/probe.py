@@ -17,10 +17,10 @@ import numpy.typing as npt
 from scipy.special import log_softmax
 
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.data.examples.reader import MULTIPLE
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
-from bert_cli.data.records.tokenizer import read_tokenizer
-from bert_cli.data.stream.reader import MULTIPLE
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
 

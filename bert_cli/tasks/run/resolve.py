@@ -13,10 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeVar, cast
 
-from bert_cli.config.load import changed
 from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.training import TrainSettings
-from bert_cli.data.stream.reader import Stream
+from bert_cli.data.examples.reader import Stream
 from bert_cli.errors import ConfigError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.cluster import (
@@ -27,6 +26,7 @@ from bert_cli.parallel.cluster import (
 )
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
+from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.plan import Plan
 from bert_cli.processes import print_error, print_line, quiet_imports

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.optimizers import OPTIMIZERS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
-from bert_cli.data.records.tokenizer import files_for_model, has_tokenizer, token_ids
+from bert_cli.data.tokens.tokenizer import files_for_model, has_tokenizer, token_ids
 from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model import hf, scaling
 from bert_cli.parallel.engine import Weight
 from bert_cli.planning.plan import decay_step

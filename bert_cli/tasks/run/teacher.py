@@ -22,21 +22,21 @@ from keras import ops
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import TaskSettings
-from bert_cli.config.load import changed
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.use import PredictSettings
+from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached
-from bert_cli.data.records.tokenizer import TextTokenizer, read_tokenizer
-from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.data.tokens.tokenizer import TextTokenizer, read_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parse.load import changed
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
+from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.run.task import Floats, Task
-from bert_cli.tasks.use.model import Input, Predictor, labels_of, open_model, task_of
-from bert_cli.tasks.use.predictions import Embedding
+from bert_cli.tasks.run.vectors import Embedding
 from bert_cli.train.loop import Prepare, Step
 
 BATCH = 32

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Literal
 
-from bert_cli.data.stream.reader import read_ahead
+from bert_cli.data.examples.reader import read_ahead
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout

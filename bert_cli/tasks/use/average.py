@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from bert_cli.config.load import changed
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkpoint
+from bert_cli.parse.load import changed
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate

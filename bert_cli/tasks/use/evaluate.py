@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_cli.config.load import changed, load
 from bert_cli.config.markers import Engine
+from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import Parallel
 from bert_cli.config.training import GlobalBatch
 from bert_cli.config.use import EvaluateSettings
-from bert_cli.data.stream.reader import ExampleStream
+from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
+from bert_cli.parse.load import changed, load
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import build, corpora, pretrain, start
 from bert_cli.tasks.run.models import find_folder, find_source

@@ -22,19 +22,18 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.config.architectures import ARCHITECTURES
-from bert_cli.config.heads import POOL
-from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import ExportSettings
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import POOL
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
-from bert_cli.tasks.use import int8, publish, static
-from bert_cli.tasks.use.model import (
+from bert_cli.tasks.run.opened import (
     INPUTS,
     Input,
     Opened,
@@ -43,6 +42,7 @@ from bert_cli.tasks.use.model import (
     task_of,
     write_model_files,
 )
+from bert_cli.tasks.use import int8, publish, static
 from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
 from bert_cli.train import checkpoint
 

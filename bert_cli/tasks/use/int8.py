@@ -18,11 +18,11 @@ from scipy.stats import spearmanr
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import encode_texts
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.processes import print_error
+from bert_cli.tasks.run.opened import INPUTS, Input, Opened, inputs_of
 from bert_cli.tasks.use import predict
-from bert_cli.tasks.use.model import INPUTS, Input, Opened, inputs_of
 from bert_cli.tasks.use.predictions import predictors
 
 OPERATORS = ["MatMul", "Gemm", "Gather"]

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 
 import keras
 
-from bert_cli.config.load import changed
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
-from bert_cli.data.rows import check_text, listed
-from bert_cli.data.text.wrapping import wrapped_width
+from bert_cli.data.io.rows import check_text, listed
+from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
 from bert_cli.tasks.run import models
-from bert_cli.tasks.use.model import Input, Predictor, Row, one_device, open_model, task_of
+from bert_cli.tasks.run.opened import Input, Predictor, Row, one_device, open_model, task_of
 from bert_cli.tasks.use.predictions import predictors
 from bert_cli.text import count
 

@@ -10,7 +10,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.bert import named_weights
-from bert_cli.tasks.use.model import Opened
+from bert_cli.tasks.run.opened import Opened
 from bert_cli.train import card, history
 from bert_cli.train.metrics import HELD_OUT
 

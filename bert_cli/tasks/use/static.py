@@ -20,14 +20,14 @@ from bert_cli.config.settings import is_set
 from bert_cli.config.use import ExportSettings, PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.notation import TOKENIZER_FILE
-from bert_cli.data.records.tokenizer import files_for_model
+from bert_cli.data.tokens.notation import TOKENIZER_FILE
+from bert_cli.data.tokens.tokenizer import files_for_model
 from bert_cli.files import JSON, atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
+from bert_cli.tasks.run.opened import INPUTS, Input, open_model, task_of
+from bert_cli.tasks.run.vectors import Embedding, check_dimensions
 from bert_cli.tasks.use import int8, publish
-from bert_cli.tasks.use.model import INPUTS, Input, open_model, task_of
-from bert_cli.tasks.use.predictions import Embedding, check_dimensions
 from bert_cli.train import card, checkpoint
 
 FREQUENT = 1e-4

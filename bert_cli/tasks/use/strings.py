@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from bert_cli.data.finetune.features import encode_texts
-from bert_cli.data.records.notation import WORDPIECE
-from bert_cli.data.records.tokenizer import TextTokenizer
+from bert_cli.data.tokens.notation import WORDPIECE
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import JSONObject
-from bert_cli.tasks.use.model import INPUTS
+from bert_cli.tasks.run.opened import INPUTS
 
 Encoder = Callable[..., dict[str, tf.Tensor]]
 """One or two columns of strings [B] -> `INPUTS` by name."""

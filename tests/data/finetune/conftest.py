@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune import features
-from bert_cli.data.stream.reader import Batching
 from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]

@@ -7,7 +7,7 @@ import pytest
 
 from bert_cli.data.finetune import squad, squad_windows
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import ConfigError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

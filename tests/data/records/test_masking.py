@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_cli.config.data import Masking
-from bert_cli.data.records.masking import MaskRecipe, mask_examples, row_keys
-from bert_cli.data.records.tokenizer import SpecialIds
+from bert_cli.data.random import row_keys
+from bert_cli.data.records.masking import MaskRecipe, mask_examples
+from bert_cli.data.tokens.tokenizer import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 V = 1000

@@ -14,9 +14,9 @@ import pytest
 from support.corpora import open_stream
 
 from bert_cli.config.data import Masking, TokenizeSettings
+from bert_cli.data.examples.inspect import unmasked
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.formats import Batch
-from bert_cli.data.records.inspect import unmasked
 
 S, P = 48, 7
 LONGEST = S - 3

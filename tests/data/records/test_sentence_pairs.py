@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from bert_cli.data.records.masking import row_keys
+from bert_cli.data.random import row_keys
 from bert_cli.data.records.sentence_pairs import (
     Pairs,
     fill_sentences,
@@ -14,7 +14,7 @@ from bert_cli.data.records.sentence_pairs import (
     pair_sentences,
     truncate_pairs,
 )
-from bert_cli.data.records.tokenizer import SpecialIds
+from bert_cli.data.tokens.tokenizer import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 S = 128

@@ -12,21 +12,21 @@ import pytest
 from support.corpora import payloads
 
 from bert_cli.config.data import TokenizeSettings
+from bert_cli.data.examples.inspect import unmasked
+from bert_cli.data.io.files import Part, Reading, recognise
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.records.encoder import Encoder
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.index import read_index
-from bert_cli.data.records.inspect import unmasked
 from bert_cli.data.records.tokenize import encode_groups, plan_groups
-from bert_cli.data.records.tokenizer import (
+from bert_cli.data.tokens.encoder import Encoder
+from bert_cli.data.tokens.tokenizer import (
     Normalization,
     read_vocabulary,
     tokenizer_config,
     write_vocabulary,
 )
-from bert_cli.data.shards.manifest import read_manifest
-from bert_cli.data.text.files import Part, Reading, recognise
 from bert_cli.errors import DataError
 
 S, P = 64, 10
@@ -166,7 +166,7 @@ def grouped(parts, limit, least=2):
 
 @pytest.mark.parametrize(("limit", "piece"), [(1, 1), (300, 500), (10**9, 1)])
 def test_a_large_compressed_file_is_split_between_documents(tmp_path, monkeypatch, limit, piece):
-    monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", piece)
+    monkeypatch.setattr("bert_cli.data.io.documents.BLOCK_BYTES", piece)
     expected = documents(60)
     found = grouped([write(tmp_path / "a.gz", expected, packed=True)], limit)
     assert [document for group in found for document in group] == expected
@@ -189,7 +189,7 @@ def test_a_large_file_becomes_several_groups_whose_names_sort_in_their_order(tmp
 def test_a_document_beyond_the_limit_is_complete_for_pairs_and_split_for_single_segments(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("bert_cli.data.text.documents.BLOCK_BYTES", 200)
+    monkeypatch.setattr("bert_cli.data.io.documents.BLOCK_BYTES", 200)
     expected = documents(1, most=2000) + documents(1, 1)
     part = write(tmp_path / "a", expected)
     assert grouped([part], 1000) == [expected]

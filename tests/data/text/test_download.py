@@ -14,7 +14,7 @@ from support.bert import ROOT
 from support.processes import wait_for
 
 from bert_cli.config.data import DownloadSettings
-from bert_cli.data.shards.manifest import finished_files, read_manifest
+from bert_cli.data.io.manifest import finished_files, read_manifest
 from bert_cli.data.text import download
 from bert_cli.errors import ConfigError, DataError
 

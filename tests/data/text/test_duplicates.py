@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.shards.manifest import read_manifest
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import duplicates, preprocess
 from bert_cli.data.text.duplicates import SIGNATURE_SIZE, equal_to_earlier, near_to_earlier
 from bert_cli.errors import ConfigError, DataError

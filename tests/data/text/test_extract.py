@@ -14,10 +14,10 @@ from support.processes import alive, wait_for
 
 from bert_cli import cli
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.shards.manifest import read_manifest
+from bert_cli.data.io.files import find_files
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import extract, wikipedia
 from bert_cli.data.text.download import sample_dump
-from bert_cli.data.text.files import find_files
 from bert_cli.data.text.wikipedia import Dump, find_dump
 from bert_cli.errors import ConfigError, DataError
 

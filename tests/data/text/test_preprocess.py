@@ -8,9 +8,9 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.shards.manifest import read_manifest
+from bert_cli.data.io.files import Reading, recognise
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import preprocess
-from bert_cli.data.text.files import Reading, recognise
 from bert_cli.errors import ConfigError, DataError
 
 WORDS = ["river", "stone", "bridge", "garden", "winter", "letter", "window", "market", "music"]

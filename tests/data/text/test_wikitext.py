@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bert_cli.data.text.documents import clean
+from bert_cli.data.io.documents import clean
 from bert_cli.data.text.wikitext import document, site_of, to_lines
 
 HEADER = """<mediawiki><siteinfo><base>https://fr.wikipedia.org/wiki/Accueil</base><namespaces>

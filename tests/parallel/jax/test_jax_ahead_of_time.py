@@ -15,7 +15,7 @@ import numpy as np
 from bert_cli.parallel.jax import ahead_of_time
 import jax
 from bert_cli.commands import COMMANDS
-from bert_cli.config.load import load
+from bert_cli.parse.load import load
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.look.ahead_of_time import micro_batch

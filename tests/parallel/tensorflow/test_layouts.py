@@ -298,7 +298,7 @@ COUNT_LOOPS = """
 import json
 from types import SimpleNamespace
 import tensorflow as tf
-from bert_cli.config.optimizers import OPTIMIZERS
+from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, Rule
 from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow import update

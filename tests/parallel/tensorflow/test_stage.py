@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.config.shape import BertConfig
+from bert_cli.facts.bert import BertConfig
 from bert_cli.model.bert import build_block
 from bert_cli.model.layers import EncoderLayer
 from bert_cli.parallel.tensorflow.mesh import traced

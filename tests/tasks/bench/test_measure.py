@@ -10,9 +10,9 @@ import tensorflow as tf
 from test_bench import SMALL, SQUAD
 
 from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
-from bert_cli.config.groupbert import GroupBertConfig
-from bert_cli.config.shape import BertConfig
-from bert_cli.config.training import BatchShape
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.groupbert import GroupBertConfig
+from bert_cli.facts.products import BatchShape
 from bert_cli.parallel.engine import count
 from bert_cli.planning.flops import attention, model_flops, products, shape_of
 from bert_cli.tasks.bench import measure

@@ -10,7 +10,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 import bert_cli
 from bert_cli.cli import COMMANDS
-from bert_cli.config.load import leaves, load
+from bert_cli.parse.load import leaves, load
 
 ROOT = Path(bert_cli.__file__).parents[1]
 METRICS = {"pretrain": "validation_mlm_loss", "squad": "validation_f1"}

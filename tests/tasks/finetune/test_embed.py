@@ -24,7 +24,7 @@ from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
 from bert_cli.model.heads import SentenceEmbedding
@@ -35,7 +35,7 @@ from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, models, resolve, start, teacher
 from bert_cli.tasks.run.task import Task
-from bert_cli.tasks.use.predictions import Embedding
+from bert_cli.tasks.run.vectors import Embedding
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

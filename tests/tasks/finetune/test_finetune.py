@@ -22,7 +22,7 @@ from support.tiny_models import OTHERS, PIECES, TINY, metrics_of, write_model, w
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.tables import TextExamples
-from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.errors import DeviceError
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import task, teacher

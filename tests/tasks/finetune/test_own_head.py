@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from support.tiny_models import PIECES, metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.config import heads
-from bert_cli.config.load import load
+from bert_cli.facts import heads
+from bert_cli.parse.load import load
 from bert_cli.planning import layout, memory
 from bert_cli.train.history import Run
 

@@ -10,10 +10,10 @@ from support.runs import last_line, lines_of
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
 from bert_cli.cli import main
-from bert_cli.config.architectures import ARCHITECTURES, shape_of
 from bert_cli.config.finetune import GlueSettings, SquadSettings
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_scores
-from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model.bert import build_blocks
 from bert_cli.tasks.finetune import squad, texts
 from bert_cli.tasks.run import finetune

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.shape import BertConfig
 from bert_cli.errors import ConfigError
+from bert_cli.facts.bert import BertConfig
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose, flops_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "init.md"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
 from bert_cli.config.tools import PlanSettings
+from bert_cli.parse.load import load
 from bert_cli.planning.compiled import Program
 from bert_cli.planning.layout import choose
 from bert_cli.planning.targets import ACCELERATORS, find_target

@@ -19,10 +19,10 @@ from support.metrics import write_metrics
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.errors import CheckpointError, ConfigError, DataError
+from bert_cli.parse.load import load
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
 from bert_cli.tasks.run import corpora

@@ -10,9 +10,9 @@ import pytest
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
-from bert_cli.config.load import configs_folder, load
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
+from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning.memory import estimate
 
 BASE = ["plan", "--config", "pretrain_base_128_phase1"]

@@ -8,8 +8,8 @@ from support.tiny_models import PIECES, metrics_of, pretrain_words, write_model,
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.stream.reader import shuffled
-from bert_cli.data.stream.source import Records
+from bert_cli.data.examples.reader import shuffled
+from bert_cli.data.examples.source import Records
 from bert_cli.tasks.run import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 

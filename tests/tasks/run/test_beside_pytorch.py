@@ -16,7 +16,7 @@ from support.command_lines import script
 from support.tiny_models import OTHERS, write_model
 
 from bert_cli.config.finetune import GlueSettings
-from bert_cli.config.load import load
+from bert_cli.parse.load import load
 
 ROOT = Path(__file__).parents[3]
 MICRO_BATCH_SIZE = 4

@@ -9,7 +9,7 @@ import tensorflow  # noqa: F401 (before the end of the collection, which sets it
 from support.tiny_models import flags_of, metrics_of
 
 from bert_cli.cli import main
-from bert_cli.data.stream import source
+from bert_cli.data.examples import source
 from bert_cli.train import health
 from bert_cli.train.health import MARGIN, STEPS
 from bert_cli.train.history import Run

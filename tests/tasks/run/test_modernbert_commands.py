@@ -20,9 +20,9 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
-from bert_cli.config.architectures import shape_of
-from bert_cli.config.load import load
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.facts.architectures import shape_of
+from bert_cli.parse.load import load
 
 SHAPE = {
     "bert-config.architecture": "modernbert",

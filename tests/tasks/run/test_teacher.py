@@ -17,9 +17,9 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
-from bert_cli.config.architectures import shape_of
-from bert_cli.config.load import load
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.facts.architectures import shape_of
+from bert_cli.parse.load import load
 from bert_cli.tasks.run.teacher import relations_of
 
 

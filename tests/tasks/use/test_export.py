@@ -13,10 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need
 
-from bert_cli.config.load import load
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune.features import encode_texts
-from bert_cli.data.records.tokenizer import (
+from bert_cli.data.tokens.tokenizer import (
     SPECIAL_TOKENS,
     Normalization,
     read_tokenizer,
@@ -24,6 +23,7 @@ from bert_cli.data.records.tokenizer import (
 )
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import MADE
+from bert_cli.parse.load import load
 from bert_cli.tasks.use import export, int8, strings
 
 CLOSE = 2e-5

@@ -15,9 +15,9 @@ from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, change_weights, i
 from support.hf_models import one_in_torch as in_torch
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import CheckpointError, ConfigError, DataError, DeviceError
+from bert_cli.parse.load import load
 from bert_cli.tasks.use.predict import run
 from bert_cli.tasks.use.predictions import entities_of
 

@@ -12,8 +12,8 @@ import pytest
 from support.tiny_models import TINY, TINY_RUN, flags_of, metrics_of, write_model, write_reviews
 
 from bert_cli.cli import main
-from bert_cli.config.load import load
 from bert_cli.config.use import PredictSettings
+from bert_cli.parse.load import load
 from bert_cli.tasks.use import predict
 
 pytest.importorskip("jax")

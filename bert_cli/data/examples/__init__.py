@@ -1,0 +1,1 @@
+"""Records to batches: which example stands where in an endless shuffled stream."""

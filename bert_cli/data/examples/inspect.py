@@ -1,0 +1,417 @@
+"""`bert inspect`: examples, statistics and warnings of a folder of records.
+
+It reads what a run would read: the first records in the order of a seed, which are spread over the folder. The
+`input_mask` of an example numbers its sequences, so an unpacked example counts as a pack of one sequence.
+
+Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
+"""
+
+import math
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli import processes
+from bert_cli.config.settings import is_remote, is_set
+from bert_cli.config.tools import InspectSettings
+from bert_cli.data.examples.reader import shuffled
+from bert_cli.data.examples.remote import local_copy
+from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
+from bert_cli.data.examples.source import Records
+from bert_cli.data.random import record_at
+from bert_cli.data.records.corpus import number_of_copies
+from bert_cli.data.records.formats import BLOCK, Batch
+from bert_cli.data.records.tfrecord import Ints
+from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
+from bert_cli.errors import ConfigError
+from bert_cli.files import JSONObject, is_stdout, output_json
+from bert_cli.text import count, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+BARS = 16
+BAR_WIDTH = 50
+MASK_STYLE = "yellow"
+
+
+# Statistic -> (the range without a warning, a count and its minimum, below which a deviation may be chance), the
+# problem outside the range, and the remedy.
+CHECKS = {
+    "pieces_per_word": (
+        (0.0, 2.5, "tokens", 1000),
+        "words are split into {:.2f} pieces on average",
+        "if spaces separate words, the vocabulary does not suit it: train one with `bert vocab`, or choose another",
+    ),
+    "unknown_token_fraction": (
+        (0.0, 0.01, "tokens", 1000),
+        "{:.1%} of the tokens are [UNK]",
+        "the vocabulary lacks letters of this text: train one with `bert vocab`, or choose one for its language",
+    ),
+    "repeats": (
+        (0.0, MAX_REPEATS, "records", 1),
+        f"a sequence of {N} tokens recurs {{:.2f}} times on average",
+        WITHOUT_COPIES,
+    ),
+    "largest_shard_fraction": (
+        (0.0, 0.75, "files", 2),
+        "{:.0%} of the records are in one shard",
+        "its texts are paired only with each other; split its input into files of similar size",
+    ),
+    "masked_token_fraction": (
+        (0.1, 0.2, "tokens", 1000),
+        "{:.1%} of the tokens are predicted",
+        "for dynamic records give the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
+        "ones again with --masked-lm-prob 0.15 and enough --mask-tokens",
+    ),
+    "masks_shown_as_mask": (
+        (0.75, 0.85, "predictions", 1000),
+        "{:.1%} of the predicted tokens are shown as [MASK], not 80 %",
+        "the records were made by another recipe; make them again with `bert tokenize`",
+    ),
+    "random_next_fraction": (
+        (0.4, 0.6, "next_sentence_labels", 20),
+        "{:.1%} of the pairs are random, not half",
+        "documents of one sentence have no next sentence: split the text with `bert preprocess`, use --documents files "
+        "where blank lines separate the paragraphs of a file, join short documents, or train without pairs",
+    ),
+    "real_token_fraction": (
+        (0.5, 1.0, "records", 1),
+        "only {:.1%} of the positions hold a token, the others are padding",
+        "pack more sequences into an example with `bert pack`, or choose a shorter --sequence-length",
+    ),
+}
+
+
+class Finding(NamedTuple):
+    """A property of the records that is bad for training."""
+
+    what: str
+    number: float
+    remedy: str
+
+
+def run(settings: InspectSettings) -> None:
+    """Print examples, statistics and warnings of a folder of records; write them where --json says."""
+    folder = Path(settings.folder)
+    if is_remote(settings.folder):
+        folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
+    source = Records(folder, seed=settings.seed, masking=settings.masking)
+    if not source.is_dynamic and is_set(settings, "masking"):
+        problem = f"has no effect on {settings.folder}: static records are already masked"
+        raise ConfigError("masking", problem, "leave it out")
+    vocabulary = read_vocabulary(vocabulary_path(folder), source.corpus["vocab_sha256"])
+    number = min(settings.sample, len(source))
+    sample = SampleStatistics(vocabulary)
+    for first in range(0, number, BLOCK):
+        sample.add(shuffled(source, np.arange(first, min(number, first + BLOCK))))
+    report = _folder_report(settings.folder, source) | sample.report()
+    report["repeats"] = repeats(shuffled(source, np.arange(min(TEXT_SAMPLE, number))), len(source))
+    warnings = list(find_warnings(report))
+    if settings.json_file is not None:
+        lengths = {str(length): sample.lengths[length] for length in sorted(sample.lengths)}
+        of_sample = {"sample": number, "seed": settings.seed, "lengths": lengths}
+        of_sample["warnings"] = [warning._asdict() for warning in warnings]
+        output_json(settings.json_file, report | of_sample)
+        if is_stdout(settings.json_file):
+            return
+    console = processes.console()
+    print_line = partial(console.print, soft_wrap=True)
+    sampled = f"a sample of {number:,}, drawn from the complete folder"
+    print_line(
+        f"{settings.folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
+        f"in {count(report['files'], 'file')}, {format_bytes(report['bytes'])}, "
+        f"vocabulary of {report['vocab_size']:,} tokens\n"
+        f"read: {'all records' if number == len(source) else sampled} (seed {settings.seed})"
+    )
+    if settings.examples:
+        _print_examples(console, source, vocabulary, min(settings.examples, len(source)))
+    for line in (
+        "\nlengths of sequences, in tokens with [CLS] and [SEP]",
+        *histogram(sample.lengths, source.sequence_length),
+        "\nstatistics",
+        *_table(report),
+        "\nwarnings" if warnings else "\nno warnings",
+        *(f"  {settings.folder}: {warning.what}; {warning.remedy}" for warning in warnings),
+    ):
+        print_line(line)
+
+
+# --- statistics
+
+
+def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
+    """Return the tokens [B, S] before masking."""
+    tokens_BS = np.array(batch["input_ids"], np.int32)
+    row, column = np.nonzero(batch["masked_lm_weights"] > 0)
+    tokens_BS[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
+    return tokens_BS
+
+
+def labels_of(batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return next-sentence labels [B, C], and a mask of the labels that count."""
+    labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
+    return labels_BC, batch["next_sentence_weights"].reshape(labels_BC.shape) > 0
+
+
+class SampleStatistics:
+    """Counts over a sample of unmasked examples; a ratio without a denominator is None."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._special = vocabulary.special
+        self._is_continuation_V = vocabulary.is_continuation
+        texts = [vocabulary.notation.shown(piece).strip() for piece in vocabulary.pieces]
+        # Tokens without a letter or digit, which BERT separates from words.
+        self._is_punctuation_V = np.array(
+            [text != "" and all(unicodedata.category(c)[0] in "PS" for c in text) for text in texts]
+        )
+        self.counts: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+
+    def add(self, batch: Batch) -> None:
+        """Count a block of examples."""
+        special = self._special
+        tokens_BS = unmasked(batch)
+        is_token_BS = batch["input_mask"] > 0
+        is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
+        is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
+        # A continuation whose first piece was truncated begins a word, as it does for masks.
+        continues_BS = is_text_BS & self._is_continuation_V[tokens_BS]
+        continues_BS[:, 0] = False
+        continues_BS[:, 1:] &= is_text_BS[:, :-1]
+        is_punctuation_BS = is_text_BS & ~continues_BS & self._is_punctuation_V[tokens_BS]
+        is_piece_BS = is_text_BS & ~is_unknown_BS & ~is_punctuation_BS
+        is_predicted_BP = batch["masked_lm_weights"] > 0
+        shown_BP = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
+        is_mask_BP = is_predicted_BP & (shown_BP == special.mask)
+        labels_BC, counts_BC = labels_of(batch)
+        flags = {
+            "labels": counts_BC,
+            "random_labels": counts_BC & (labels_BC == 1),
+            "tokens": is_token_BS,
+            "text_tokens": is_text_BS,
+            "unknown": is_unknown_BS,
+            "word_pieces": is_piece_BS,
+            "words": is_piece_BS & ~continues_BS,
+            "predictions": is_predicted_BP,
+            "masked": is_mask_BP,
+            "unchanged": is_predicted_BP & ~is_mask_BP & (shown_BP == batch["masked_lm_ids"]),
+            "full": is_predicted_BP.all(axis=1),
+        }
+        self.counts.update({name: int(counted.sum()) for name, counted in flags.items()})
+        self.counts.update(examples=len(tokens_BS), positions=tokens_BS.size)
+        for sequence_S in batch["input_mask"]:
+            for number in range(1, int(sequence_S.max(initial=0)) + 1):
+                self.counts["sequences"] += 1
+                self.lengths[int(np.count_nonzero(sequence_S == number))] += 1
+
+    def report(self) -> JSONObject:
+        """Return all statistics of the sample."""
+        counts = self.counts
+
+        def ratio(part: str, of: str) -> float | None:
+            return counts[part] / counts[of] if counts[of] else None
+
+        counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
+        return {
+            "examples": counts["examples"],
+            "sequences": counts["sequences"],
+            "tokens": counts["tokens"],
+            "sequences_per_example": ratio("sequences", "examples"),
+            "real_token_fraction": ratio("tokens", "positions"),
+            "tokens_per_sequence": ratio("tokens", "sequences"),
+            "predictions": counts["predictions"],
+            "masked_token_fraction": ratio("predictions", "tokens"),
+            "masks_shown_as_mask": ratio("masked", "predictions"),
+            "masks_shown_as_another_word": ratio("replaced", "predictions"),
+            "masks_shown_as_they_are": ratio("unchanged", "predictions"),
+            "predictions_per_example": ratio("predictions", "examples"),
+            "examples_with_all_predictions": ratio("full", "examples"),
+            "next_sentence_labels": counts["labels"],
+            "random_next_fraction": ratio("random_labels", "labels"),
+            "unknown_token_fraction": ratio("unknown", "text_tokens"),
+            "pieces_per_word": ratio("word_pieces", "words"),
+        }
+
+
+def _folder_report(name: str, source: Records) -> JSONObject:
+    """Return the statistics of all records, from corpus.json and the manifest."""
+    corpus = source.corpus
+    size = sum(file["bytes"] for file in corpus["files"])
+    return {
+        "folder": name,
+        "format": corpus["format"],
+        "records": len(source),
+        "sequence_length": source.sequence_length,
+        "max_sequences_per_pack": corpus.get("max_sequences_per_pack", 1),
+        "vocab_size": corpus["vocab_size"],
+        "bytes": size,
+        "bytes_per_record": size / len(source),
+        "files": len(corpus["files"]),
+        "largest_shard_fraction": max(file["records"] for file in corpus["files"]) / len(source),
+        "copies": number_of_copies(source.folder, corpus),
+    }
+
+
+def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for each property of the records that is bad for training."""
+    for name, ((least, maximum, counted, enough), problem, remedy) in CHECKS.items():
+        value = report[name]
+        count = report[counted]
+        if value is None or count < enough:
+            continue
+        if name == "random_next_fraction":
+            # A small number of pairs deviates by chance: allow three standard deviations of a half.
+            chance = 1.5 / math.sqrt(count)
+            least = min(least, 0.5 - chance)
+            maximum = max(maximum, 0.5 + chance)
+        if name == "repeats":
+            # Static records repeat each pair with other masks; records of other tools do not say how often.
+            maximum *= report["copies"] or (math.inf if report["format"] == "static" else 1)
+        if not least <= value <= maximum:
+            yield Finding(problem.format(value), value, remedy)
+    if report["predictions"] == 0:
+        yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")
+    if report["copies"] == 1:
+        problem = (
+            "static records of one copy (duplication_factor 1): every epoch has the same masks"
+        )
+        yield Finding(
+            problem, 1, "make them with --masking dynamic, or with --duplication-factor 5"
+        )
+
+
+# --- as text
+
+
+def _table(report: Mapping[str, Any]) -> list[str]:
+    """Return a line of text for each statistic; `-` is an unknown value."""
+
+    def percent(name: str) -> str:
+        return "-" if report[name] is None else f"{100 * report[name]:.3g}%"
+
+    def number(name: str) -> str:
+        return "-" if report[name] is None else f"{report[name]:,.2f}"
+
+    masks = ("masks_shown_as_mask", "masks_shown_as_another_word", "masks_shown_as_they_are")
+    rows = {
+        "bytes per record": number("bytes_per_record"),
+        "records in the largest shard": percent("largest_shard_fraction"),
+        "copies of the text": str(report["copies"] or "-"),
+        "positions that are not padding": percent("real_token_fraction"),
+        "tokens per sequence": number("tokens_per_sequence"),
+        "sequences per example": number("sequences_per_example"),
+        "predicted tokens": percent("masked_token_fraction"),
+        "  shown as [MASK], another token, themselves": ", ".join(map(percent, masks)),
+        "random next sentences": percent("random_next_fraction"),
+        "unknown tokens": percent("unknown_token_fraction"),
+        "pieces per word, without punctuation": number("pieces_per_word"),
+        f"repetitions of a sequence of {N} tokens, on average": number("repeats"),
+    }
+    width = max(map(len, rows))
+    return [f"  {name:<{width}}  {value}" for name, value in rows.items()]
+
+
+def histogram(lengths: Counter[int], longest: int) -> list[str]:
+    """Return lengths up to `longest` in at most BARS ranges, a line each."""
+    step = -(-longest // BARS)
+    ranges = [(first, min(longest, first + step - 1)) for first in range(1, longest + 1, step)]
+    counts = [sum(lengths[n] for n in range(first, last + 1)) for first, last in ranges]
+    highest = max(1, *counts)
+    width = len(f"{max(counts):,}")
+    digits = len(str(longest))
+    lines = []
+    for (first, last), records in zip(ranges, counts, strict=True):
+        bar = "#" * -(-BAR_WIDTH * records // highest)
+        lines.append(f"  {first:>{digits}} - {last:>{digits}}  {records:>{width},}  {bar}".rstrip())
+    return lines
+
+
+def _print_examples(
+    console: "Console", source: Records, vocabulary: Vocabulary, number: int
+) -> None:
+    batch = shuffled(source, np.arange(number))
+    _, records = record_at(np.arange(number), len(source), source.seed)
+    files = source.corpus["files"]
+    ends = np.cumsum([file["records"] for file in files])
+    legend = "{word -> [MASK]}, {word -> another one} and, shown unchanged, {word}"
+    console.print(f"\npredicted tokens: {legend}", soft_wrap=True)
+    for row, record in enumerate(records.tolist()):
+        name = files[int(np.searchsorted(ends, record, side="right"))]["name"]
+        console.print(f"\nexample {row + 1}: record {record:,}, in {name}")
+        for label, text in describe_example(batch, row, vocabulary):
+            for number_of_line, line in enumerate(text.wrap(console, console.width - 6)):
+                line.rstrip()
+                console.print(f"  {'' if number_of_line else label:<3} ", line, sep="")
+
+
+def describe_example(
+    batch: Batch, row: int, vocabulary: Vocabulary
+) -> Iterator[tuple[str, "Text"]]:
+    """Yield an example as labelled lines of text: A and B of a pair, sequence after sequence."""
+    from rich.text import Text
+
+    sequence_S = batch["input_mask"][row]
+    segments_S = batch["segment_ids"][row]
+    labels_BC, counts_BC = labels_of(batch)
+    tokens_S = unmasked(batch)[row]
+    shown_S = batch["input_ids"][row]
+    masked = batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0].tolist()
+    sequences = int(sequence_S.max(initial=0))
+    for number in range(1, sequences + 1):
+        positions = np.flatnonzero(sequence_S == number).tolist()
+        predicted = set(masked) & set(positions)
+        about = f"{len(positions)} tokens, {len(predicted)} predicted"
+        if counts_BC[row, number - 1]:
+            about += f", B is {'a random' if labels_BC[row, number - 1] else 'the actual'} next"
+        yield "", Text(about if sequences == 1 else f"sequence {number}: {about}")
+        for segment, name in ((0, "A"), (1, "B")):
+            of_segment = [position for position in positions if segments_S[position] == segment]
+            if of_segment:
+                yield name, mark_masks(of_segment, tokens_S, shown_S, predicted, vocabulary)
+
+
+def mark_masks(
+    positions: list[int], tokens_S: Any, shown_S: Any, predicted: set[int], vocabulary: Vocabulary
+) -> "Text":
+    """Return the tokens at some positions as text, with the pieces of a word joined and predictions in braces."""
+    from rich.text import Text
+
+    special = vocabulary.special
+    notation = vocabulary.notation
+    text = Text()
+
+    def word(token: int) -> str:
+        return _printable(notation.shown(vocabulary.pieces[token]).strip())
+
+    for position in positions:
+        token = int(tokens_S[position])
+        shown = int(shown_S[position])
+        if token in (special.cls, special.sep):
+            continue
+        piece = word(token)
+        is_first = not text.plain
+        continues = notation.continues(vocabulary.pieces[token]) and not is_first
+        text.append("" if continues or is_first else " ")
+        if position not in predicted:
+            text.append(piece.removeprefix("##") if continues else piece)
+        elif shown == token:
+            text.append(f"{{{piece}}}", MASK_STYLE)
+        else:
+            text.append(f"{{{piece} -> {word(shown)}}}", MASK_STYLE)
+    return text
+
+
+def _printable(piece: str) -> str:
+    """Return a piece with a question mark for every letter that the terminal cannot show."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in piece)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)

@@ -1,0 +1,461 @@
+"""`stream[step]` is the batch of a step: a function of (seed, step) and nothing else.
+
+Step and row give a sample index, and an endless stream has an example at every sample index. So resuming means asking
+for another step, each process reads its own part, and micro-batches change no example. A stream reads one folder of
+records, optionally in steps of similar lengths, or a mixture of several folders.
+"""
+
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.data.examples.source import ByLength, Numbers, Records
+from bert_cli.data.random import Ints, permute, record_at, row_keys
+from bert_cli.data.records.formats import Batch
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.planning.plan import Plan
+from bert_cli.text import count
+
+BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
+MULTIPLE = 8  # length buckets end at multiples of so many positions, which suit matrix units
+USUAL_BLOCK = 8192  # examples of the largest block of a mixture where the weights allow it
+LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractions of it
+# Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus.
+NUMBERING = "each corpus in complete epochs"
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The examples of each step, and the part that this process reads. Raises ConfigError if a step does not divide."""
+
+    examples_per_step: int
+    micro_batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    plan: Plan | None = None
+    """The plan of a run whose steps differ in size or in their masks."""
+
+    def __post_init__(self) -> None:
+        step = self.examples_per_step
+        size = self.micro_batch_size
+        if step < 1 or step % (size * self.world_size):
+            processes = count(self.world_size, "process")
+            raise ConfigError(
+                f"global_batch ({count(step, 'example')} a step)",
+                f"cannot be divided among {processes} with micro_batch_size {size}",
+                "change one of these numbers",
+            )
+
+    def sample_indices(self, step: int) -> Numbers:
+        """Return the sample indices of this process in a step."""
+        indices = self.step_indices(step)
+        each = len(indices) // self.world_size
+        return indices[self.rank * each : (self.rank + 1) * each]
+
+    def step_indices(self, step: int) -> Numbers:
+        """Return the sample indices of all processes in a step."""
+        if self.plan is not None:
+            indices = self.plan.sample_indices(step)
+            return np.arange(indices.start, indices.stop)
+        return np.arange(self.examples_per_step) + step * self.examples_per_step
+
+    def mask_probability(self, step: int) -> float | None:
+        """Return the fraction of tokens that are masked in a step, None for the fraction in the settings."""
+        return None if self.plan is None else self.plan.mask_probability(step)
+
+    def micro_batches(self, rows: Batch) -> Batch:
+        """Return rows [n, ...] as micro-batches [M, B, ...]."""
+        size = self.micro_batch_size
+        return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
+
+
+class Stream(Protocol):
+    """Batches by step."""
+
+    fingerprint: str  # changes with the examples and their order; a resumed run needs the same
+    epoch_size: int | None  # examples of an epoch; None where there is no end
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the batch of a step, [M, B, ...]."""
+        ...
+
+    def describe(self, examples: int) -> list[str]:
+        """Return lines of text about a run over so many examples."""
+        return []
+
+
+class ExampleStream(Stream, Protocol):
+    """A stream of pre-training examples, which are also read by their sample indices."""
+
+    batching: Batching
+    folder: Path | None  # with the tokenizer of the examples; None for synthetic ones
+    sources: Sequence[Records] = ()  # empty for synthetic examples
+    has_next_sentences: bool
+    sequences_per_example: float  # mean number: more than one in packs
+
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
+        """Return the examples at sample indices [n], in this order, as columns [n, ...].
+
+        `probability` replaces the fraction of the settings in dynamic masks.
+        """
+        ...
+
+    def follow(self, plan: Plan) -> None:
+        """Read the steps of a plan, which may differ in size and in their masks."""
+        self.batching = replace(self.batching, plan=plan)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the batch of a step, [M, B, ...]."""
+        batching = self.batching
+        rows = self.rows(batching.sample_indices(step), batching.mask_probability(step))
+        return batching.micro_batches(rows)
+
+    def first_micro_batches(self, number: int) -> Batch:
+        """Return the first micro-batches of the stream [number, B, ...], to trace functions with."""
+        rows = self.rows(np.arange(number * self.batching.micro_batch_size))
+        return self.batching.micro_batches(rows)
+
+
+def read_ahead(
+    stream: Stream, first_step: int, end_step: int, depth: int = 2
+) -> Iterator[tuple[int, Batch, float]]:
+    """Yield (step, batch, seconds waited for it) for first_step <= step < end_step.
+
+    One thread reads up to `depth` steps ahead. Its errors are raised here, at their step.
+    """
+    pool = ThreadPoolExecutor(1, "read-ahead")
+    pending: deque[Future[Batch]] = deque()
+    try:
+        for step in range(first_step, min(first_step + depth, end_step)):
+            pending.append(pool.submit(stream.__getitem__, step))
+        for step in range(first_step, end_step):
+            started = time.monotonic()
+            batch = pending.popleft().result()
+            waited = time.monotonic() - started
+            if step + depth < end_step:
+                pending.append(pool.submit(stream.__getitem__, step + depth))
+            yield step, batch, waited
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# --- one corpus
+
+
+class Reader(ExampleStream):
+    """The examples of a folder in a new order in each epoch; with `buckets` in steps of similar lengths.
+
+    With `buckets`, raises ConfigError for packs, and DataError for static records or fewer records than a step has.
+    """
+
+    def __init__(self, source: Records, batching: Batching, buckets: int | None = None) -> None:
+        self.source = source
+        self.sources = [source]
+        self.batching = batching
+        self.folder = source.folder
+        self.fingerprint = source.fingerprint
+        self.has_next_sentences = source.has_next_sentences
+        self.epoch_size: int = len(source)
+        self.sequences_per_example = source.sequences / max(1, len(source))
+        self.buckets: Buckets | None = None
+        if buckets is not None:
+            step = batching.examples_per_step
+            _check_buckets(source, buckets, step)
+            # Checkpoints compare this text, so its words stay.
+            self.fingerprint += f", {buckets} bins for steps of {step}"
+            lengths = source.files.lengths()
+            self.buckets = Buckets(lengths, source.sequence_length, buckets, step, source.seed)
+            self.epoch_size = self.buckets.steps * step
+
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
+        """Return the examples at sample indices [n], padded to S or to the length of their longest step."""
+        if self.buckets is None:
+            return shuffled(self.source, sample_indices, probability)
+        epochs, numbers, length = self.buckets.records(sample_indices)
+        return _in_blocks(self.source, epochs, numbers, length, probability)
+
+
+def shuffled(
+    source: Records, sample_indices: npt.ArrayLike, probability: float | None = None
+) -> Batch:
+    """Return the examples of a source at sample indices [n] of its random order."""
+    epochs, numbers = record_at(sample_indices, len(source), source.seed)
+    return _in_blocks(source, epochs, numbers, None, probability)
+
+
+def _in_blocks(
+    source: Records, epochs: Ints, numbers: Ints, length: int | None, probability: float | None
+) -> Batch:
+    """Return examples as `source.examples` does, read in blocks of BLOCK sequences."""
+    columns: Batch = {}
+    size = max(1, BLOCK // source.max_sequences_per_pack)
+    for start in range(0, len(numbers), size):
+        part = slice(start, start + size)
+        block = source.examples(epochs[part], numbers[part], length, probability)
+        for name, column in block.items():
+            if start == 0:
+                columns[name] = np.empty((len(numbers), *column.shape[1:]), column.dtype)
+            columns[name][part] = column
+    return columns
+
+
+# --- length buckets
+
+
+class Buckets:
+    """Record numbers by sample index, so that the examples of a step have similar lengths.
+
+    An epoch is a list of records, bucket by bucket from the shortest to the longest, in random order within a bucket.
+    A step takes consecutive records of the list and pads them to the bucket of its last record. A few records of the
+    longest bucket (fewer than a step has) are left out, chosen anew in each epoch. The order of steps is random too.
+    """
+
+    def __init__(
+        self, lengths: Ints, sequence_length: int, buckets: int, examples_per_step: int, seed: int
+    ) -> None:
+        """Divide records of these lengths [records] into at most `buckets`; the longest ends at S at most."""
+        self.seed = seed
+        self.examples_per_step = examples_per_step
+        # The name decides the random order of old and new runs alike.
+        self._records = ByLength(lengths, sequence_length, "bin", seed)
+        self.ends = bucket_ends(self._records.histogram, buckets)
+        """[buckets] positions of the examples of each bucket, ascending."""
+        self._shortest = np.concatenate((np.ones(1, np.int64), self.ends[:-1] + 1))
+        self._starts = self._records.starts[self._shortest]
+        self.steps, self.left_out = divmod(len(lengths), examples_per_step)
+        """Steps of an epoch, and the number of records that are in no step."""
+
+    def records(self, sample_indices: npt.ArrayLike) -> tuple[Ints, Numbers, int]:
+        """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""
+        indices = np.array(sample_indices, np.int64, ndmin=1)
+        steps, rows = np.divmod(indices, self.examples_per_step)
+        epochs, drawn = record_at(steps, self.steps, self.seed)
+        first = drawn * self.examples_per_step
+        slots = first + rows
+        buckets = self._bucket_of(slots)
+        within = slots - self._starts[buckets]
+        records = self._records.draw(self._shortest[buckets], self.ends[buckets], within, epochs)
+        longest = int(self._bucket_of(first + self.examples_per_step - 1).max(initial=0))
+        return epochs, records, int(self.ends[longest])
+
+    def _bucket_of(self, slots: Ints) -> Ints:
+        """Return the bucket of each slot of an epoch's list."""
+        return np.searchsorted(self._starts, slots, side="right") - 1
+
+
+def _check_buckets(source: Records, buckets: int, step: int) -> None:
+    where = f"length_buckets ({buckets})"
+    records = f"the {len(source)} records in {source.folder}"
+    if source.max_sequences_per_pack > 1:
+        problem = f"need examples of one sequence, but {records} are packs"
+        raise ConfigError(where, problem, "leave out length_buckets, or give records without packs")
+    if not source.is_dynamic or len(source) < step:
+        wrong = f"fewer than a step's {step}" if source.is_dynamic else "static and already padded"
+        remedy = "leave the buckets out, or make more records with --masking dynamic"
+        raise DataError(where, f"{records} are {wrong}", remedy)
+
+
+def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
+    """Return the ends of at most `buckets` buckets over lengths [S + 1] with the least padding.
+
+    All ends but S are multiples of MULTIPLE. Dynamic programming over all ends, bucket by bucket.
+    """
+    longest = len(histogram) - 1
+    highest = int(np.flatnonzero(histogram)[-1])
+    ends = np.minimum(np.arange(MULTIPLE, highest + MULTIPLE, MULTIPLE), longest)
+    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(histogram)[ends]))
+    # positions[first, end]: of all examples that are longer than ends[first - 1] and fit into ends[end].
+    positions = (counts[None, 1:] - counts[:-1, None]).astype(np.float64) * ends
+    positions[np.tril_indices(len(ends), -1)] = np.inf
+    fewest = positions[0]
+    before: list[Numbers] = []
+    for _ in range(min(buckets, len(ends)) - 1):
+        # One more bucket, which begins where any earlier bucket ends.
+        total = np.concatenate(([np.inf], fewest[:-1]))[:, None] + positions
+        before.append(np.argmin(total, axis=0))
+        fewest = total[before[-1], np.arange(len(ends))]
+    chosen = [len(ends) - 1]
+    for firsts in reversed(before):
+        chosen.append(int(firsts[chosen[-1]]) - 1)
+    return ends[np.unique(chosen)]
+
+
+# --- several corpora
+
+
+class Mixture(ExampleStream):
+    """The examples of several sources in one order, each with its fraction of the examples.
+
+    The stream consists of blocks of one length. Each block has the same number of examples of each corpus, its quota,
+    and a permutation drawn by (seed, block) assigns each example of the block to a corpus. The n-th example of a corpus
+    in the stream is the n-th of its random order, so an epoch of a corpus has each of its records once.
+    """
+
+    def __init__(
+        self, corpora: Sequence[tuple[Records, float]], batching: Batching, seed: int
+    ) -> None:
+        """Mix sources by weights. Raises DataError for sources that do not fit, ConfigError for too small a weight."""
+        self.sources = [source for source, _ in corpora]
+        for first_source, second_source in combinations(self.sources, 2):
+            _check_fit(first_source, second_source)
+        self.quotas = quotas_of([weight for _, weight in corpora])
+        """Examples of each corpus in a block."""
+        for (source, weight), quota in zip(corpora, self.quotas, strict=True):
+            if quota == 0:
+                problem = f"is too small: the corpus gets no example in {LONGEST_BLOCK}"
+                where = f"dataset_dir (weight {weight:g} of {source.folder})"
+                raise ConfigError(where, problem, "raise the weight or leave the corpus out")
+        self.batching = batching
+        self.folder = self.sources[0].folder
+        self.has_next_sentences = any(source.has_next_sentences for source in self.sources)
+        self.epoch_size: int = sum(map(len, self.sources))
+        self._block = sum(self.quotas)
+        each = [source.sequences / len(source) for source in self.sources]
+        self.sequences_per_example = float(np.dot(each, self.quotas) / self._block)
+        # The sources draw by the seed too; a block's order must not equal the order of one of their epochs.
+        self._order_seed = int(row_keys(0, "mixture", seed)[0])
+        identity = [source.fingerprint for source in self.sources], self.quotas
+        self.fingerprint = f"{hashlib.sha256(repr(identity).encode()).hexdigest()}, {NUMBERING}"
+
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
+        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
+        corpora, indices = self.locate(sample_indices)
+        batch: Batch = {}
+        for number in np.unique(corpora):
+            chosen = np.flatnonzero(corpora == number)
+            rows = shuffled(self.sources[number], indices[chosen], probability)
+            for name, column in rows.items():
+                if name not in batch:
+                    batch[name] = np.empty((len(corpora), *column.shape[1:]), column.dtype)
+                batch[name][chosen] = column
+        return batch
+
+    def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
+        """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora."""
+        blocks, offsets = np.divmod(np.array(sample_indices, np.int64, ndmin=1), self._block)
+        corpora = np.empty_like(blocks)
+        ranks = np.empty_like(blocks)
+        for block in np.unique(blocks):
+            chosen = blocks == block
+            assigned = _assignment(tuple(self.quotas), self._order_seed, int(block))
+            corpora[chosen], ranks[chosen] = assigned[:, offsets[chosen]]
+        return corpora, blocks * np.array(self.quotas)[corpora] + ranks
+
+    def describe(self, examples: int) -> list[str]:
+        """Return a line for each corpus, with the part of it that a run over so many examples reads."""
+        blocks, rest = divmod(examples, self._block)
+        corpora, _ = self.locate(np.arange(examples - rest, examples))
+        counts = blocks * np.array(self.quotas) + np.bincount(corpora, minlength=len(self.quotas))
+        return [
+            f"{quota / self._block:.3%} from {source.folder}: {count:,} examples, "
+            f"{count / len(source):.3g} epochs of {len(source):,}"
+            for quota, count, source in zip(self.quotas, counts, self.sources, strict=True)
+        ]
+
+
+class Stages(ExampleStream):
+    """The examples of a run of several stages, each with its own records.
+
+    `rows`, the folder and the epoch belong to the first stage.
+    """
+
+    def __init__(self, streams: Sequence[ExampleStream]) -> None:
+        """Join the streams of the stages in their order. Raises DataError for packs and for different vocabularies."""
+        self.streams = streams
+        first = streams[0]
+        by_folder = {source.folder: source for stream in streams for source in stream.sources}
+        self.sources = list(by_folder.values())
+        vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
+        if len(vocabularies) > 1 or any(
+            source.max_sequences_per_pack > 1 for source in self.sources
+        ):
+            problem = "are packs" if len(vocabularies) < 2 else "differ in their vocabularies"
+            listed = ", ".join(str(source.folder) for source in self.sources)
+            remedy = "give records of one vocabulary that are not packed"
+            raise DataError(f"stages ({listed})", problem, remedy)
+        self.batching = first.batching
+        self.folder = first.folder
+        self.epoch_size = first.epoch_size
+        self.has_next_sentences = any(stream.has_next_sentences for stream in streams)
+        self.sequences_per_example = first.sequences_per_example
+        columns = [
+            {name: column.shape for name, column in stream.rows(0).items()} for stream in streams
+        ]
+        identity = [stream.fingerprint for stream in streams], columns
+        self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
+
+    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
+        """Return the examples of the first stage at sample indices [n], as columns [n, ...]."""
+        return self.streams[0].rows(sample_indices, probability)
+
+    def follow(self, plan: Plan) -> None:
+        """Read the steps of a plan."""
+        self.plan = plan
+        for stream in self.streams:
+            stream.follow(plan)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the batch of a step, [M, B, ...]."""
+        return self.streams[self.plan.segment(step).stage][step]
+
+
+@lru_cache(maxsize=8)  # 1 MB each at most: the steps of a run read one block after another
+def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
+    """Return [2, n]: the corpus of each example of a block, and its rank among the examples of that corpus."""
+    ends = np.cumsum(quotas)
+    corpora = np.searchsorted(ends, permute(np.arange(ends[-1]), ends[-1], seed, block), "right")
+    ranks = np.empty_like(corpora)
+    for number, quota in enumerate(quotas):
+        ranks[corpora == number] = np.arange(quota)
+    return np.stack([corpora, ranks])
+
+
+def quotas_of(weights: Sequence[float]) -> list[int]:
+    """Return the examples of each corpus in a block, in the proportions of the weights.
+
+    Quotas are exact if the smallest block that divides evenly has at most LONGEST_BLOCK examples. Otherwise they are
+    rounded to fractions of LONGEST_BLOCK, the largest remainders up; a corpus may then get 0.
+    """
+    exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means a tenth
+    fractions = [weight / sum(exact) for weight in exact]
+    even = math.lcm(*(fraction.denominator for fraction in fractions))
+    block = min(even * max(1, USUAL_BLOCK // even), LONGEST_BLOCK)
+    quotas = [math.floor(fraction * block) for fraction in fractions]
+    by_remainder = sorted(range(len(fractions)), key=lambda n: quotas[n] - fractions[n] * block)
+    for number in by_remainder[: block - sum(quotas)]:
+        quotas[number] += 1
+    return quotas
+
+
+def _check_fit(left: Records, right: Records) -> None:
+    """Raise DataError unless two corpora differ and their examples can be in one batch."""
+    both = f"dataset_dir ({left.folder} and {right.folder})"
+    if left.fingerprint == right.fingerprint:
+        remedy = "name one of them, with the weights added together"
+        raise DataError(both, "hold the same records", remedy)
+    differing = {name for name, _, _ in _columns(left) ^ _columns(right)}
+    if left.corpus["vocab_sha256"] != right.corpus["vocab_sha256"]:
+        differing = {"vocabularies"}
+    if differing:
+        problem = f"differ in their {', '.join(sorted(differing))}"
+        raise DataError(
+            both, problem, "make or pack one of them again with the settings of the other"
+        )
+
+
+def _columns(source: Records) -> set[tuple[str, tuple[int, ...], str]]:
+    """Return name, shape and type of each column of an example."""
+    example = shuffled(source, 0)
+    return {(name, column.shape[1:], column.dtype.str) for name, column in example.items()}

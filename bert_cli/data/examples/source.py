@@ -1,0 +1,286 @@
+"""The examples of a folder of records by number, masked and packed when they are read.
+
+Static records have their masks; dynamic ones are masked by (seed, epoch, record), each sequence as if it were alone, so
+that packing changes no mask.
+
+Shapes: n examples, R sequences, C maximum sequences of a pack, S sequence length, P masked positions.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.config.data import Masking, packed_predictions
+from bert_cli.data.random import Ints, permute, row_keys
+from bert_cli.data.records.corpus import RecordFiles, read_corpus
+from bert_cli.data.records.formats import (
+    FIELDS,
+    PACKED_FIELDS,
+    Batch,
+    DynamicRecords,
+    pack_columns,
+    parse_dynamic,
+    parse_packs,
+)
+from bert_cli.data.records.masking import MaskRecipe, mask_examples
+from bert_cli.data.tokens.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
+from bert_cli.errors import DataError
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Records:
+    """The examples of a folder of records."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        sequence_length: int | None = None,
+        predictions: int | None = None,
+        masking: Masking | None = None,
+        max_sequences_per_pack: int | None = None,
+    ) -> None:
+        """Open a folder; an argument that is None takes its value from the records.
+
+        Dynamic records can be read with any P (of a sequence), with a longer S and, unless they are packs already, up
+        to `max_sequences_per_pack` in an example. Raises DataError for lengths, packs or files that do not fit.
+        """
+        corpus = read_corpus(folder)
+        self.folder = folder
+        self.corpus = corpus
+        self.seed = seed
+        stored_pack: int = corpus.get("max_sequences_per_pack", 1)
+        self.is_dynamic: bool = corpus["format"] == "dynamic"
+        self.sequence_length: int = sequence_length or corpus["sequence_length"]
+        self.predictions: int = predictions or corpus["mask_tokens"]
+        """P of a sequence."""
+        self.max_sequences_per_pack: int = max_sequences_per_pack or stored_pack
+        self._check_sizes(stored_pack)
+        self.files = RecordFiles(folder, corpus)
+        self.fingerprint = str(corpus["fingerprint"])
+        """Changes with the examples and with how they are packed."""
+        self.has_next_sentences: bool = corpus.get("next_sentence", True)
+        self.sequences: int = corpus["sequences"] if stored_pack > 1 else self.files.records
+        """Sequences of an epoch; each sequence is in exactly one example."""
+        self.packs: Packs | None = None
+        """Only for dynamic records that are packed when they are read."""
+        if not self.is_dynamic:
+            return
+        masking = masking or Masking()
+        special = SpecialIds(**corpus["special_ids"])
+        continuations = None
+        if masking.unit != "token":
+            vocabulary = read_vocabulary(vocabulary_path(folder), corpus["vocab_sha256"])
+            continuations = vocabulary.is_continuation
+        size = corpus["vocab_size"]
+        self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)
+        pack_size = self.max_sequences_per_pack
+        if pack_size > stored_pack:
+            # Checkpoints compare this text, so its words stay.
+            self.fingerprint += f", {self.sequence_length} places for up to {pack_size} sequences"
+            self.packs = Packs(self.files.lengths(), self.sequence_length, pack_size, seed)
+
+    def __len__(self) -> int:
+        """Return the number of examples of an epoch."""
+        return self.files.records if self.packs is None else len(self.packs)
+
+    def examples(
+        self,
+        epochs: Ints,
+        numbers: Ints,
+        length: int | None = None,
+        probability: float | None = None,
+    ) -> Batch:
+        """Return examples by their epochs [n] and numbers [n], as columns.
+
+        For dynamic records, `length` and `probability` replace the length and the masking probability.
+        """
+        if self.is_dynamic:
+            recipe = self._masks.with_probability(probability)
+            columns = self._dynamic(epochs, numbers, length or self.sequence_length, recipe)
+        else:
+            columns = self.files.static(numbers)
+        names = PACKED_FIELDS if self.max_sequences_per_pack > 1 else FIELDS
+        return {name: columns[name] for name in names}
+
+    def _dynamic(self, epochs: Ints, numbers: Ints, length: int, recipe: MaskRecipe) -> Batch:
+        """Read dynamic records, mask each sequence [R] and, where examples are packs, pack them."""
+        counts: Ints = np.ones(len(numbers), np.int64)
+        if self.packs is not None:
+            records_nC = self.packs.records(numbers, epochs)
+            counts = (records_nC >= 0).sum(axis=1)
+            numbers = records_nC[records_nC >= 0]
+        payloads = self.files.payloads(numbers)
+        is_packed = self.max_sequences_per_pack > 1
+        if is_packed and self.packs is None:
+            sequences, stored_numbers, counts = parse_packs(payloads, self.corpus["token_bytes"])
+            self.files.check_dynamic(sequences, np.repeat(numbers, counts))
+            numbers = stored_numbers
+        else:
+            sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
+            self.files.check_dynamic(sequences, numbers)
+        columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
+        if not is_packed:
+            return columns
+        pack_size = self.max_sequences_per_pack
+        probability = self._masks.masking.highest_probability
+        return pack_columns(
+            columns,
+            counts,
+            sequence_length=length,
+            pack_size=pack_size,
+            predictions=packed_predictions(length, pack_size, self.predictions, probability),
+            pad=self._masks.special.pad,
+        )
+
+    def _masked(
+        self,
+        sequences: DynamicRecords,
+        epochs: Ints,
+        numbers: Ints,
+        length: int,
+        recipe: MaskRecipe,
+    ) -> Batch:
+        """Pad sequences [R] to a length and mask them by their epochs and numbers."""
+        tokens_RS = np.full((len(numbers), length), self._masks.special.pad, np.int32)
+        tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
+        keys_R = np.zeros(len(numbers), np.uint64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            keys_R[chosen] = row_keys(numbers[chosen], "mask", self.seed, int(epoch))
+        weights_R = np.full(len(numbers), self.has_next_sentences, np.float32)
+        columns = mask_examples(tokens_RS, *sequences[1:], keys_R, recipe)
+        return columns | {"next_sentence_weights": weights_R}
+
+    def _check_sizes(self, stored_pack: int) -> None:
+        """Raise DataError for sizes that these records cannot be read with."""
+        corpus = self.corpus
+        length = self.sequence_length
+        positions: int = corpus["sequence_length"]
+        # Setting, its value, the stored value, the option that changes it, and whether dynamic records allow it.
+        sizes = (
+            ("max_seq_length", length, positions, "tokenize --sequence-length", length > positions),
+            ("max_predictions_per_seq", self.predictions, corpus["mask_tokens"], "tokenize --mask-tokens", True),
+            ("max_sequences_per_pack", self.max_sequences_per_pack, stored_pack, "pack --max-sequences-per-pack",
+             stored_pack == 1),
+        )  # fmt: skip
+        for name, value, stored, command, fits in sizes:
+            if value != stored and not (self.is_dynamic and fits):
+                raise DataError(
+                    f"{name} ({value})",
+                    f"the {corpus['format']} records in {self.folder} have {stored}",
+                    f"give {stored}, or records made with `bert {command} {value}`",
+                )
+
+
+def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbers]:
+    """Pack a histogram of lengths [S + 1] into packs of S positions and at most C sequences.
+
+    Returns combinations of lengths [K, C], the longest first and then zeros, and the packs [K] of each. From the
+    longest to the shortest, each sequence goes into the open pack with the most free positions, or into a new one.
+    Packs of equal lengths are counted together, so the work grows with S and not with the number of sequences.
+    """
+    longest = len(histogram) - 1
+    done: dict[tuple[int, ...], int] = {}
+    # Open packs by their free positions: their lengths -> the number of such packs.
+    open_packs: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest + 1)]
+
+    def put(lengths: tuple[int, ...], count: int) -> None:
+        free = longest - sum(lengths)
+        packs = done if len(lengths) == sequences else open_packs[free]
+        packs[lengths] = packs.get(lengths, 0) + count
+
+    for length in range(longest, 0, -1):
+        left = int(histogram[length])
+        free = longest
+        while left and free >= length:
+            if not open_packs[free]:
+                free -= 1
+                continue
+            lengths, count = open_packs[free].popitem()
+            used = min(count, left)
+            if count > used:
+                open_packs[free][lengths] = count - used
+            put((*lengths, length), used)
+            left -= used
+        # The rest goes into new packs; a new pack has the most free positions until it is full.
+        each = min(longest // length, sequences)
+        full, rest = divmod(left, each)
+        for copies, count in ((each, full), (rest, 1)):
+            if copies and count:
+                put((length,) * copies, count)
+    for packs in open_packs:
+        for lengths, count in packs.items():
+            done[lengths] = done.get(lengths, 0) + count
+    square = np.zeros((len(done), sequences), np.int64)
+    for row, lengths in enumerate(done):
+        square[row, : len(lengths)] = lengths
+    return square, np.array(list(done.values()), np.int64)
+
+
+class ByLength:
+    """Record numbers sorted by length; the records of a range of lengths are drawn in random order."""
+
+    def __init__(self, lengths: Ints, longest: int, name: str, seed: int) -> None:
+        """Sort records by their lengths [records], each from 1 to `longest`."""
+        assert len(lengths) == 0 or 0 < int(lengths.min()) <= int(lengths.max()) <= longest <= 65535
+        self.histogram: Numbers = np.bincount(lengths, minlength=longest + 1)
+        # A stable sort of 16-bit numbers counts them instead of comparing.
+        order = np.argsort(lengths.astype(np.uint16), kind="stable")
+        self._order = order.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
+        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.histogram)))
+        """[longest + 2] where the records of a length begin in the order."""
+        self._seed = int(row_keys(0, name, seed)[0])
+
+    def draw(self, low: Ints, high: Ints, slots: Ints, epochs: Ints) -> Numbers:
+        """Return the records at slots [n] of a permutation, by epoch and `high`, of records from `low` to `high`."""
+        starts = self.starts[low]
+        groups = epochs * np.int64(65536) + high
+        chosen = permute(slots, self.starts[high + 1] - starts, self._seed, groups)
+        return self._order[starts + chosen].astype(np.int64)
+
+
+class Packs:
+    """Record numbers by pack number, in any epoch.
+
+    A pack is a combination of lengths, and each combination is used several times (shortest-pack-first histogram
+    packing: Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination", section 3.1). The records of a
+    length are assigned by a permutation drawn by (seed, epoch, length), so an epoch has each record in exactly one
+    pack.
+    """
+
+    def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
+        """Pack records of these lengths [records], each from 1 to S, at most C together."""
+        self._records = ByLength(lengths, sequence_length, "pack", seed)
+        self._lengths, self._counts = shortest_pack_first(self._records.histogram, sequences)
+        self._ends = np.cumsum(self._counts)
+        # For each combination and slot, the first of the records of its length that the slot takes:
+        # the k-th pack of the combination takes the k-th from there.
+        flat = self._lengths.ravel()
+        taken = np.repeat(self._counts, sequences)
+        first = np.zeros(len(flat), np.int64)
+        order = np.argsort(flat, kind="stable")
+        before = np.cumsum(taken[order]) - taken[order]
+        starts = np.searchsorted(flat[order], flat[order])
+        first[order] = before - before[starts]
+        self._first = first.reshape(self._lengths.shape)
+
+    def __len__(self) -> int:
+        """Return the number of packs of an epoch."""
+        return int(self._counts.sum())
+
+    def records(self, packs: Ints, epochs: Ints) -> Numbers:
+        """Return the record numbers [n, C] of packs [n] in epochs [n], longest first, then -1."""
+        combinations = np.searchsorted(self._ends, packs, side="right")
+        within = packs - (self._ends - self._counts)[combinations]
+        lengths = self._lengths[combinations]
+        is_used = lengths > 0
+        used = lengths[is_used]
+        records = np.full(lengths.shape, -1, np.int64)
+        slots = (self._first[combinations] + within[:, None])[is_used]
+        epochs = np.broadcast_to(epochs[:, None], lengths.shape)[is_used]
+        records[is_used] = self._records.draw(used, used, slots, epochs)
+        return records

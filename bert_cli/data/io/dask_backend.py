@@ -1,0 +1,228 @@
+"""Make shards on the workers of a dask cluster: the same function, the same bytes.
+
+This process prepares inputs, renames finished files and writes markers; workers write into folders of OUT, which
+all machines share. If a worker dies, Dask gives its shard to another worker, which writes into another folder.
+"""
+
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import chdir, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from bert_cli.data.io import manifest
+from bert_cli.errors import ConfigError, DataError, import_extra
+from bert_cli.files import JSONObject, read_json
+from bert_cli.processes import print_error
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+CONNECT_SECONDS = 30
+RESTART_SECONDS = 5
+STOP_SECONDS = 10.0  # restarting takes 2 s, and 6 s with three busy processes on every core
+DISCONNECT_SECONDS = 2.0
+SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
+"""host:port, with or without a protocol."""
+SHARED_FOLDERS = "use a file system that all machines share under the same path"
+
+
+def run_on_cluster(
+    output: manifest.OutputFolder,
+    shards: Iterable[manifest.Shard],
+    convert: manifest.Convert,
+    scheduler: str,
+) -> Generator[tuple[manifest.Shard, manifest.Stats | None], None, None]:
+    """Yield each shard when it is finished, with its counts; None where it was complete before.
+
+    Raises ConfigError without dask, DataError when the scheduler is lost or one shard kills worker after worker.
+    """
+    client = _connect(scheduler)
+    from cloudpickle import dumps
+    from distributed import CancelledError, as_completed
+
+    # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
+    logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
+    cluster = _Cluster(client, output)
+    function = dumps(convert)
+    finished = as_completed(loop=client.loop)
+    try:
+        for shard in shards:
+            if output.is_complete(shard):
+                yield shard, None
+                continue
+            finished.add(cluster.submit(shard, function))
+            while len(cluster.running) >= 2 * max(1, cluster.count_workers()):
+                yield cluster.result(next(finished))
+        while cluster.running:
+            cluster.count_workers()
+            yield cluster.result(next(finished))
+    except (OSError, CancelledError) as error:
+        if isinstance(error, OSError) and client.status == "running":
+            raise
+        raise DataError(
+            f"{output.step.name} (scheduler {scheduler})",
+            f"was lost ({_first_line(error)})",
+            "start it and its workers and run the command again; it keeps what is finished",
+        ) from None
+    finally:
+        cluster.close()
+
+
+class _Cluster:
+    """A client of the scheduler, and the shards that are in progress."""
+
+    def __init__(self, client: "Client", output: manifest.OutputFolder) -> None:
+        self.client = client
+        self.output = output
+        self.running: dict[Any, manifest.Shard] = {}
+        self.is_waiting = False
+
+    def submit(self, shard: manifest.Shard, function: bytes) -> "Future":
+        """Start a shard on a worker."""
+        prepared = self.output.prepare(shard)
+        folder = self.output.work_folder(shard).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        prepared = replace(prepared, inputs=tuple(path.absolute() for path in prepared.inputs))
+        arguments = (prepared, folder, function, Path.cwd(), self.output.versions)
+        key = f"bert-{self.output.step.name}-{shard.output}-{uuid4().hex}"
+        future = self.client.submit(run_on_worker, *arguments, key=key, pure=False)
+        self.running[future] = shard
+        return future
+
+    def count_workers(self) -> int:
+        """Return the number of workers. Raises DataError for one that has several threads."""
+        threads = self.client.nthreads()
+        for worker, count in threads.items():
+            if count > 1:
+                problem = f"has {count} threads, but every shard needs its own process"
+                remedy = f"start it as `dask worker --nworkers {count} --nthreads 1`"
+                raise DataError(f"worker ({worker})", problem, remedy)
+        if not threads and not self.is_waiting:
+            self.is_waiting = True
+            name = self.output.step.name
+            print_error(f"{name}: the scheduler has no workers; waiting for some")
+        return len(threads)
+
+    def result(self, future: "Future") -> tuple[manifest.Shard, manifest.Stats]:
+        """Move the files of a finished shard to its folder; return its counts."""
+        from distributed import KilledWorker
+
+        shard = self.running.pop(future)
+        try:
+            stats, results = future.result()
+        except KilledWorker as error:
+            raise DataError(
+                f"{self.output.step.name} ({shard.output.as_posix()})",
+                f"{error.allowed_failures + 1} workers were killed while they processed this shard "
+                f"(the last: {error.last_worker.address}), usually because memory ran out",
+                "give the workers more memory and run the command again; it keeps what is finished",
+            ) from None
+        _wait_for(results / shard.output.name, "this machine")
+        os.replace(results, self.output.work_folder(shard) / "out")
+        return shard, stats
+
+    def close(self) -> None:
+        """Stop the shards in progress by restarting their workers, and disconnect, in a limited time."""
+        # Without limits Ctrl-C would wait for ever: for a scheduler that does not answer, and, rarely, for the event
+        # loop of the client, if Ctrl-C came while this thread held a lock of it.
+        # Another exception may be propagating, which must not be replaced.
+        with suppress(Exception):
+            if self.running and self.client.status == "running":
+                try:
+                    self.client.sync(self._restart_workers, callback_timeout=STOP_SECONDS)
+                except TimeoutError:
+                    name = self.output.step.name
+                    problem = f"the workers were not stopped within {STOP_SECONDS:g} s"
+                    print_error(f"{name}: {problem}; they may go on with their shards")
+        with suppress(Exception):
+            self.client.close(timeout=DISCONNECT_SECONDS)
+
+    async def _restart_workers(self) -> None:
+        keys = {future.key for future in self.running}
+        tasks = await self.client.processing()
+        # A worker that has tasks of other users too runs one of them, and ours may only wait for it.
+        busy = [worker for worker in tasks if tasks[worker] and keys.issuperset(tasks[worker])]
+        await self.client.cancel(list(self.running), force=True)
+        await self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
+
+
+def _connect(scheduler: str) -> "Client":
+    """Connect to an address, or to the address in a file that `dask scheduler` wrote."""
+    import_extra("distributed", "dask", "executor (dask)")
+    from distributed import Client
+
+    where = f"scheduler ({scheduler})"
+    path = Path(scheduler)
+    address = scheduler
+    remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
+    if path.is_file():
+        address = str(read_json(path, JSONObject, ConfigError, remedy).get("address"))
+    if not ADDRESS.fullmatch(address):
+        problem = "is neither an address nor a file of `dask scheduler --scheduler-file`"
+        raise ConfigError(where, problem, remedy)
+    # Not `Client(...)`: a client that cannot connect must be closed, or the process hangs at its end.
+    client = Client.__new__(Client)
+    try:
+        client.__init__(  # type: ignore[misc]
+            address, timeout=CONNECT_SECONDS, set_as_default=False, name="bert"
+        )
+    except (OSError, ValueError, KeyError) as error:
+        with suppress(Exception):
+            client.close()
+        raise DataError(where, f"cannot be reached ({_first_line(error)})", remedy) from None
+    return client
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def run_on_worker(
+    shard: manifest.Shard,
+    folder: Path,
+    function: bytes,
+    command_folder: Path,
+    versions: Mapping[str, str],
+) -> tuple[manifest.Stats, Path]:
+    """Make a shard; return its counts and the folder with its files.
+
+    Relative paths start in `command_folder`. Raises DataError where this machine does not see the folders or has other
+    versions.
+    """
+    import cloudpickle
+
+    worker = f"worker on {socket.gethostname()}"
+    # Another patch version of Python writes the same bytes.
+    names = [name for name in versions if name not in ("bert_cli", "python")]
+    installed = manifest.package_versions(names) | {"python": versions["python"]}
+    differing = [
+        f"{n} {installed[n]}, not {version}"
+        for n, version in versions.items()
+        if installed[n] != version
+    ]
+    if differing:
+        remedy = "install the same versions on all machines, or the bytes may differ"
+        raise DataError(worker, f"has {', '.join(differing)}", remedy)
+    for path in (folder, *shard.inputs):
+        _wait_for(path, worker)
+    attempt = folder / uuid4().hex
+    with chdir(command_folder) if command_folder.is_dir() else nullcontext():
+        stats = manifest.make_shard(shard, attempt, cloudpickle.loads(function))
+    return stats, attempt / "out"
+
+
+def _wait_for(path: Path, machine: str) -> None:
+    """Wait some seconds until a path that another machine wrote appears, else raise DataError."""
+    end = time.monotonic() + SECONDS_TO_APPEAR
+    while not path.exists():
+        if time.monotonic() > end:
+            raise DataError(machine, f"does not see {path}", SHARED_FOLDERS)
+        time.sleep(0.1)

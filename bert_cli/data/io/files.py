@@ -1,0 +1,482 @@
+"""Input files of text: find them, recognise their format by their first bytes, open them, split them into parts.
+
+Large files are split between documents and small ones are bundled. A compressed file cannot be read from its
+middle and is one part.
+"""
+
+import bz2
+import io
+import lzma
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from glob import glob
+from pathlib import Path
+from typing import IO, Any, Literal, cast, get_args
+
+from bert_cli.data.io.manifest import (
+    MANIFEST,
+    Shard,
+    each_once,
+    finished_files,
+    refuse_inside,
+)
+from bert_cli.data.io.rows import check_encoding, refuse_array
+from bert_cli.data.io.wrapping import wrapped_width
+from bert_cli.errors import ConfigError, DataError, import_extra
+
+Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
+
+COMPRESSED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<zstandard>\x28\xb5\x2f\xfd)"
+)
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(31),
+    "xz": lzma.LZMADecompressor,
+    "bzip2": bz2.BZ2Decompressor,
+}
+SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
+PARQUET = b"PAR1"
+# First bytes -> what the file is, and what to do with it; in lower case. Prose has no such first bytes.
+PANDOC = "extract the text first, as with `pandoc FILE -t plain --wrap=none`"
+NOT_TEXT = {
+    b"%pdf-": ("a PDF, not text", "extract the text first, as with `pdftotext FILE`"),
+    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub, not text", PANDOC),
+    b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office, not text", "use `soffice --convert-to txt FILE`"),
+    b"{\\rtf": ("rich text, not text", PANDOC),
+    b"<!doctype html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
+    b"<html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
+    b"<mediawiki": ("a MediaWiki dump", "run `bert extract FILE` first"),
+    b"<?xml": ("XML, not text", f"{PANDOC}, or add --input-format plain"),
+    b"warc/": ("a WARC file, as are WET files", "write the text of its records first, as with warcio"),
+    b"version https://git-lfs": ("a pointer of Git LFS, not the file", "run `git lfs pull`"),
+    b"\x7felf": ("a program", "name only files of text, as 'folder/*.txt'"),
+}  # fmt: skip
+for _mark, _kind in {
+    b"sqlite format 3\0": "an SQLite database", b"arrow1\0": "an Arrow file", b"\xff\xff\xff\xff": "an Arrow file",
+    b"\x89hdf\r\n": "an HDF5 file", b"\x93numpy": "an array of NumPy", b"obj\x01": "an Avro file",
+}.items():  # fmt: skip
+    NOT_TEXT[_mark] = (_kind, "write its text as Parquet or CSV first")
+for _mark, _kind in {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"rar!\x1a\x07": "a rar archive", b"!<arch>\n": "an ar archive",
+    b"\x04\x22\x4d\x18": "compressed with lz4", b"lzip\x01": "compressed with lzip", b"\x1f\x9d": "a .Z file",
+}.items():  # fmt: skip
+    NOT_TEXT[_mark] = (_kind, "unpack it first")
+XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
+LONGEST_MARK = 16  # of a compression
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
+JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
+TABLES: dict[str, Format] = {".csv": "csv", ".tsv": "tsv"}
+HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
+WRAPPED_BYTES = 1 << 17  # unpacked bytes that decide whether its lines are wrapped
+PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
+# Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
+EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
+PARQUET_EXPANSION = 1.75  # with snappy, its default; 2.5 with zstandard
+
+OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
+CLOSE = "</doc>"
+GLOB = re.compile(r"[*?\[]")
+
+
+class DamagedError(Exception):
+    """Compressed data are damaged or cut off, in the stream or frame that begins at byte `frame`."""
+
+    def __init__(self, problem: str, frame: int = 0) -> None:
+        super().__init__(problem)
+        self.frame = frame
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The settings for reading files."""
+
+    format: str = "auto"
+    text_field: str = "text"
+    documents: str = "blank-lines"  # or `files`: each file is one document
+    line_breaks: str = "keep"  # or `join`, or `auto` to join the lines of files that are wrapped
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file, or a range of one between documents."""
+
+    path: Path
+    format: Format
+    compression: str
+    size: int  # bytes of the file in this part
+    start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
+    stop: int | None = None  # end of the range; None is the end of the file
+    is_wrapped: bool = False  # lines are joined into paragraphs
+
+
+Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
+
+
+# --- which files
+
+
+def find_files(source: Path) -> list[Path]:
+    """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
+
+    For the folder of a step, these are its outputs. Raises DataError when there are no files.
+    """
+    if source.exists() or not GLOB.search(str(source)):
+        return finished_files(source)
+    paths = map(Path, glob(str(source), recursive=True))
+    files = each_once(path for path in paths if path.is_file())
+    if not files:
+        raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
+    return files
+
+
+def find_root(source: Path) -> Path:
+    """Return the folder that the names of output files are relative to."""
+    if source.is_dir():
+        return source
+    parts = source.parts
+    first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
+    return source.parent if source.exists() else Path(*parts[:first])
+
+
+def refuse_output_inside(source: Path, out: Path) -> None:
+    """Raise DataError for an output folder in an input folder, whose files the next run would read as text."""
+    is_searched = source.is_dir() and not (source / MANIFEST).exists()
+    if is_searched or (not source.exists() and "**" in source.parts):
+        refuse_inside(out, find_root(source), "where the next run would read its files as text")
+
+
+def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]]:
+    """Return every file of the input that is not empty, and notes for the manifest.
+
+    Raises DataError for a file that cannot be read as text, and when all are empty.
+    """
+    files = {path: recognise(path, reading) for path in find_files(source)}
+    empty = [path for path, part in files.items() if part is None]
+    parts = [part for part in files.values() if part is not None]
+    if not parts:
+        more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
+        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
+    notes = []
+    if empty and not (source / MANIFEST).exists():
+        notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
+    formats = Counter(part.format for part in parts)
+    if len(formats) > 1:
+        counts = ", ".join(f"{formats[kind]} {kind}" for kind in get_args(Format) if formats[kind])
+        notes.append(f"{source}: holds files of several formats: {counts}")
+    return parts, notes
+
+
+def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
+    """Raise ConfigError for a setting in `names` that applies to none of these files."""
+    formats = {part.format for part in parts}
+    applies = {
+        "text_field": {"json-lines", "csv", "tsv", "parquet"},
+        "documents": {"plain"},
+        "line_breaks": {"plain"},
+    }
+    for name in sorted(applies.keys() & names):
+        if not applies[name] & formats:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}",
+                f"has no effect, the input is {', '.join(sorted(formats))}",
+                "leave it out, or give the format of the files as --input-format",
+            )
+
+
+# --- format of a file
+
+
+def compression_of(path: Path) -> str:
+    """Return the name of a file's compression, judged by its first bytes, or an empty string."""
+    with open(path, "rb") as file:
+        match = COMPRESSED.match(file.read(LONGEST_MARK))
+    return (match.lastgroup if match else None) or ""
+
+
+def recognise(path: Path, reading: Reading) -> Part | None:
+    """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
+    size = path.stat().st_size
+    compression = compression_of(path)
+    if not size:
+        return None
+    where = f"{path} (line 1)"
+    expected = SUFFIXES.get(path.suffix.lower(), "")
+    if expected and not compression:
+        problem = f"has a name for {expected}, but its content is not {expected}"
+        raise DataError(where, problem, "download it again, or rename it")
+    part = Part(path, "plain", compression, size)
+    with report_damage(part), open_part(part) as unpacked:
+        head = unpacked.read(HEAD_BYTES)
+    if not head:
+        return None
+    _refuse_other_kinds(path, head, is_plain=reading.format == "plain")
+    check_encoding(head, str(path))
+    kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
+    if kind == "json-lines":
+        refuse_array(head[:4096].decode(errors="replace"), str(path))
+    has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
+    if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
+        raise DataError(
+            where,
+            "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
+            "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
+        )
+    is_wrapped = reading.line_breaks == "join" or (
+        reading.line_breaks == "auto"
+        and wrapped_width(head[:WRAPPED_BYTES].decode(errors="replace")) > 0
+    )
+    return replace(part, format=kind, is_wrapped=kind == "plain" and is_wrapped)
+
+
+def _refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
+    """Raise DataError for a file that is not text by its marks; with `is_plain`, printable marks are text."""
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096].lower()
+    if first.startswith(b"<?xml"):
+        first = next((first[first.find(tag) :] for tag in XML_ROOTS if tag in first), first)
+    mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
+    kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
+    if match := COMPRESSED.match(head):
+        kind, remedy = f"{match.lastgroup} in another compression", "unpack it first"
+    with suppress(tarfile.HeaderError):  # the sum of a header's bytes is in the header
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "replace")
+        kind, remedy = "a tar archive", "unpack it first, as with `tar xf FILE`"
+    is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
+    if kind and not (is_plain and is_printable):
+        raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))
+
+
+def _format_of(path: Path, head: bytes) -> Format:
+    if head.startswith(PARQUET) and b"\0" in head:  # prose has no zeros
+        return "parquet"
+    text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
+    name = path.stem if path.suffix.lower() in SUFFIXES else path.name
+    if (suffix := Path(name).suffix.lower()) in TABLES:
+        return TABLES[suffix]
+    if name.lower().endswith(JSON_SUFFIXES) or JSON_OBJECT.match(text):
+        return "json-lines"
+    lines = [line.strip() for line in text.split("\n")]
+    if any(map(OPEN.fullmatch, lines)):
+        return "wikiextractor"
+    if lines[0].startswith("<doc "):
+        remedy = f'write <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}'
+        raise DataError(
+            f"{path} ({lines[0][:60]!r})", "contains no document of WikiExtractor", remedy
+        )
+    return "wikiextractor" if CLOSE in lines else "plain"  # the head may be within a long article
+
+
+# --- opening
+
+
+def open_part(part: Part) -> IO[bytes]:
+    """Open the complete file, unpacked. Raises ConfigError if the package for its compression is missing.
+
+    Reading raises DamagedError for damaged compressed data.
+    """
+    file = open(part.path, "rb")  # noqa: SIM115
+    if not part.compression:
+        return file
+    unpacked = _BlockReader(file, unpack(file, part.compression))
+    return cast(IO[bytes], io.BufferedReader(unpacked, 1 << 17))
+
+
+def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterator[bytes]:
+    """Yield the content of a file up to its byte `stop`; a compressed file is unpacked, with all streams or frames.
+
+    Raises DamagedError, also for a truncated file, which not all libraries report.
+    """
+    decoder = _decoder(compression, file.name) if compression else None
+    frame = file.tell()
+    while packed := file.read(min(PACKED_BYTES, stop - file.tell())):
+        if decoder is None:
+            yield packed
+            continue
+        while packed:
+            if decoder.eof:
+                if not packed.strip(b"\0"):  # padding, as tapes and some mirrors add it
+                    break
+                decoder = _decoder(compression, file.name)
+                frame = file.tell() - len(packed)
+            try:
+                block = decoder.decompress(packed)
+            except Exception as error:  # of a different class for each library
+                place = file.tell() - len(packed)
+                raise DamagedError(f"behind byte {place:,}: {error}", frame) from error
+            packed = decoder.unused_data
+            if block:
+                yield block
+    if decoder is not None and not decoder.eof:
+        raise DamagedError(f"it ends at byte {file.tell():,} within a frame", frame)
+
+
+def _decoder(compression: str, name: str) -> Any:
+    if compression == "zstandard":
+        # The largest window, of `zstd --long=31`; the memory is taken by the frames that ask for it.
+        decompressor = import_extra("zstandard", "zstandard", name).ZstdDecompressor
+        return decompressor(max_window_size=1 << 31).decompressobj()
+    return DECODERS[compression]()
+
+
+class _BlockReader(io.RawIOBase):
+    """A file whose content comes from an iterator of blocks."""
+
+    def __init__(self, file: IO[bytes], blocks: Iterator[bytes]) -> None:
+        self._file = file
+        self._blocks = blocks
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer and return the number of bytes, 0 at the end."""
+        if not self._block:
+            self._block = memoryview(next(self._blocks, b""))
+        size = min(len(buffer), len(self._block))
+        buffer[:size] = self._block[:size]
+        self._block = self._block[size:]
+        return size
+
+
+@contextmanager
+def open_parquet(part: Part) -> Iterator[Any]:
+    """Yield a pyarrow ParquetFile. Raises ConfigError without pyarrow, DataError for a damaged file."""
+    pyarrow = import_extra("pyarrow", "parquet", str(part.path))
+    from pyarrow import parquet
+
+    with report_damage(part), open_part(part) as raw, tempfile.TemporaryFile() as unpacked:
+        if part.compression:  # the metadata is at the end
+            shutil.copyfileobj(raw, unpacked)
+        try:
+            # Read page by page: a row group may be larger than the memory.
+            source = unpacked if part.compression else raw
+            with parquet.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False) as file:
+                yield file
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk, not the data
+            raise DamagedError(str(error).strip().partition("\n")[0]) from error
+
+
+@contextmanager
+def report_damage(part: Part) -> Iterator[None]:
+    """Raise DataError for damaged or truncated data."""
+    try:
+        yield
+    except DamagedError as error:
+        kind = part.compression or part.format
+        problem = f"the {kind} data are damaged or cut off ({error})"
+        raise DataError(str(part.path), problem, "get the file again") from error
+
+
+def line_number(part: Part, offset: int) -> int:
+    """Return the number, from 1, of the line with byte `offset` of the unpacked file."""
+    lines = 1
+    with open_part(part) as file:
+        while offset > 0 and (data := file.read(min(1 << 20, offset))):
+            lines = lines + data.count(b"\n")
+            offset = offset - len(data)
+    return lines
+
+
+# --- splitting and bundling
+
+
+def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = False) -> list[Part]:
+    """Split a file of twice `size` or more into ranges of about `size`, between documents.
+
+    With `anywhere` a document may be split at a line, if no end of a document is near. Compressed files, tables
+    and plain files that are one document are not split; Parquet files are split between row groups.
+    """
+    is_document = part.format == "plain" and reading.documents == "files" and not anywhere
+    is_table = part.format in TABLES.values()  # its header names the columns
+    if part.compression or is_document or is_table or part.size < 2 * size:
+        return [part]
+    if part.format == "parquet":
+        return _split_row_groups(part, size)
+    near = size // 8 if anywhere else part.size
+    starts = [0]
+    with open_part(part) as file:
+        for offset in range(size, part.size - size // 2, size):
+            if offset > starts[-1]:
+                starts.append(_document_start(file, offset, part.format, near))
+    starts = [start for start in starts if start < part.size]
+    return [
+        replace(part, start=start, stop=stop, size=stop - start)
+        for start, stop in zip(starts, [*starts[1:], part.size], strict=True)
+    ]
+
+
+def _document_start(file: IO[bytes], offset: int, kind: Format, near: int) -> int:
+    """Return the start of the first document from `offset` on, or of a line if none is within `near`."""
+    file.seek(offset - 1)
+    start = first = offset - 1 + len(file.readline())
+    after_blank = False
+    for line in file:
+        text = line.decode(errors="replace").strip()
+        if (
+            kind == "json-lines"
+            or (kind == "plain" and after_blank and text)
+            or (kind == "wikiextractor" and OPEN.fullmatch(text))
+        ):
+            return start
+        if start - first > near:
+            return first
+        after_blank = not text
+        start += len(line)
+    return start
+
+
+def _split_row_groups(part: Part, size: int) -> list[Part]:
+    with open_parquet(part) as file:
+        count = file.metadata.num_row_groups
+        sizes = [file.metadata.row_group(n).total_byte_size for n in range(count)]
+    compression = part.size / max(1, sum(sizes))
+    parts = []
+    start = 0
+    total = 0.0
+    for number, unpacked in enumerate(sizes):
+        total += unpacked * compression
+        if total >= size or number == count - 1:
+            parts.append(replace(part, start=start, stop=number + 1, size=round(total)))
+            start = number + 1
+            total = 0.0
+    return parts or [part]
+
+
+def text_bytes(part: Part) -> float:
+    """Return the estimated bytes of text in a part."""
+    packed = PARQUET_EXPANSION if part.format == "parquet" else 1.0
+    return part.size * EXPANSION[part.compression] * packed
+
+
+def bundle(parts: Sequence[Part], size: float) -> list[list[Part]]:
+    """Return neighbouring parts in bundles of at most `size` bytes of text, or of one part."""
+    bundles: list[list[Part]] = []
+    total = 0.0
+    for part in parts:
+        if not bundles or total + text_bytes(part) > size:
+            bundles.append([])
+            total = 0.0
+        bundles[-1].append(part)
+        total += text_bytes(part)
+    return bundles
+
+
+def shard_of(output: Path, parts: Sequence[Part], **arguments: Any) -> Shard:
+    """Return the shard that makes `output` from `parts`; its function gets `parts` and `arguments`."""
+    inputs = tuple(dict.fromkeys(part.path for part in parts))
+    size = sum(part.size for part in parts)
+    return Shard(inputs, output, {"parts": list(parts), **arguments}, size)

@@ -1,1 +1,0 @@
-"""Restartable steps: a function over many shards, with a manifest of what is complete."""

@@ -1,0 +1,1 @@
+"""Text to token ids: vocabularies, tokenizers and their fast encoders."""

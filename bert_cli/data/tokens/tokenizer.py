@@ -1,0 +1,500 @@
+"""Vocabularies and tokenizers of models: read from a folder, and written into one.
+
+A vocabulary is a vocab.txt with a piece in each line, whose number is its id, and a tokenizer_config.json that says how
+text is normalized; newer models have a tokenizer.json alone, and models made by this tool have all three files. The
+tokenizer.json of byte-level BPE is copied unchanged. The texts of a task are encoded by the `tokenizers` library, with
+the tokens that a model's owner added. Text never becomes one of the five special tokens: "[SEP]" is plain text.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, Field
+
+from bert_cli.data.tokens.notation import (
+    BYTE_LEVEL,
+    COPY_AGAIN,
+    TOKENIZER_FILE,
+    WORDPIECE,
+    Notation,
+    byte_level_library,
+    read_notation,
+)
+from bert_cli.errors import DataError
+from bert_cli.facts.bert import BertConfig
+from bert_cli.files import JSONObject, read_json, write_atomically, write_json_atomically
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a vocabulary
+MASK = "[MASK]"
+VOCAB_FILE = "vocab.txt"
+CONFIG_FILE = "tokenizer_config.json"
+MAP_FILE = "special_tokens_map.json"
+ADDED_FILE = "added_tokens.json"
+FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
+"""The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
+TOKENS = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
+"""Names of the special tokens in a tokenizer_config.json."""
+LIBRARY_CLASS = "PreTrainedTokenizerFast"
+"""The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
+SPACE = 32  # a byte up to it is white space or a control character
+LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
+
+Numbers = npt.NDArray[np.int64]
+Part = TypeVar("Part")
+
+
+# --- vocabularies
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the five special tokens in a vocabulary."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Normalization of text before it is split into pieces; by default as for BERT's uncased models."""
+
+    cased: bool = False
+    strip_accents: bool | None = None  # None: as in BERT, where text is lower-cased
+    split_chinese: bool = True  # into characters, each a word of its own
+
+    def __post_init__(self) -> None:
+        if self.strip_accents == (not self.cased):
+            object.__setattr__(self, "strip_accents", None)  # so that equal values are equal
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
+        """Return the normalization of a tokenizer_config.json; `cased` applies if it does not state the case."""
+        lower = config.get("do_lower_case")
+        chinese = config.get("tokenize_chinese_chars")
+        cased = cased if lower is None else not lower
+        return cls(cased, config.get("strip_accents"), chinese is not False)
+
+    def changes(self) -> dict[str, bool]:
+        """Return the fields that differ from BERT's models of the same case."""
+        bert = vars(Normalization(self.cased))
+        return {name: value for name, value in vars(self).items() if value != bert[name]}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The pieces of a vocab.txt, or of the tokenizer.json of byte-level BPE, in the order of their ids."""
+
+    path: Path
+    pieces: tuple[str, ...]
+    sha256: str  # of the file's bytes
+    normalization: Normalization = Normalization()
+    notation: Notation = WORDPIECE
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Id of each piece."""
+        return {piece: number for number, piece in enumerate(self.pieces)}
+
+    @property
+    def special(self) -> SpecialIds:
+        """Ids of the five special tokens."""
+        ids = self.ids
+        return SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
+
+    @property
+    def is_continuation(self) -> npt.NDArray[np.bool_]:
+        """[V] pieces that continue a word."""
+        return np.array([self.notation.continues(piece) for piece in self.pieces], np.bool_)
+
+    @property
+    def text_bytes(self) -> Numbers:
+        """[V] bytes of each piece in a text, in UTF-8, without spaces; none for special tokens."""
+        content = self.notation.content
+        texts = [b"" if piece in SPECIAL_TOKENS else content(piece) for piece in self.pieces]
+        return np.array([sum(byte > SPACE for byte in text) for text in texts])
+
+    def save(self, folder: Path) -> None:
+        """Write the files of the vocabulary into a folder, each complete or not at all."""
+        if self.notation is WORDPIECE:
+            write_vocabulary(folder, vocabulary_bytes(self.path), self.normalization)
+            return
+        for name in FILES:
+            if (source := self.path.with_name(name)).is_file():
+                write_atomically(folder / name, source.read_bytes())
+
+
+def vocabulary_path(folder: Path) -> Path:
+    """Return the file of a folder's vocabulary: its vocab.txt, or the tokenizer.json of a folder without one."""
+    vocab = folder / VOCAB_FILE
+    return vocab if vocab.is_file() else folder / TOKENIZER_FILE
+
+
+def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
+    """Read a vocab.txt or tokenizer.json. Raises DataError if it is not supported, or if `sha256` is not its hash."""
+    try:
+        data = vocabulary_bytes(path)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read as text ({error})"
+        raise DataError(f"vocabulary ({path})", problem, "give a vocab.txt") from error
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 not in (None, digest):
+        problem = "is not the vocabulary that the records were made with"
+        raise DataError(f"vocabulary ({path})", problem, "restore the original file")
+    if path.suffix == ".json" and read_notation(path)[1] is BYTE_LEVEL:
+        # Worker processes use every core already.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        pieces = read_tokenizer(path.parent).pieces
+        return Vocabulary(path, pieces, digest, notation=BYTE_LEVEL)
+    pieces = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+    known: set[str] = set()
+    for line, piece in enumerate(pieces, 1):
+        if not piece or piece in known:
+            raise DataError(
+                f"vocabulary ({path}, line {line})",
+                f"{piece!r} is blank or a duplicate, so its id would have no piece",
+                f"write [unused{line - 1}] there, which leaves all other ids as they are",
+            )
+        known.add(piece)
+    _check_special(f"vocabulary ({path})", known)
+    return Vocabulary(path, pieces, digest)
+
+
+def vocabulary_bytes(path: Path) -> bytes:
+    """Return the content of a vocab.txt, which is built from the pieces if the file is a tokenizer.json of WordPiece.
+
+    Raises DataError for WordPiece that does not split text as BERT does.
+    """
+    if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
+        return re.sub(rb"\n\s+\Z", b"\n", path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    description, notation = read_notation(path)
+    if notation is BYTE_LEVEL:
+        return path.read_bytes()
+    pieces: dict[str, int] = description["model"].pop("vocab")
+    normalization = Normalization.of(normalizer_entries(path), cased=False)
+    expected = json.loads(library_tokenizer({"[UNK]": 0}, normalization).to_str())
+    for part in ("normalizer", "pre_tokenizer", "model"):
+        for name, value in expected[part].items():
+            actual = (description[part] or {}).get(name)
+            # BERT strips accents by default where it lower-cases; both are the same vocabulary.
+            is_default = name == "strip_accents" and actual == (not normalization.cased)
+            if name != "vocab" and actual != value and not is_default:
+                where = f"{path} ({part}.{name})"
+                problem = f"is {actual!r}, but BERT has {value!r}"
+                raise DataError(where, problem, "give a BERT model's vocabulary")
+    if sorted(pieces.values()) != [*range(len(pieces))]:
+        raise DataError(f"{path} (model.vocab)", "has ids without a piece", COPY_AGAIN)
+    return "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__)).encode()
+
+
+def _check_special(where: str, pieces: Iterable[str]) -> None:
+    missing = [token for token in SPECIAL_TOKENS if token not in pieces]
+    if missing:
+        raise DataError(where, f"lacks {' '.join(missing)}", "give a model that has them")
+
+
+def tokenizer_config(normalization: Normalization) -> JSONObject:
+    """Return the tokenizer_config.json of BERT's tokenizer."""
+    return {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": not normalization.cased,
+        "strip_accents": normalization.strip_accents,
+        "tokenize_chinese_chars": normalization.split_chinese,
+        **TOKENS,
+    }
+
+
+def write_vocabulary(folder: Path, data: bytes, normalization: Normalization) -> None:
+    """Write vocab.txt and tokenizer_config.json into a folder, each complete or not at all."""
+    write_atomically(folder / VOCAB_FILE, data)
+    # A vocabulary has no model yet; the folder of a model has the number of the model's positions.
+    longest = {"model_max_length": BertConfig().max_position_embeddings}
+    write_json_atomically(folder / CONFIG_FILE, tokenizer_config(normalization) | longest)
+
+
+# --- the tokenizer of a model's folder
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE))
+
+
+class AddedToken(BaseModel):
+    """A token that a model's owner added to its vocabulary, with the fields of the `tokenizers` library."""
+
+    content: Annotated[str, Field(min_length=1)]
+    id: int | None = None  # None: the next free id
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class _TokenizerFile(BaseModel):
+    added_tokens: list[AddedToken] = []
+
+
+class _ConfigFile(BaseModel):
+    added_tokens_decoder: dict[int, AddedToken] = {}
+    additional_special_tokens: list[str | AddedToken] | None = None
+    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
+    split_special_tokens: bool | None = False
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """Text to pieces with their offsets; adds no special tokens."""
+
+    library: "Tokenizer"
+    special: SpecialIds
+    pieces: tuple[str, ...]  # by id
+    fingerprint: str  # of everything that decides how text is split
+    notation: Notation = WORDPIECE
+    mask_takes_space: bool = False  # whether the spaces before a [MASK] belong to it
+
+    @cached_property
+    def with_masks(self) -> "Tokenizer":
+        """The tokenizer of texts in which a literal [MASK] is the special token."""
+        from tokenizers import AddedToken, Tokenizer
+
+        library = Tokenizer.from_str(self.library.to_str())
+        library.encode_special_tokens = self.library.encode_special_tokens
+        library.add_tokens([AddedToken(MASK, lstrip=self.mask_takes_space, normalized=False)])
+        return library
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of words, each as within a text."""
+        texts = [self.notation.before_word + word for word in words]
+        encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+
+def read_tokenizer(folder: Path) -> TextTokenizer:
+    """Read the tokenizer of a model's folder. Raises DataError if it is absent or not of BERT's kind."""
+    # The library reads this variable at its first use. One process encodes the texts of a task.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if not has_tokenizer(folder):
+        problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
+        raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
+    # The fingerprint of a vocab.txt must not change when its tokenizer.json is written beside it.
+    if (folder / VOCAB_FILE).is_file() and _is_derived(folder / TOKENIZER_FILE):
+        library = _from_vocabulary(folder)
+        notation = WORDPIECE
+    else:
+        library, notation = _from_json(folder / TOKENIZER_FILE)
+    _add_tokens(library, folder)
+    ids: dict[str, int] = library.get_vocab()
+    _check_special(f"{folder} (tokenizer)", ids)
+    by_id = {number: piece for piece, number in ids.items()}
+    if (last := max(by_id)) >= 2 * len(by_id):
+        problem = f"is too large for its {len(by_id):,} pieces"
+        raise DataError(f"{folder} (tokenizer, id {last} of {by_id[last]!r})", problem, COPY_AGAIN)
+    pieces = tuple(by_id.get(number, "") for number in range(1 + last))
+    special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
+    digest = hashlib.sha256(library.to_str().encode()).hexdigest()
+    listed = _listed_tokens(folder / TOKENIZER_FILE)
+    takes_space = any(token.content == MASK and token.lstrip for token in listed)
+    return TextTokenizer(library, special, pieces, digest, notation, takes_space)
+
+
+def _listed_tokens(path: Path) -> list[AddedToken]:
+    return _read_part(path, _TokenizerFile).added_tokens
+
+
+def _from_json(path: Path) -> tuple["Tokenizer", Notation]:
+    """Return the tokenizer of a tokenizer.json without the tokens that an owner added, and its kind."""
+    from tokenizers import Tokenizer
+
+    description, notation = read_notation(path)
+    added = {token.content: token.id for token in _listed_tokens(path)}
+    description |= dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
+    try:
+        if notation is BYTE_LEVEL:
+            return byte_level_library(description, added), notation
+        return Tokenizer.from_str(json.dumps(description)), notation
+    except Exception as error:  # the library raises Exception itself
+        raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
+
+
+def _from_vocabulary(folder: Path) -> "Tokenizer":
+    vocabulary = read_vocabulary(folder / VOCAB_FILE)
+    # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
+    normalization = Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False)
+    return library_tokenizer(vocabulary.ids, normalization)
+
+
+def _tokenizer_json(folder: Path) -> bytes:
+    """Return the tokenizer.json of a folder's vocab.txt, with the special tokens as other programs add them."""
+    from tokenizers import decoders, processors
+
+    library = _from_vocabulary(folder)
+    _add_tokens(library, folder)
+    library.add_special_tokens([*SPECIAL_TOKENS])
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    library.decoder = decoders.WordPiece(prefix="##")
+    return json.dumps(json.loads(library.to_str())).encode()
+
+
+def _is_derived(path: Path) -> bool:
+    """Return whether a tokenizer.json is absent or was made from the vocab.txt beside it (equal byte for byte).
+
+    Other programs format the file differently, so their files are never taken for ours.
+    """
+    if not path.is_file():
+        return True
+    with suppress(DataError):  # of a vocab.txt that nobody reads
+        return path.read_bytes() == _tokenizer_json(path.parent)
+    return False
+
+
+def added_tokens(folder: Path) -> list[AddedToken]:
+    """Return the tokens that a model's owner added besides the five special ones, in the order of their ids."""
+    tokens = _listed_tokens(folder / TOKENIZER_FILE)
+    listed: list[str | AddedToken] = []
+    for name in (CONFIG_FILE, MAP_FILE):
+        config = _read_part(folder / name, _ConfigFile)
+        decoder = config.added_tokens_decoder.items()
+        tokens += [token.model_copy(update={"id": number}) for number, token in decoder]
+        extra = config.extra_special_tokens or []
+        listed += [*(config.additional_special_tokens or [])]
+        listed += extra.values() if isinstance(extra, dict) else extra
+    older = _read_part(folder / ADDED_FILE, dict[str, int])
+    tokens += [AddedToken(content=content, id=number) for content, number in older.items()]
+    contents = [token if isinstance(token, str) else token.content for token in listed]
+    tokens += [AddedToken(content=name, normalized=False, special=True) for name in contents]
+    added: dict[str, AddedToken] = {}
+    for token in tokens:
+        if token.content not in SPECIAL_TOKENS:
+            added.setdefault(token.content, token)
+    return sorted(added.values(), key=lambda token: math.inf if token.id is None else token.id)
+
+
+def _add_tokens(library: "Tokenizer", folder: Path) -> None:
+    """Add the tokens of a model's owner to its tokenizer, so that texts get the ids of transformers."""
+    from tokenizers import AddedToken as LibraryToken
+
+    tokens = added_tokens(folder)
+    for token in tokens:
+        library.add_tokens([LibraryToken(**token.model_dump(exclude={"id"}))])
+        number = library.token_to_id(token.content)
+        if token.id not in (None, number):
+            where = f"{folder} (added token {token.content!r}, id {token.id})"
+            problem = f"its id would be {number}, as ids before it have no token"
+            raise DataError(where, problem, COPY_AGAIN)
+    if tokens and _read_part(folder / CONFIG_FILE, _ConfigFile).split_special_tokens:
+        library.encode_special_tokens = True
+
+
+def _read_part(path: Path, kind: type[Part]) -> Part:
+    return read_json(path, kind, DataError, COPY_AGAIN) if path.is_file() else kind()
+
+
+def model_max_length(folder: Path) -> int | None:
+    """Return `model_max_length` of a folder's tokenizer, or None. Raises DataError if it is not a length."""
+    longest = _read_part(folder / CONFIG_FILE, JSONObject).get("model_max_length")
+    if longest is None:
+        return None
+    if not _is_length(longest):
+        where = f"{folder / CONFIG_FILE} (model_max_length)"
+        raise DataError(where, f"is {longest!r}", "give it as a number of tokens, or leave it out")
+    return int(longest)
+
+
+def _is_length(value: Any) -> TypeGuard[int | float]:
+    """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
+    return isinstance(value, int | float) and 1 <= value < math.inf
+
+
+def files_for_model(folder: Path, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
+    """Return the tokenizer's files of a folder by name, with the limits of the model and a tokenizer.json.
+
+    transformers truncates a text at `model_max_length`: the tokenizer's value, at most the model's positions. With
+    `split_special_tokens` it reads special tokens in a text as plain characters, as this tool does with BERT's five.
+    This would also split special tokens that the model's owner added; if there are any, the stored value stays.
+    """
+    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    if not files:
+        return {}
+    if TOKENIZER_FILE not in files and VOCAB_FILE in files:
+        files[TOKENIZER_FILE] = _tokenizer_json(folder)
+    config = _read_part(folder / CONFIG_FILE, JSONObject)
+    stored_length = config.get("model_max_length")
+    longest = shape.max_position_embeddings
+    longest = min(longest, int(stored_length)) if _is_length(stored_length) else longest
+    splits = not fills_masks
+    if any(token.special for token in added_tokens(folder)):
+        splits = bool(config.get("split_special_tokens"))
+    config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
+    config.pop("auto_map", None)  # code of the folder that it came from
+    config |= {"model_max_length": longest, "split_special_tokens": splits}
+    # A class of transformers without segments refuses token_type_ids; their default depends on the version.
+    segments = ["token_type_ids"] if shape.type_vocab_size > 1 else []
+    config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
+    return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
+
+
+def token_ids(folder: Path) -> dict[str, int]:
+    """Return the ids of a folder's special tokens, by their names in a config.json."""
+    special = read_tokenizer(folder).special
+    ids = vars(special) | {"bos": special.cls, "eos": special.sep}
+    return {f"{name}_token_id": number for name, number in ids.items()}
+
+
+def normalization_of(folder: Path) -> Normalization | None:
+    """Return the normalization of a folder's tokenizer, or None if its files do not state the case."""
+    config = _read_part(folder / CONFIG_FILE, JSONObject)
+    if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
+        config = normalizer_entries(folder / TOKENIZER_FILE)
+    unknown = config.get("do_lower_case") is None
+    return None if unknown else Normalization.of(config, cased=False)
+
+
+def normalizer_entries(path: Path) -> JSONObject:
+    """Return the normalization of a tokenizer.json, with the keys of tokenizer_config.json."""
+    entries: JSONObject = _read_part(path, JSONObject).get("normalizer") or {}
+    return {
+        "do_lower_case": entries.get("lowercase"),  # None for another kind of normalizer
+        "strip_accents": entries.get("strip_accents"),
+        "tokenize_chinese_chars": entries.get("handle_chinese_chars"),
+    }
+
+
+def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) -> "Tokenizer":
+    """Return a tokenizer of the library with BERT's normalizer, pre-tokenizer and WordPiece."""
+    # Worker processes use every core already.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=not normalization.cased,
+        strip_accents=normalization.strip_accents,
+        handle_chinese_chars=normalization.split_chinese,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer

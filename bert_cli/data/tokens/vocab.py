@@ -1,0 +1,383 @@
+"""Find the vocabulary that `--vocab` names, and train a vocabulary (`bert vocab`).
+
+A vocabulary's tokenizer_config.json decides how text is normalized. If it does not state the case, the capitals in the
+pieces show it.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bert_cli.config.data import VocabSettings
+from bert_cli.data.io.documents import text_blocks
+from bert_cli.data.io.files import (
+    Part,
+    Reading,
+    recognise_all,
+    refuse_output_inside,
+    refuse_without_effect,
+)
+from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output
+from bert_cli.data.io.runner import Progress, summary
+from bert_cli.data.tokens.encoder import Encoder
+from bert_cli.data.tokens.notation import BYTE_LEVEL, TOKENIZER_FILE, WORDPIECE
+from bert_cli.data.tokens.tokenizer import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS,
+    VOCAB_FILE,
+    Normalization,
+    Vocabulary,
+    added_tokens,
+    has_tokenizer,
+    library_tokenizer,
+    normalizer_entries,
+    read_vocabulary,
+    vocabulary_path,
+    write_vocabulary,
+)
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import JSONObject, read_json, verify_checkpoint, write_json_atomically
+from bert_cli.processes import print_error, print_line
+from bert_cli.text import count
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LETTERS = 1000  # most characters in a trained vocabulary, or as many as COVERAGE needs; words with others are [UNK]
+COVERAGE = 0.9995  # fraction of a text's characters, by a quarter of the vocabulary at most
+CODE_POINTS = 0x110000
+MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
+CAPITALS = 0.05  # minimum fraction of pieces with a capital in a cased vocabulary; Google's has 0.3
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+# --- the vocabulary that --vocab names
+
+
+def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
+    """Read the vocabulary that `--vocab` names: its file, a folder with one, a run, or a model on the hub.
+
+    The file is a vocab.txt, or the tokenizer.json of a model that has no other, with WordPiece or byte-level BPE.
+
+    Raises ConfigError if its config or its pieces contradict `cased`, and DataError if it does not exist.
+    """
+    path = Path(name)
+    if path.is_dir():
+        # Each checkpoint of a run has a vocabulary.
+        path = vocabulary_path(max(filter(has_tokenizer, path.glob("step_*")), default=path))
+    if not path.is_file():
+        if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
+            problem = f"no such file or folder with {VOCAB_FILE} or {TOKENIZER_FILE}"
+            raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
+        path = vocabulary_path(_download(name))
+    verify_checkpoint(path.parent, but=(".safetensors",))
+    config_path = path.with_name(CONFIG_FILE)
+    config = {}
+    if path.suffix == ".json":
+        config_path = path
+        config = normalizer_entries(path)
+    elif config_path.is_file():
+        config = read_json(config_path, JSONObject, DataError, "fix or remove it")
+    if config.get("do_lower_case", not cased) == cased:
+        raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
+    vocabulary = read_vocabulary(path)
+    if vocabulary.notation is BYTE_LEVEL:
+        if cased:
+            raise _wrong_case(name, cased, f"has no effect on {BYTE_LEVEL.name}")
+        return vocabulary
+    if "do_lower_case" not in config:
+        _check_capitals(vocabulary, name, cased)
+    if added := added_tokens(path.parent):
+        listed = ", ".join(token.content for token in added[:3])
+        problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
+        remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"
+        raise DataError(f"vocabulary ({name})", problem, remedy)
+    return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
+
+
+def _download(name: str) -> Path:
+    """Return the folder of a model's tokenizer files, from the hub or its cache."""
+    from huggingface_hub.errors import EntryNotFoundError
+
+    print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")
+    paths: list[Path] = []
+    absent: Exception | None = None
+    try:
+        for file in (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE):
+            try:
+                paths.append(_download_file(name, file))
+            except EntryNotFoundError as error:
+                absent = absent or error
+        if paths and has_tokenizer(paths[0].parent):
+            return paths[0].parent
+    except (OSError, ValueError) as error:  # the hub's errors are OSErrors
+        absent = error
+    raise DataError(
+        f"vocabulary ({name})",
+        f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
+        f"({type(absent).__name__}: {str(absent).strip().splitlines()[0]})",
+        "check the name and the network, or give the path of a vocab.txt",
+    ) from absent
+
+
+def _download_file(name: str, file: str) -> Path:
+    """Return a file of a model on the hub, or its cached copy where the hub cannot be reached.
+
+    Its metadata are requested first, because without a network the download itself would retry for 23 s.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError as ModelNotFoundError
+
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file))
+    except (EntryNotFoundError, ModelNotFoundError, ValueError):
+        raise
+    except Exception as error:  # any error of the HTTP client
+        try:
+            return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise LocalEntryNotFoundError(str(error) or type(error).__name__) from error
+    return Path(huggingface_hub.hf_hub_download(name, file))
+
+
+def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
+    """Raise ConfigError for a cased vocabulary where text is lower-cased, or the reverse.
+
+    Without this check, words of the other case would silently be split into letters. Scripts without case pass.
+    """
+    pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
+    with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
+    capital = sum(piece.lower() != piece for piece in with_case)
+    accents = any(unicodedata.normalize("NFD", piece) != piece for piece in with_case)
+    is_cased = capital > CAPITALS * len(with_case)
+    is_uncased = bool(with_case) and not capital and not accents
+    if is_uncased if cased else is_cased:
+        problem = (
+            f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter, "
+        )
+        raise _wrong_case(name, cased, f"{problem}and no {CONFIG_FILE} defines the case")
+
+
+def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
+    where = f"--cased ({json.dumps(cased)}, with the vocabulary {name})"
+    return ConfigError(where, problem, f"{'leave out' if cased else 'give'} --cased")
+
+
+# --- training
+
+
+def run(settings: VocabSettings) -> None:
+    """Train a WordPiece vocabulary (Schuster and Nakajima 2012); the same text gives the same vocabulary.
+
+    Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
+    """
+    refuse_output_inside(settings.input, settings.out)
+    base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
+    if base is not None and base.notation is BYTE_LEVEL:
+        problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
+        raise ConfigError(f"extend ({settings.extend})", problem, "use the vocabulary as it is")
+    base_pieces = base.pieces if base else ()
+    normalization = _normalization(settings, base)
+    recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
+    recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
+    recorded |= normalization.changes() | ({"extends": base.sha256} if base else {})
+    with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
+        started = monotonic()
+        target = len(base_pieces) + int(settings.size)
+        reading = Reading(settings.input_format, settings.text_field)
+        parts, notes = recognise_all(settings.input, reading)
+        refuse_without_effect(parts, settings.model_fields_set)
+        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
+        if output.is_complete(shard) and (settings.out / MANIFEST).exists():
+            print_line(
+                f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)"
+            )
+            return
+        size = sum(part.size for part in parts)
+        is_packed = any(part.compression or part.format == "parquet" for part in parts)
+        _warn_of_stripping(next(text_blocks(parts[0], reading), ""), normalization)
+        times = 3 if base else 2  # that the text is read
+        with Progress("vocab", None if is_packed else times * size) as bar:
+            texts = partial(_texts, parts, reading, bar)
+            pieces, sentences = _train(texts, settings, normalization, target)
+            if base is not None:
+                pieces = [*base_pieces, *_new_pieces(base, pieces, texts, settings)]
+        data = "".join(piece + "\n" for piece in pieces).encode()
+        folder = output.work_folder(shard) / "out"
+        folder.mkdir(parents=True)
+        write_vocabulary(folder, data, normalization)
+        seconds = monotonic() - started
+        extra = {"pieces": len(pieces)}
+        stats = Stats(sentences=sentences, bytes_in=size, bytes_out=len(data), extra=extra)
+        output.commit(shard, stats)
+        write_json_atomically(
+            settings.out / MANIFEST,
+            {
+                "step": "vocab",
+                "settings": output.settings,
+                "counts": stats.counts(),
+                "seconds": round(seconds, 3),
+                "mb_per_second": round(size / 1e6 / seconds, 3),
+                "versions": output.versions,
+                "notes": notes,
+            },
+        )
+    for note in notes:
+        print_line(f"vocab: {note}")
+    new = len(pieces) - len(base_pieces)
+    if len(pieces) < target:
+        kind = "new pieces" if base else "pieces"
+        print_line(
+            f"vocab: only {new:,} {kind} occur {settings.min_frequency} times or more in "
+            f"this text, fewer than the {int(settings.size):,} of --size"
+        )
+    line = summary("vocab", stats, seconds, size)
+    some_new = f", {new:,} of them new," if base else ""
+    print_line(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces{some_new} from ", 1))
+
+
+def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normalization:
+    """Return the normalization of the settings, or of the vocabulary to extend. Raises ConfigError if they differ."""
+    if base is None:
+        return Normalization(settings.cased, settings.strip_accents, settings.split_chinese)
+    names = {"strip_accents", "split_chinese"} & settings.model_fields_set
+    for name, value in settings.model_dump(include=names, exclude_none=True).items():
+        if replace(base.normalization, **{name: value}) != base.normalization:
+            where = f"--{name.replace('_', '-')} ({json.dumps(value)})"
+            problem = (
+                f"an extended vocabulary keeps the {json.dumps(not value)} of {settings.extend}"
+            )
+            raise ConfigError(where, problem, "leave it out")
+    return base.normalization
+
+
+def _warn_of_stripping(text: str, normalization: Normalization) -> None:
+    """Print a line if the normalization changes many words of a text other than by their case."""
+    from tokenizers.normalizers import BertNormalizer
+
+    words = Counter(text.split())
+    is_lower = not normalization.cased
+    strip = BertNormalizer(False, False, normalization.strip_accents, is_lower).normalize_str
+    changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
+    if changed > MANY_STRIPPED * words.total():
+        print_line(
+            f"vocab: warning: stripping accents changes {changed / words.total():.0%} of the words of this text, where "
+            "marks may be parts of letters; --no-strip-accents preserves them"
+        )
+
+
+def _new_pieces(
+    base: Vocabulary,
+    trained: Sequence[str],
+    texts: Callable[[], Iterable[str]],
+    settings: VocabSettings,
+) -> list[str]:
+    """Return the most frequent trained pieces that `base` lacks, counted in text encoded with all pieces."""
+    ids = base.ids
+    first = len(base.pieces)
+    candidates = [piece for piece in trained if piece not in ids]
+    ids |= {piece: first + number for number, piece in enumerate(candidates)}
+    encoder = Encoder(ids, base.normalization)
+    counts = np.zeros(first + len(candidates), np.int64)
+    for text in texts():
+        counts += np.bincount(encoder.encode(text).tokens, minlength=len(counts))
+    counts = counts[first:]
+    order = np.argsort(-counts, kind="stable")[: int(settings.size)].tolist()
+    return [candidates[n] for n in order if counts[n] >= settings.min_frequency]
+
+
+def _train(
+    texts: Callable[[], Iterable[str]],
+    settings: VocabSettings,
+    normalization: Normalization,
+    size: int,
+) -> tuple[list[str], int]:
+    """Return at most `size` pieces in the order of their ids, and the number of sentences.
+
+    The library numbers the letters that continue a word in the order of a randomly seeded hash table, and breaks ties
+    between pairs by these numbers. So all letters are counted first and given to it in a fixed order.
+    """
+    from tokenizers import trainers
+
+    tokenizer = library_tokenizer({"[UNK]": 0}, normalization)
+    letters, continuing = _alphabet(texts(), tokenizer, size // 4)
+    if not letters:
+        where = f"input ({settings.input})"
+        remedy = "give a folder that `bert preprocess` wrote"
+        raise DataError(where, "no text", remedy)
+    fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
+    least = len(fixed) + len(letters)
+    if least > size:
+        problem = f"is less than the {least} special tokens and letters of this text"
+        enough = int(settings.size) + least - size
+        remedy = f"give at least {'+' if settings.extend else ''}{enough}"
+        raise ConfigError(f"--size ({settings.size})", problem, remedy)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=settings.min_frequency,
+        special_tokens=fixed,
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
+        show_progress=False,
+    )
+    sentences = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal sentences
+        for text in texts():
+            with_text = [line for line in text.split("\n") if line.strip()]
+            sentences += len(with_text)
+            yield from with_text
+
+    tokenizer.train_from_iterator(lines(), trainer)
+    ids = tokenizer.get_vocab()
+    first = [*SPECIAL_TOKENS, *letters, *fixed[len(SPECIAL_TOKENS) :]]
+    merged = sorted(ids.keys() - set(first), key=ids.__getitem__)
+    return [*first, *merged], sentences
+
+
+def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[str]:
+    for part in parts:
+        for text in text_blocks(part, reading):
+            yield text
+            bar.advance(len(text))
+
+
+def _alphabet(
+    texts: Iterable[str], tokenizer: "Tokenizer", limit: int
+) -> tuple[list[str], list[str]]:
+    """Return the most frequent characters of words, and which of them continue a word.
+
+    There are LETTERS characters, or up to `limit` if COVERAGE of the text needs more. Both lists are sorted by code
+    point; among equally frequent characters, lower code points are preferred.
+    """
+    counts = np.zeros(CODE_POINTS, np.int64)
+    continuing = np.zeros(CODE_POINTS, np.bool_)
+    kinds = np.full(CODE_POINTS, -1, np.int8)  # -1 unknown, 0 space, 1 punctuation, 2 in words
+    for text in texts:
+        normalized = tokenizer.normalizer.normalize_str(text)
+        codes = np.frombuffer(normalized.encode("utf-32-le"), np.uint32)
+        occurrences = np.bincount(codes, minlength=CODE_POINTS)
+        for code in np.flatnonzero((occurrences > 0) & (kinds < 0)).tolist():
+            # The number of parts shows whether the library splits at this character and removes it.
+            parts = tokenizer.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
+            kinds[code] = {1: 2, 2: 0, 3: 1}[len(parts)]
+        counts += occurrences
+        in_word = kinds[codes] == 2
+        continuing[codes[1:][in_word[1:] & in_word[:-1]]] = True
+    letters = np.flatnonzero((counts > 0) & (kinds > 0))
+    letters = letters[np.argsort(-counts[letters], kind="stable")]
+    covered = np.cumsum(counts[letters])
+    needed = int(np.searchsorted(covered, COVERAGE * counts[letters].sum())) + 1
+    letters = np.sort(letters[: max(LETTERS, min(needed, limit))])
+    return [chr(c) for c in letters], [chr(c) for c in letters if continuing[c]]

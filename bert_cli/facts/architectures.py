@@ -1,0 +1,211 @@
+"""The architectures of encoders: a row each, with the facts that the rest of the package needs.
+
+The arithmetic of its sizes is the class of its shape; its layers are in a file of `model/`. Classes of layers are given
+as names for `pkgutil.resolve_name`, so that a row loads no Keras.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError, ValidationInfo
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
+
+from bert_cli.config.settings import SettingError
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.groupbert import GroupBertConfig
+from bert_cli.facts.heads import LAST_BLOCKS, Block, Head
+from bert_cli.facts.modernbert import BLOCKS, ModernBertConfig
+
+
+class Part(NamedTuple):
+    """Where Hugging Face stores a layer of ours: in a layer of its own, or in a part of a fused layer's outputs."""
+
+    layer: str
+    """Hugging Face's name of the layer; with the ending of a tensor, the name of the tensor."""
+    number: int = 0
+    """Number of the part, from 0."""
+    of: int = 1
+    """Number of parts of the fused layer, all of the same size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """An architecture, without the sizes of a model."""
+
+    shape: type[BertConfig]
+    """The class of its shape: fields, divisors, matrix products, weights."""
+    embeddings: str = "bert_cli.model.layers:Embeddings"
+    """The class of the first block, which has the table `word`."""
+    layer: str
+    """The class of an encoder layer, which is built with its number: layers may differ."""
+    own_blocks: tuple[Block, ...] = ()
+    """Blocks after the encoder layers that replace the blocks of the same names in `heads.LAST_BLOCKS`."""
+    hf_names: Mapping[str, str | Part]
+    """Our name of a layer, or its beginning -> Hugging Face's; {} is the number of an encoder layer."""
+    hf_copies: Mapping[str, str]
+    """Copies of tied weights in some files -> the weight."""
+    hf_prefix: str = ""
+    """The beginning of the names of transformers' classes, before `Bert`."""
+    hf_modeling: str | None = None
+    """Module of classes for PyTorch that transformers does not have: a file of `model/` that is copied into the folder
+    of the weights and never imported."""
+    has_scaling: bool = False
+    """Whether the table of Unit Scaling has its layers."""
+
+    @property
+    def last_blocks(self) -> dict[str, Block]:
+        """Return every block after the encoder layers, by its name."""
+        return LAST_BLOCKS | {block.name: block for block in self.own_blocks}
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Return the names for Hugging Face of all layers, or of their beginnings."""
+        blocks = self.last_blocks.values()
+        names: dict[str, str | Part] = {block.name: block.name for block in blocks}
+        for table in (self.hf_names, *(block.hf_names for block in blocks)):
+            names |= table
+        return {ours: Part(name) if isinstance(name, str) else name for ours, name in names.items()}
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        """Return every head, by the name of its block."""
+        blocks = self.last_blocks.items()
+        return {name: block for name, block in blocks if isinstance(block, Head)}
+
+    def class_name(self, head: Head) -> str:
+        """Return the name of transformers' class for a model with this head."""
+        return self.hf_prefix + self.heads[head.name].hf_classes[0]
+
+    def head_of_task(self, task: str) -> Head | None:
+        """Return the head of a task of `bert predict`; None for a task that reads the encoder's output."""
+        heads = self.heads.values()
+        return next((head for head in heads if head.task == task and head.needs), None)
+
+
+# The names of BERT's embeddings in Hugging Face's classes.
+EMBEDDINGS = {
+    "emb/word": "bert.embeddings.word_embeddings",
+    "emb/position": "bert.embeddings.position_embeddings",
+    "emb/segment": "bert.embeddings.token_type_embeddings",
+    "emb/layer_norm": "bert.embeddings.LayerNorm",
+}
+COPIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+ARCHITECTURES = {
+    "bert": Architecture(
+        shape=BertConfig,
+        layer="bert_cli.model.layers:EncoderLayer",
+        hf_names={
+            **EMBEDDINGS,
+            "hid_{}/attention/query": "bert.encoder.layer.{}.attention.self.query",
+            "hid_{}/attention/key": "bert.encoder.layer.{}.attention.self.key",
+            "hid_{}/attention/value": "bert.encoder.layer.{}.attention.self.value",
+            "hid_{}/attention/output/dense": "bert.encoder.layer.{}.attention.output.dense",
+            "hid_{}/attention/output/layer_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+            "hid_{}/feed_forward/inner": "bert.encoder.layer.{}.intermediate.dense",
+            "hid_{}/feed_forward/output/dense": "bert.encoder.layer.{}.output.dense",
+            "hid_{}/feed_forward/output/layer_norm": "bert.encoder.layer.{}.output.LayerNorm",
+        },
+        hf_copies=COPIES,
+        has_scaling=True,
+    ),
+    "groupbert": Architecture(
+        shape=GroupBertConfig,
+        layer="bert_cli.model.groupbert:GroupLayer",
+        hf_names={
+            **EMBEDDINGS,
+            "hid_{}": "bert.encoder.layer.{}",
+            "hid_{}/final_norm": "bert.encoder.final_norm",
+        },
+        hf_copies=COPIES,
+        hf_prefix="Group",
+        hf_modeling="modeling_groupbert",
+    ),
+    "modernbert": Architecture(
+        shape=ModernBertConfig,
+        embeddings="bert_cli.model.modernbert:Embeddings",
+        layer="bert_cli.model.modernbert:ModernLayer",
+        own_blocks=BLOCKS,
+        hf_names={
+            "emb/word": "model.embeddings.tok_embeddings",
+            "emb/layer_norm": "model.embeddings.norm",
+            "hid_{}/attention/layer_norm": "model.layers.{}.attn_norm",
+            "hid_{}/attention/query": Part("model.layers.{}.attn.Wqkv", 0, 3),
+            "hid_{}/attention/key": Part("model.layers.{}.attn.Wqkv", 1, 3),
+            "hid_{}/attention/value": Part("model.layers.{}.attn.Wqkv", 2, 3),
+            "hid_{}/attention/output": "model.layers.{}.attn.Wo",
+            "hid_{}/feed_forward/layer_norm": "model.layers.{}.mlp_norm",
+            "hid_{}/feed_forward/inner": Part("model.layers.{}.mlp.Wi", 0, 2),
+            "hid_{}/feed_forward/gate": Part("model.layers.{}.mlp.Wi", 1, 2),
+            "hid_{}/feed_forward/output": "model.layers.{}.mlp.Wo",
+            "hid_{}/final_norm": "model.final_norm",
+        },
+        hf_copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        hf_prefix="Modern",
+    ),
+}
+"""Architecture, which is also transformers' model_type -> its record."""
+
+
+def head_of_class(name: str) -> Head | None:
+    """Return the head of a class of transformers, None if there is none."""
+    for architecture in ARCHITECTURES.values():
+        for head in architecture.heads.values():
+            if name in [architecture.hf_prefix + hf_class for hf_class in head.hf_classes]:
+                return head
+    return None
+
+
+def shape_of(values: Mapping[str, Any], context: Any = None) -> BertConfig:
+    """Return the shape that settings describe.
+
+    Raises ValidationError. Fields of other architectures must have their defaults: the settings.json of older runs of
+    BERT lists the fields of GroupBERT.
+    """
+    name = values.get("architecture", BertConfig().architecture)
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        expected = {"expected": " or ".join(map(repr, ARCHITECTURES))}
+        error = InitErrorDetails(
+            type="literal_error", loc=("architecture",), input=name, ctx=expected
+        )
+        raise ValidationError.from_exception_data("bert_config", [error])
+    shape = ARCHITECTURES[name].shape
+    fields = fields_of(BertConfig)
+    foreign = {*values} & ({*fields} - {*shape.model_fields})
+    for field in sorted(foreign):
+        if str(values[field]) != str(fields[field].default):
+            problem = f"has no effect with architecture {name!r}"
+            raise SettingError(field, problem, "leave it out or change architecture")
+    known = {field: value for field, value in values.items() if field not in foreign}
+    return shape.model_validate(known, context=context)
+
+
+def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the fields of a group of settings; for the shape of a model the fields of all architectures."""
+    if not issubclass(group, BertConfig):
+        return group.model_fields
+    fields: dict[str, FieldInfo] = {}
+    texts: list[str] = []
+    for architecture in ARCHITECTURES.values():
+        shape = architecture.shape
+        texts.append(str(shape.model_fields["architecture"].description).removesuffix("."))
+        for name, about in shape.model_fields.items():
+            fields.setdefault(name, about)
+    fields["architecture"] = FieldInfo(
+        annotation=Literal[tuple(ARCHITECTURES)],  # type: ignore[arg-type]
+        default=BertConfig().architecture,
+        description=f"{', or '.join(texts)}.",
+    )
+    return fields
+
+
+def _validate(value: Any, info: ValidationInfo) -> Any:
+    return shape_of(value, info.context) if isinstance(value, Mapping) else value
+
+
+ModelShape = Annotated[BertConfig, BeforeValidator(_validate), SerializeAsAny()]
+"""A shape of any architecture."""

@@ -1,0 +1,226 @@
+"""The blocks after the encoder layers, one record each, for settings, planning, the model and the tasks.
+
+A task with its own head is a record in this file and its own files. Classes and functions are given as names for
+`pkgutil.resolve_name`, so a record loads neither Keras nor their modules. Shapes have the letters of `model.layers`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.products import BatchShape, Product
+
+LABELS = 2
+"""Labels of a classifier before its examples are known; the real number is negligible compared with the hidden size."""
+
+
+class Saved(NamedTuple):
+    """The sizes from which the saved bytes of a block are computed, for one micro-batch."""
+
+    compute: int
+    """Bytes of an operand of a matrix product."""
+    wide: int
+    """Bytes of a float32."""
+    more: int
+    """1 if forward and backward are two functions, which save more tensors than a single function; otherwise 0."""
+    bd: int
+    """Elements of a tensor [B, D]; the next fields likewise, where P counts the positions that the head reads."""
+    bpd: int
+    bsd: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block after the encoder layers."""
+
+    name: str
+    layer: str
+    """Its class; `build_block` gives it the options that its signature names."""
+    weights: Callable[["BertConfig"], int] = lambda config: 0
+    """Number of weights, without shared ones."""
+    products: Callable[["BertConfig", "BatchShape"], list[Product]] = lambda config, shape: []
+    """Forward products with a weight."""
+    saved: Callable[[Saved], int] = lambda of: 0
+    """Bytes that the gradient of the block reads."""
+    hf_names: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a layer -> Hugging Face's, unless it is the same name with dots."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Part that a file may lack completely, as published encoders do -> the part's name in Hugging Face."""
+    reads_word_table: bool = False
+    """Whether it scores the vocabulary with the word embeddings of `emb`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(Block):
+    """The last block of a model."""
+
+    before: tuple[str, ...] = ()
+    """Blocks between the encoder layers and the head."""
+    task: str
+    """Task of `bert predict`, by its name on the Hugging Face hub."""
+    hf_classes: tuple[str, ...]
+    """Class of transformers, and the class for the same model without its optional parts."""
+    needs: tuple[str, ...] = ()
+    """Parts without which a model cannot be used for the task; none if the encoder is enough."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Command that trains the head -> a setting that identifies its settings.json."""
+    is_per_position: bool = False
+    """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
+    has_label_names: bool = False
+    """Whether config.json names the outputs."""
+    outputs: int = 1
+    """Outputs for synthetic examples of a task without names of labels."""
+    predictor: str = "bert_cli.tasks.run.vectors:Embedding"
+    """Class that answers the task."""
+    synthetic: str = "bert_cli.data.finetune.synthetic:example_labels"
+    """Function that returns labels of synthetic examples."""
+
+    @property
+    def last_blocks(self) -> tuple[str, ...]:
+        """Return the names of the blocks after the encoder layers."""
+        return (*self.before, self.name)
+
+    @property
+    def fills_masks(self) -> bool:
+        """Return whether the first of its logits are scores of tokens in place of [MASK]."""
+        return self.task == "fill-mask"
+
+
+def _dense(config: "BertConfig") -> int:
+    return config.hidden_size * (config.hidden_size + 1)
+
+
+def _classifier(config: "BertConfig") -> int:
+    return LABELS * (config.hidden_size + 1)
+
+
+GATHER = Block(name="enc_out", layer="bert_cli.model.layers:GatherPositions")
+POOL = Block(
+    name="pool",
+    layer="bert_cli.model.layers:Pooler",
+    weights=_dense,
+    products=lambda config, shape: [
+        Product(shape.examples * shape.sequences, config.hidden_size, config.hidden_size)
+    ],
+    saved=lambda of: (1 + of.more) * of.compute * of.bpd,
+    hf_names={"pool/dense": "bert.pooler.dense"},
+    parts={"pool": "bert.pooler"},
+)
+MEAN_POOL = Block(
+    name="mean_pool",
+    layer="bert_cli.model.layers:MeanPooling",
+    saved=lambda of: of.wide * of.bsd,
+)
+PRETRAINING = Head(
+    name="heads",
+    layer="bert_cli.model.heads:PretrainingHeads",
+    before=(GATHER.name, POOL.name),
+    # The transform, its LayerNorm, the bias of the vocabulary, and next-sentence prediction.
+    weights=lambda config: (
+        _dense(config) + 2 * config.hidden_size + config.vocab_size + 2 * (config.hidden_size + 1)
+    ),
+    products=lambda config, shape: [
+        Product(shape.examples * shape.sequences, config.hidden_size, 2),
+        Product(shape.examples * shape.masked, config.hidden_size, config.hidden_size),
+        Product(shape.examples * shape.masked, config.hidden_size, config.vocab_size),
+    ],
+    saved=lambda of: (2 * of.compute + 5 * of.wide) * of.bpd,
+    hf_names={
+        "heads/masked_lm": "cls.predictions",
+        "heads/masked_lm/transform": "cls.predictions.transform.dense",
+        "heads/masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
+        "heads/next_sentence": "cls.seq_relationship",
+    },
+    parts={"heads/masked_lm": "cls.predictions", "heads/next_sentence": "cls.seq_relationship"},
+    reads_word_table=True,
+    task="fill-mask",
+    hf_classes=("BertForPreTraining", "BertForMaskedLM"),
+    needs=("heads/masked_lm",),
+    predictor="bert_cli.tasks.use.predictions:FillMask",
+    is_per_position=True,
+    commands={"pretrain": "max_predictions_per_seq"},
+)
+QUESTION_ANSWERING = Head(
+    name="qa_head",
+    layer="bert_cli.model.heads:QuestionAnswering",
+    weights=lambda config: 2 * (config.hidden_size + 1),
+    products=lambda config, shape: [
+        Product(shape.examples * shape.positions, config.hidden_size, 2)
+    ],
+    saved=lambda of: of.compute * of.bpd,
+    hf_names={"qa_head/span": "qa_outputs"},
+    parts={"qa_head": "qa_outputs"},
+    task="question-answering",
+    hf_classes=("BertForQuestionAnswering",),
+    needs=("qa_head",),
+    predictor="bert_cli.tasks.use.predictions:QuestionAnswering",
+    commands={"squad": "max_query_length"},
+    is_per_position=True,
+    outputs=2,
+    synthetic="bert_cli.data.finetune.synthetic:span_labels",
+)
+SEQUENCE_CLASSIFICATION = Head(
+    name="glue_head",
+    layer="bert_cli.model.heads:SequenceClassification",
+    before=(POOL.name,),
+    weights=_classifier,
+    products=lambda config, shape: [Product(shape.examples, config.hidden_size, LABELS)],
+    saved=lambda of: 2 * of.wide * of.bd,
+    hf_names={"glue_head/classifier": "classifier"},
+    parts={"glue_head": "classifier"},
+    task="text-classification",
+    hf_classes=("BertForSequenceClassification",),
+    needs=("glue_head", "pool"),
+    predictor="bert_cli.tasks.use.predictions:TextClassification",
+    commands={"glue": "glue_task", "classify": "label_column"},
+    has_label_names=True,
+)
+TOKEN_CLASSIFICATION = Head(
+    name="token_head",
+    layer="bert_cli.model.heads:TokenClassification",
+    weights=_classifier,
+    products=lambda config, shape: [
+        Product(shape.examples * shape.positions, config.hidden_size, LABELS)
+    ],
+    saved=lambda of: 2 * of.wide * of.bpd,
+    hf_names={"token_head/classifier": "classifier"},
+    parts={"token_head": "classifier"},
+    task="token-classification",
+    hf_classes=("BertForTokenClassification",),
+    needs=("token_head",),
+    predictor="bert_cli.tasks.use.predictions:TokenClassification",
+    commands={"ner": "num_epochs"},
+    is_per_position=True,
+    has_label_names=True,
+    synthetic="bert_cli.data.finetune.synthetic:token_labels",
+)
+SENTENCE_EMBEDDING = Head(
+    name="embed_head",
+    layer="bert_cli.model.heads:SentenceEmbedding",
+    before=(MEAN_POOL.name,),
+    # A decoder in checkpoints of earlier versions, which no command reads.
+    parts={"denoise_head": "denoise_head"},
+    task="embed",
+    hf_classes=("BertModel",),
+    commands={"embed": "objective"},
+)
+LAST_BLOCKS = {
+    block.name: block
+    for block in (
+        GATHER,
+        POOL,
+        PRETRAINING,
+        QUESTION_ANSWERING,
+        SEQUENCE_CLASSIFICATION,
+        TOKEN_CLASSIFICATION,
+        MEAN_POOL,
+        SENTENCE_EMBEDDING,
+    )
+}
+"""Every block after the encoder layers, by its name."""
+
+
+def heads() -> list[Head]:
+    """Return every head."""
+    return [block for block in LAST_BLOCKS.values() if isinstance(block, Head)]

@@ -1,0 +1,248 @@
+"""The shape of ModernBERT (Warner et al. 2024, arXiv 2412.13663), and its blocks after the encoder layers."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_core import InitErrorDetails
+
+from bert_cli.config.settings import Depth, Positive, Probability, Size
+from bert_cli.facts import heads
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import Block
+from bert_cli.facts.products import BatchShape, Product
+
+Theta = Annotated[float, Field(gt=1.0)]
+RENAMED = {"layer_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}
+"""Setting -> its name in `config.json`."""
+GLOBAL = "full_attention"
+LOCAL = "sliding_attention"
+EVERY = "global_attn_every_n_layers"
+THETAS = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
+"""Setting, which is the name of transformers 4 -> its group in the `rope_parameters` of transformers 5."""
+WORTH_BLOCKS = {"tensorflow": 5, "jax": 3}
+"""Engine -> blocks of two windows in a sequence from which local layers do not compute the scores of all positions.
+
+Forward and backward of a layer of 12 heads and window 128 for 2,048 tokens on one core, with all scores and in blocks:
+TensorFlow takes 118 and 186 ms at 512 positions, 243 and 185 ms at 1,024; JAX 320 and 124 ms at 512."""
+MAX_SCORED = 2048
+"""Positions above which a global layer computes the scores of few queries at a time, and again for the gradient."""
+QUERIES = 512
+"""Queries of a global layer whose scores are in memory together."""
+BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+FIXED: Mapping[str, Any] = {**BIASES, "decoder_bias": True, "classifier_activation": "gelu"}
+"""Entry of `config.json` -> its only supported value."""
+
+
+class ModernBertConfig(BertConfig):
+    """The shape of a model with rotary positions, local and global attention, gated feed-forward and no biases."""
+
+    IS_PRE_NORM: ClassVar = True
+    RESIDUALS: ClassVar = 1
+    HAS_EQUAL_LAYERS: ClassVar = False
+    # A run on longer sequences changes the rotary positions.
+    TRAINING_ONLY: ClassVar = BertConfig.TRAINING_ONLY | {"classifier_pooling", *THETAS}
+    attention_probs_dropout_prob: ClassVar[float] = 0.0  # type: ignore[misc]
+    type_vocab_size: ClassVar[int] = 1  # type: ignore[misc]
+    position_embedding_type: ClassVar[str] = "rotary"  # type: ignore[assignment,misc]
+
+    architecture: Literal["modernbert"] = "modernbert"  # type: ignore[assignment]
+    """`modernbert` with rotary positions, local and global attention and a gated feed-forward (Warner et al. 2024); its
+    sizes have the values of ModernBERT-base by default."""
+    vocab_size: Size = 50368
+    """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
+    num_hidden_layers: Depth = 22
+    """Encoder layers."""
+    intermediate_size: Size = 1152
+    """Intermediate size F of the feed-forward layers."""
+    hidden_dropout_prob: Probability = 0.1
+    """Dropout after the attention output, and before the classifier of a task."""
+    max_position_embeddings: Size = 8192
+    """Maximum sequence length of the model."""
+    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
+    """Added to the variance in LayerNorm."""
+    local_attention: Annotated[int, Field(ge=2)] = 128
+    """Window of a local layer: a position reads half of it on each side."""
+    global_attn_every_n_layers: Positive = 3
+    """Every n-th layer, from the first, reads all positions; the others are local."""
+    global_rope_theta: Theta = 160_000.0
+    """Base of the wavelengths of rotary positions in global layers."""
+    local_rope_theta: Theta = 10_000.0
+    """Base of the wavelengths of rotary positions in local layers."""
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    """Vector that ModernBERT's text classifier reads: the output at [CLS], or the `mean` over the tokens."""
+
+    @property
+    def window(self) -> int:
+        """Return the number of positions on each side that a position of a local layer reads."""
+        return self.local_attention // 2
+
+    def products(self, rows: int) -> list[Product]:
+        """Return the matrix products of a layer: attention, then the gated feed-forward."""
+        width = self.hidden_size
+        inner = self.intermediate_size
+        gate = Product(rows, width, inner, has_bias=False, has_own_input=False)
+        return [
+            *(product._replace(has_bias=False) for product in self.attention_products(rows)),
+            gate._replace(has_own_input=True, is_activated=True),
+            gate._replace(is_gate=True),
+            Product(rows, inner, width, has_bias=False),
+        ]
+
+    @property
+    def norm_weights(self) -> int:
+        """Return the number of weights of a LayerNorm: gamma."""
+        return self.hidden_size
+
+    @property
+    def embedding_weights(self) -> int:
+        """Return the number of weights of the embeddings: the word table and a LayerNorm."""
+        return self.vocab_size * self.hidden_size + self.norm_weights
+
+    @property
+    def final_norm_weights(self) -> int:
+        """Return 0: the first layer has no LayerNorm before attention, the last layer one more at its end."""
+        return 0
+
+    def keys_read(self, positions: int) -> int:
+        """Return the number of keys that a query reads, in all layers together."""
+        return self._keys(positions, min(positions, 2 * self.window + 1))
+
+    def keys_saved(self, positions: int, engine: str) -> int:
+        """Return the number of keys whose attention probabilities a query saves, in all layers together.
+
+        A global layer of many positions saves none; the probabilities of some queries are in memory.
+        """
+        block = 2 * self.window
+        is_in_blocks = positions >= WORTH_BLOCKS[engine] * block
+        of_global = positions if positions <= MAX_SCORED else QUERIES
+        return self._keys(of_global, 2 * block if is_in_blocks else positions)
+
+    def _keys(self, of_global: int, of_local: int) -> int:
+        keys = {GLOBAL: of_global, LOCAL: of_local}
+        types = layer_types(self.num_hidden_layers, self.global_attn_every_n_layers)
+        return sum(keys[kind] for kind in types)
+
+    def deviation_of(self, name: str) -> float:
+        """Return the standard deviation of the initial values of a weight."""
+        if name.endswith(("/classifier/kernel", "/span/kernel")):
+            return float(self.hidden_size**-0.5)
+        is_output = "/output/" in name or "/transform/" in name
+        depth = 2 * self.num_hidden_layers
+        return self.initializer_range / (depth**0.5 if is_output else 1.0)
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the entries of a `config.json`, both those that transformers 4.48 and those that 5.x reads."""
+        described = super().to_hf()
+        # No entry of theirs means the dropout of the attention output alone.
+        del described["hidden_dropout_prob"]
+        for ours, theirs in RENAMED.items():
+            described[theirs] = described.pop(ours)
+        described["layer_types"] = layer_types(self.num_hidden_layers, described[EVERY])
+        described["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": described[name]}
+            for name, kind in THETAS.items()
+        }
+        # Their defaults are ids of another vocabulary.
+        return described | dict.fromkeys(
+            ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+        )
+
+    @classmethod
+    def from_hf(cls, described: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that a `config.json` has, whichever spelling it uses.
+
+        Raises ValidationError for biases, layers that are not global at a regular distance, and
+        scaled rotary positions.
+        """
+        for name, value in FIXED.items():
+            if described.get(name, value) != value:
+                raise _refusal(name, described[name], f"only {value} is supported")
+        values = super().from_hf(described)
+        values |= {ours: described[name] for ours, name in RENAMED.items() if name in described}
+        for name, kind in THETAS.items():
+            rope = (described.get("rope_parameters") or {}).get(kind, {})
+            if rope.get("rope_type", "default") != "default":
+                raise _refusal("rope_parameters", rope, "only rope_type default is supported")
+            if "rope_theta" in rope:
+                values[name] = rope["rope_theta"]
+        if types := described.get("layer_types"):
+            distances = {
+                every
+                for every in (values.get(EVERY), [*types[1:], GLOBAL].index(GLOBAL) + 1)
+                if every and types == layer_types(len(types), every)
+            }
+            if not distances:
+                problem = "full_attention must be at layer 0 and every n layers, for one n"
+                raise _refusal("layer_types", types, problem)
+            values[EVERY] = max(distances)
+        return values
+
+
+def layer_types(layers: int, every: int) -> list[str]:
+    """Return transformers' name of the attention of each layer."""
+    return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
+
+
+def _refusal(name: str, value: Any, problem: str) -> ValidationError:
+    context = {"error": ValueError(problem)}
+    error = InitErrorDetails(type="value_error", loc=(name,), input=value, ctx=context)
+    return ValidationError.from_exception_data("config.json", [error])
+
+
+# --- the blocks after the encoder layers
+
+
+def _transform(config: BertConfig) -> int:
+    return config.hidden_size * (config.hidden_size + 1)
+
+
+GATHER = replace(heads.GATHER, layer="bert_cli.model.modernbert:GatherMasked")
+POOL = Block(
+    name=heads.POOL.name,
+    layer="bert_cli.model.modernbert:Pooling",
+    saved=lambda of: of.wide * of.bsd,
+)
+PRETRAINING = replace(
+    heads.PRETRAINING,
+    layer="bert_cli.model.modernbert:MaskedLMHead",
+    before=(GATHER.name,),
+    weights=lambda config: _transform(config) + config.vocab_size,
+    products=lambda config, shape: heads.PRETRAINING.products(config, shape)[1:],
+    hf_names={"heads/masked_lm": "decoder", "heads/masked_lm/transform": "head"},
+    parts={"heads/masked_lm/transform": "head", "heads/masked_lm/bias": "decoder"},
+    needs=("heads/masked_lm/transform", "heads/masked_lm/bias"),
+    hf_classes=("BertForMaskedLM",),
+)
+
+
+def _with_transform(head: heads.Head, layer: str) -> heads.Head:
+    """Return the head of a task that reads the transform of the masked-LM head."""
+    names = {f"{head.name}/transform": "head", **dict.fromkeys(head.hf_names, "classifier")}
+    is_pooled = POOL.name in head.before
+
+    def products(config: BertConfig, shape: "BatchShape") -> list[Product]:
+        rows = shape.examples * (1 if is_pooled else shape.positions)
+        width = config.hidden_size
+        return [Product(rows, width, width, has_bias=False), *head.products(config, shape)]
+
+    return replace(
+        head,
+        layer=f"bert_cli.model.modernbert:{layer}",
+        weights=lambda config: _transform(config) + head.weights(config),
+        products=products,
+        hf_names=names,
+        parts=names,
+        needs=tuple(names),
+    )
+
+
+BLOCKS = (
+    GATHER,
+    POOL,
+    PRETRAINING,
+    _with_transform(heads.QUESTION_ANSWERING, "QuestionAnswering"),
+    _with_transform(heads.SEQUENCE_CLASSIFICATION, "SequenceClassification"),
+    _with_transform(heads.TOKEN_CLASSIFICATION, "TokenClassification"),
+)

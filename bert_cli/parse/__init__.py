@@ -1,0 +1,1 @@
+"""Layer 1: words and files to settings. It names no command."""

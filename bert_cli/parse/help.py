@@ -1,0 +1,136 @@
+"""The text of `bert COMMAND --help`: the options of the command, laid out by argparse.
+
+A training command has some 150 options. Its `--help` lists the usual options, `--help-all` all options.
+"""
+
+import argparse
+import re
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from bert_cli.parse.options import (
+    CONFIG,
+    LOG_LEVELS,
+    Option,
+    Section,
+    examples_of,
+    purpose_of,
+    sections_of,
+)
+
+MAX_WIDTH = 100
+HELP_COLUMN = 26
+
+
+def usual_sections(sections: Sequence[Section], command: str) -> list[Section]:
+    """Return the sections of the short help: the options of the command, and the usual options of every run.
+
+    A class that marks some of its options as usual shows only the marked options.
+    """
+    usual = Section("usual settings of a run")
+    shown: list[Section] = []
+    for section in sections:
+        marked = [option for option in section.options if option.is_usual]
+        if section.title in ("arguments", f"options of bert {command}"):
+            is_marked = any(option is not CONFIG for option in marked)
+            shown.append(replace(section, options=marked if is_marked else section.options))
+        else:
+            usual.options.extend(marked)
+    return [*shown, usual]
+
+
+def help_text(settings: type[BaseModel], command: str, *, is_complete: bool = False) -> str:
+    """Return the text of `bert COMMAND --help`, as wide as the terminal and at most 100 columns.
+
+    The text of a training command is short unless `is_complete`, for `--help-all`.
+    """
+    layout = partial(
+        argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN, width=_width()
+    )
+    parser = argparse.ArgumentParser(f"bert {command}", add_help=False, formatter_class=layout)
+    return add_help(parser, settings, command, is_complete=is_complete).format_help()
+
+
+def add_help(
+    parser: argparse.ArgumentParser,
+    settings: type[BaseModel],
+    command: str,
+    *,
+    is_complete: bool = True,
+) -> argparse.ArgumentParser:
+    """Add the options, headings, purpose and examples of a command to a parser, and return it."""
+    sections = sections_of(settings, command)
+    total = sum(len(section.options) for section in sections)
+    has_more = "about" in settings.model_fields
+    if has_more and not is_complete:
+        sections = usual_sections(sections, command)
+    positional = [option for section in sections for option in section.options if not option.flags]
+    parser.usage = " ".join([f"bert {command} [options]", *map(_usage, positional)])
+    if command == "launch":
+        parser.usage += " -- COMMAND [options]"
+    if command == "bench":
+        parser.usage = "bert bench (NAME | pretrain | squad | data) [options]"
+    paragraphs = purpose_of(settings).split("\n\n")
+    parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
+    for section in sections:
+        about = textwrap.fill(section.about, _width() - 2) or None
+        group = parser.add_argument_group(section.title, about)
+        for option in section.options:
+            _add_to_help(group, option)
+    general = parser.add_argument_group("options of every command")
+    general.add_argument("-h", "--help", action="help", help="Print this help and exit.")
+    if has_more:
+        general.add_argument("--help-all", action="help", help=f"List all {total} options.")
+    general.add_argument(
+        "--log-level",
+        choices=LOG_LEVELS,
+        metavar="{" + ",".join(LOG_LEVELS) + "}",
+        help="Show the log messages of TensorFlow and other libraries from this level on; by default none.",
+    )
+    lines = [wrap_command(line, _width()) for line in examples_of(settings)]
+    parser.epilog = "\n".join(["examples:", *lines]) if lines else None
+    return parser
+
+
+def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
+    text = option.text.replace("%", "%%")
+    is_too_wide = len("  " + ", ".join([*option.flags, option.takes])) > _width()
+    if option.flags and not option.takes:
+        flags = option.flags[:1] if is_too_wide else option.flags
+        group.add_argument(*flags, action="store_true", help=text, dest=option.name)
+        return
+    more: dict[str, Any] = {"dest": option.name}
+    if not option.flags:
+        nargs = {(0, 0): "?", (0, 1): None, (1, 0): "*", (1, 1): "+"}
+        more = {"nargs": nargs[option.is_list, option.is_required]}
+    # The text names the choices, too.
+    takes = option.name.rpartition("_")[2].upper() if is_too_wide else option.takes
+    more |= {"metavar": takes, "help": text, "choices": option.choices or None}
+    group.add_argument(*(option.flags or (option.name,)), **more)
+
+
+def _usage(option: Option) -> str:
+    word = f"{option.takes} ..." if option.is_list else option.takes
+    return word if option.is_required else f"[{word}]"
+
+
+def wrap_command(example: str, width: int) -> str:
+    """Return a command line that can be pasted, broken before flags if it is too long."""
+    lines = ""
+    line = " "
+    for part in re.split(r" (?=--)", example):
+        if len(f"{line} {part} \\") > width and line.strip():
+            lines = f"{lines}{line} \\\n"
+            line = "     "
+        line = f"{line} {part}"
+    return lines + line
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)

@@ -1,0 +1,467 @@
+"""Load settings from JSON files and flags, with the origin of every value.
+
+A file may extend another one (`"extends": "other.json"`, in its folder or shipped) and then contains only
+the differences. Flags are dotted paths in kebab case and override files. Files and command lines of
+Graphcore's example load unchanged; `old_names.py` has its names. pydantic finds the mistakes, and all are
+reported at once: the path of the setting, the file or flag of its value, and the nearest name.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from bert_cli.config.markers import POSITIONAL, group_of, is_path
+from bert_cli.config.settings import RUN_LENGTHS, SettingError
+from bert_cli.errors import ConfigError, combine, nearest, redact
+from bert_cli.facts.architectures import fields_of
+from bert_cli.files import JSONObject, json_with_unique_keys, read_json
+from bert_cli.parse.help import help_text
+from bert_cli.parse.old_names import (
+    DEFAULTS,
+    FORMER_VALUES,
+    adapt,
+    instead_of,
+    is_former,
+    our_name,
+    why_no_effect,
+)
+from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
+from bert_cli.processes import print_help
+
+Model = TypeVar("Model", bound=BaseModel)
+
+BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
+BENCHMARKS = "benchmarks.json"
+"""A file among the shipped configs that is not a config: named command lines."""
+RECIPES = "recipes.json"
+"""Another such file: the choices of `bert init`."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Unvalidated settings with the origin of each value, renamed keys and keys without effect."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Dotted path -> the file or flag that set it; defaults are absent."""
+    no_effect: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key or flag that was accepted and does nothing -> why."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key -> the old name that a file or flag has for it."""
+    notes: Sequence[str] = ()
+    """Lines on defaults that differ from the original's, for a config of the original."""
+
+
+def configs_folder() -> Path:
+    """Return the folder of the shipped configs, in a checkout or an installed wheel."""
+    package = Path(__file__).parents[1]
+    installed = package / "_configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def named_configs() -> dict[str, Path]:
+    """Return the shipped configs by name."""
+    paths = sorted(configs_folder().glob("*.json"))
+    return {path.stem: path for path in paths if path.name not in (BENCHMARKS, RECIPES)}
+
+
+def find_config(name: str, given_as: str = "--config", folder: Path = Path()) -> Path:
+    """Return the path of a config: a file, relative to `folder`, or else a shipped config by name.
+
+    Raises ConfigError with the nearest name.
+    """
+    path = folder / Path(os.path.expandvars(name)).expanduser()
+    if path.is_file():
+        return path
+    shipped = named_configs()
+    if name.removesuffix(".json") in shipped:
+        return shipped[name.removesuffix(".json")]
+    siblings = {
+        file.stem: str(Path(name).parent / file.name) for file in path.parent.glob("*.json")
+    }
+    stem = nearest(Path(name).stem, siblings)
+    near = siblings[stem] if stem else nearest(Path(name).stem, shipped)
+    remedy = f"did you mean {near!r}?" if near else f"shipped configs: {', '.join(shipped)}"
+    raise ConfigError(f"{given_as} ({name})", "no such file", remedy)
+
+
+def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
+    """Read a JSON file and the files that it extends, with old keys renamed.
+
+    Raises ConfigError for a file that is absent, is not a JSON object, or extends itself.
+    """
+    chain = (*extending, path.resolve())
+    if path.resolve() in extending:
+        names = " -> ".join(file.name for file in chain)
+        raise ConfigError(
+            f"extends ({names})", "a config extends itself", "remove one of these `extends`"
+        )
+    raw = read_json(path, JSONObject, ConfigError, "a config is one JSON object {...}")
+    try:
+        json_with_unique_keys(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(str(path), error.msg, "change the file") from None
+    dotted = next((name for name in raw if "." in name), None)
+    if dotted is not None:
+        raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
+    parent = raw.pop("extends", None)
+    if not isinstance(parent, str | None):
+        remedy = "give the name of one JSON file"
+        raise ConfigError(f"extends ({path})", f"got {parent!r}", remedy)
+    below = Loaded({})
+    if parent:
+        below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
+    file = _rename(raw, str)
+    under = dict(below.values)
+    origins = dict(below.origins)
+    if "about" not in file.values:
+        # The description of the extended file does not hold for the file that extends it.
+        under.pop("about", None)
+        origins = _without(origins, "about")
+    return Loaded(
+        override(under, file.values),
+        {**origins, **{where: str(path) for where, _ in leaves(file.values)}},
+        {**below.no_effect, **file.no_effect},
+        {**_not_in(file.values, below.renamed), **file.renamed},
+    )
+
+
+def _without(origins: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the origins without a setting and the settings inside it."""
+    return {
+        where: origin for where, origin in origins.items() if not f"{where}.".startswith(f"{name}.")
+    }
+
+
+def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
+    """Return the values of a file or a command line under our keys; keys without effect are left out.
+
+    `shown` returns the form in which a key was given. Raises ConfigError for a setting under two names.
+    """
+    values: JSONObject = {}
+    no_effect: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    keys = dict(leaves(raw))
+    for old, value in keys.items():
+        new = our_name(old)
+        if new == "parallel" and value == "auto":
+            new = "parallel.layout"
+        reason = why_no_effect(new, value)
+        if is_former(new, value):
+            continue
+        if reason is not None:
+            no_effect |= {shown(old): reason} if value is not None else {}
+        elif new == old or old == "parallel":
+            values = merge(values, _nest(new, value))
+        else:
+            second = new if new in keys else renamed.get(new)
+            if second is not None:
+                problem = f"is the old name of {shown(new)}, which is also given ({shown(second)})"
+                raise ConfigError(shown(old), problem, "give one of them")
+            renamed[new] = old
+            values = merge(_nest(new, value), values)
+    return Loaded(values, {}, no_effect, renamed)
+
+
+def _not_in(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, str]:
+    return {where: old for where, old in renamed.items() if where not in dict(leaves(values))}
+
+
+def _nest(path: str, value: Any) -> JSONObject:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each dotted path with its value; an empty group is a leaf."""
+    for name, value in values.items():
+        path = f"{above}.{name}" if above else name
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, path)
+        else:
+            yield path, value
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+    """Return `under` updated with `over`, group by group; lists are replaced."""
+    merged = dict(under)
+    for name, value in over.items():
+        below = merged.get(name)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[name] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+    """Return `merge`, but a value of `over` also removes the values of `under` that contradict it.
+
+    A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
+    """
+    replaces = any(over.get(name) is not None for name in RUN_LENGTHS)
+    left_out = RUN_LENGTHS if replaces else ()
+    base = {name: value for name, value in under.items() if name not in left_out}
+    batch = under.get("global_batch")
+    changes = over.get("global_batch")
+    if isinstance(batch, Mapping) and isinstance(changes, Mapping):
+        sizes = [batch.get(name, 1) for name in BATCH_SIZES]
+        if changes.get("micro_batch_size") == "auto" and all(isinstance(n, int) for n in sizes):
+            rest = {name: value for name, value in batch.items() if name != BATCH_SIZES[-1]}
+            base["global_batch"] = {"examples_per_step": math.prod(sizes), **rest}
+        elif BATCH_SIZES[-1] in changes:
+            base["global_batch"] = {n: v for n, v in batch.items() if n != "examples_per_step"}
+    return merge(base, over)
+
+
+def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Model, Loaded]:
+    """Return the settings of a command from its words, with the origins of the values.
+
+    A settings class with an `about` field also takes `--config FILE`. `--help` and `--help-all` print and
+    exit. Raises ConfigError with every mistake on its own line.
+    """
+    help_flags = {"-h", "--help", "--help-all"} & set(split_at_dashes(words)[0])
+    if help_flags:
+        command = program.removeprefix("bert ")
+        print_help(help_text(settings, command, is_complete="--help-all" in help_flags))
+        raise SystemExit(0)
+    typed = _rename(parse_words(settings, words, program), flag_of)
+    flags = dict(typed.values)
+    config = flags.pop("config", None) if "about" in settings.model_fields else None
+    path = None if config is None else find_config(config)
+    files = Loaded({}) if path is None else read_config(path)
+    raw = override(files.values, flags)
+    if path and getattr(settings, "SAVES", False) and raw.get("do_training") is not False:
+        raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
+    changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0], settings)]
+    if {*changed} & {*files.origins, *RUN_LENGTHS}:
+        # The description of a file does not hold for a run with other values.
+        raw.pop("about", None)
+    renamed = {**_not_in(flags, files.renamed), **typed.renamed}
+    values, left_out = adapt(override(_default_groups(settings), raw), renamed, settings)
+    origins = dict(files.origins)
+    arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
+    for where, _ in leaves(flags):
+        origins = _without(origins, where)
+        flag = flag_of(typed.renamed.get(where, where))
+        origins[where] = "argument" if where in arguments else flag
+    if "command" in flags:
+        origins["command"] = "after --"
+    left_out = {origins[n] if n in flags else n: why for n, why in left_out.items()}
+    no_effect = {**files.no_effect, **typed.no_effect, **left_out}
+    errors: list[ConfigError] = []
+    opens_files = getattr(settings, "OPENS_FILES", True)
+    values = _expand_paths(settings, values, errors if opens_files else None)
+    loaded = Loaded(values, origins, no_effect, renamed)
+    try:
+        validated = validate(settings, loaded)
+    except ConfigError as error:
+        raise combine([*errors, error]) from None
+    if errors:
+        raise combine(errors)
+    if files.renamed or files.no_effect:
+        loaded = replace(loaded, notes=_other_defaults(validated, origins))
+    return validated, loaded
+
+
+def describe(settings: BaseModel, loaded: Loaded) -> str:
+    """Return every setting with its value and origin, a line each, for `--dry-run`."""
+    rows = [
+        (where, redact(json.dumps(value)), _origin_of(where, loaded.origins) or "default")
+        for where, value in leaves(settings.model_dump(mode="json", by_alias=True))
+    ]
+    width = max(len(where) for where, _, _ in rows)
+    return "\n".join(f"  {where:<{width}}  {value}  ({origin})" for where, value, origin in rows)
+
+
+def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str]:
+    values = dict(leaves(settings.model_dump(mode="json")))
+    return [
+        f"{where} is {json.dumps(values[where])} here by default; "
+        f"the default of Graphcore's example is {json.dumps(theirs)}"
+        for where, theirs in DEFAULTS.items()
+        if not _origin_of(where, origins) and values[where] != theirs
+    ]
+
+
+def _default_groups(settings: type[BaseModel]) -> JSONObject:
+    """Return the values of a command's default groups, so that a part of a group can be changed."""
+    groups = {
+        name: about.default.model_dump(exclude_unset=True)
+        for name, about in settings.model_fields.items()
+        if isinstance(about.default, BaseModel)
+    }
+    return {name: values for name, values in groups.items() if values}
+
+
+def _expand_paths(
+    settings: type[BaseModel],
+    values: Mapping[str, Any],
+    errors: list[ConfigError] | None,
+    above: str = "",
+) -> JSONObject:
+    """Expand `$DATASETS_DIR` and `~` in all settings that are paths.
+
+    Adds an error for a variable that is not set, instead of creating a folder called $DATASETS_DIR; not for
+    a path that is never opened, and never if `errors` is None.
+    """
+    expanded = dict(values)
+    has_files = bool(values.get("train_file") and values.get("validation_file"))
+    for name, value in values.items():
+        about = settings.model_fields.get(name)
+        group = group_of(about.annotation) if about else None
+        if group is not None and isinstance(value, Mapping):
+            expanded[name] = _expand_paths(group, value, errors, f"{above}{name}.")
+        elif _is_path(name, settings):
+            opened = name not in ("dataset_dir", "stages") or not (
+                values.get("generated_dataset") or has_files
+            )
+            is_flag = about is None or POSITIONAL not in about.metadata
+            remedy = f"export it or give {flag_of(above + name)}" if is_flag else "export it"
+            expanded[name] = _expand(above + name, value, errors if opened else None, remedy)
+    return expanded
+
+
+def _is_path(name: str, settings: type[BaseModel]) -> bool:
+    """Return whether a setting holds a path, or stages of a run, which hold paths."""
+    fields = {about.alias or field: about for field, about in settings.model_fields.items()}
+    return name == "stages" or (name in fields and is_path(fields[name]))
+
+
+def _expand(name: str, value: Any, errors: list[ConfigError] | None, remedy: str) -> Any:
+    if isinstance(value, list):
+        return [
+            _expand(f"{name}.{number}", item, errors, remedy) for number, item in enumerate(value)
+        ]
+    if isinstance(value, Mapping):
+        keys = [key for key in ("path", "dataset_dir") if key in value]
+        return {**value, **{k: _expand(f"{name}.{k}", value[k], errors, remedy) for k in keys}}
+    if not isinstance(value, str):
+        return value
+    path = os.path.expanduser(os.path.expandvars(value))
+    if re.search(r"\$[\w{]", path) and errors is not None:
+        errors.append(ConfigError(f"{name} ({value})", "the variable is not set", remedy))
+    return path
+
+
+# --- validation
+
+
+def validate(settings: type[Model], loaded: Loaded) -> Model:
+    """Return the frozen settings. Raises one ConfigError that lists every mistake."""
+    try:
+        return settings.model_validate(loaded.values, context={"origins": loaded.origins})
+    except ValidationError as failure:
+        items = failure.errors()
+        errors = [
+            _setting_error(settings, item, loaded.origins)
+            for item in items
+            if _is_relevant(item, items)
+        ]
+        raise combine(list({str(error): error for error in errors}.values())) from failure
+
+
+def changed(settings: Model, **values: Any) -> Model:
+    """Return a validated copy of settings with other values; a mapping changes values of a group.
+
+    Raises ConfigError.
+    """
+    before = settings.model_dump(exclude_unset=True, by_alias=True)
+    return validate(type(settings), Loaded(merge(before, values)))
+
+
+def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:
+    """Return False for the type of a union that was not meant, and for a default that follows from other mistakes."""
+    path = item["loc"]
+    if item["type"] == "default_factory_not_called":
+        return False
+    return not item["type"].endswith("_type") or not any(
+        len(mistake["loc"]) > len(path) > 1 and mistake["loc"][: len(path) - 1] == path[:-1]
+        for mistake in items
+    )
+
+
+def _setting_error(
+    settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping[str, str]
+) -> ConfigError:
+    known = field_paths(settings)
+    names = {name for path in known for name in path.split(".")}
+    # pydantic names the type of a union ("float", "literal['dynamic']") like a key; leave it out.
+    names |= {str(item["loc"][-1])} if item["type"] == "extra_forbidden" else set()
+    steps = [step for step in map(str, item["loc"]) if step in names or step.isdigit()]
+    error = item.get("ctx", {}).get("error")
+    if isinstance(error, SettingError) and error.name:
+        steps.append(error.name)
+    path = ".".join(steps)
+    about = settings.model_fields.get(path)
+    positional = about is not None and POSITIONAL in about.metadata
+    origin = "" if positional else _origin_of(path, origins)
+    where = f"{path} ({origin})" if path and origin else path or origin
+    message = item["msg"].removeprefix("Value error, ")
+    if isinstance(error, SettingError):
+        return ConfigError(where, error.problem, error.remedy)
+    former = FORMER_VALUES.get((path, str(item["input"])))
+    if former is not None:
+        return ConfigError(f"{where} {item['input']!r}", *former)
+    if item["type"] == "extra_forbidden":
+        return ConfigError(where, *_unknown_setting(steps, known))
+    if item["type"] == "missing":
+        return ConfigError(where, "is not given", _how_to_give(settings, path))
+    if item["type"] == "bool_parsing":
+        return ConfigError(where, f"got {item['input']!r}, not a boolean", "give true or false")
+    if item["type"] == "value_error":
+        return ConfigError(where, message)
+    expected = message.partition(", unable to parse")[0]
+    return ConfigError(where, f"got {item['input']!r}", expected[:1].lower() + expected[1:])
+
+
+def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
+    """Return the dotted path of every setting, including groups and groups in lists."""
+    paths: list[str] = []
+    for name, about in fields_of(settings).items():
+        path = above + (about.alias or name)
+        kinds = [about.annotation, *get_args(about.annotation)]
+        kinds += [item for kind in kinds if get_origin(kind) is list for item in get_args(kind)]
+        paths.append(path)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                paths += field_paths(kind, f"{path}.")
+    return paths
+
+
+def _origin_of(path: str, origins: Mapping[str, str]) -> str:
+    """Return the file or flag of a setting; for a group, the last file or flag that set a member."""
+    related = [
+        origin
+        for where, origin in origins.items()
+        if not path or f"{where}.".startswith(f"{path}.") or path.startswith(f"{where}.")
+    ]
+    flags = [origin for origin in related if path and origin.startswith("--")]
+    # A file comes after the files that it extends.
+    files = [origin for origin in related if not origin.startswith("--")]
+    return next(iter([*flags, *reversed(files)]), "")
+
+
+def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
+    group = ".".join(step for step in steps[:-1] if not step.isdigit())
+    name = steps[-1]
+    siblings = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == group]
+    anywhere = [path for path in known if path.rpartition(".")[2] == name]
+    near = nearest(name, siblings) or next(iter(anywhere), None)
+    remedy = f"did you mean {near!r}?" if near else "remove it"
+    return instead_of(name) or ("no such setting", remedy)
+
+
+def _how_to_give(settings: type[BaseModel], path: str) -> str:
+    options = [option for section in sections_of(settings, "") for option in section.options]
+    inside = [option for option in options if f"{option.name}.".startswith(f"{path}.")]
+    needed = [option for option in inside if option.is_required] or inside
+    flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
+    in_config = " or set it in a config (--config FILE)" if "about" in settings.model_fields else ""
+    return f"give {flags}{in_config}" if flags else "set it there"

@@ -1,0 +1,356 @@
+"""A model from disk, and the code that predictions for all tasks share.
+
+The model has the blocks of training without a loss, dropout or gradients, on one device. A prediction turns a list of
+inputs into their rows, in the same order; inside, inputs of similar length go through the model together.
+Probabilities are computed from the logits in float32.
+
+Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked positions, D hidden size, V vocabulary size.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+
+from bert_cli.config.use import PredictSettings
+from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
+from bert_cli.data.tokens.tokenizer import TextTokenizer, files_for_model
+from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import (
+    LAST_BLOCKS,
+    Head,
+    heads,
+)
+from bert_cli.files import JSONObject
+from bert_cli.model import hf
+from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.parallel.devices import keep_freed_memory
+from bert_cli.tasks.run import models, start
+
+INPUTS = {
+    "input_ids": "input_ids",
+    "attention_mask": "input_mask",
+    "token_type_ids": "segment_ids",
+}
+"""Name of an input in transformers -> the column of a batch."""
+FOREIGN_CODE = ("auto_map", "custom_pipelines")
+UNLIMITED = 2**31 - 1
+Columns = Mapping[str, Any]
+Floats = npt.NDArray[np.float32]
+Row = JSONObject
+
+
+def inputs_of(config: BertConfig) -> list[str]:
+    """Return the inputs of a model in transformers; one without segments has no token_type_ids."""
+    return [name for name in INPUTS if name != "token_type_ids" or config.type_vocab_size > 1]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model with its weights, ready to run."""
+
+    source: models.Source
+    blocks: Sequence[tuple[str, keras.layers.Layer]]
+    new: Sequence[str]
+    """Parts of the model that the file lacks."""
+    head: Head | None
+    """The last of the blocks; None for an encoder."""
+
+    @property
+    def architecture(self) -> str:
+        """Return transformers' class for the weights in the file."""
+        architecture = self.source.architecture
+        prefix = ARCHITECTURES[self.source.config.architecture].hf_prefix
+        classes = [prefix + name for name in self.head.hf_classes] if self.head else []
+        if len(classes) > 1 and architecture == classes[0]:
+            return classes[bool(self.new)]
+        return architecture
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Return the names of a classifier's labels; None for regression, which has one output."""
+        labels = labels_of(self.source)
+        if labels == 1 or self.source.described.get("problem_type") == "regression":
+            return None
+        return self.source.label_names or tuple(f"LABEL_{number}" for number in range(labels))
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Return whether a text may have several labels."""
+        return self.source.described.get("problem_type") == "multi_label_classification"
+
+    @property
+    def has_bio_labels(self) -> bool:
+        """Return whether the labels of words are entity labels: O, B-type, I-type."""
+        names = self.label_names
+        return names is not None and all(re.fullmatch(r"O|[BI]-.+", name) for name in names)
+
+    def hidden(self, columns: Columns) -> Any:
+        """Return the encoder's output [B, S, D] from `input_ids`, `segment_ids` and `input_mask` [B, S]."""
+        hidden: Any = None
+        for name, block in self.blocks:
+            if name not in LAST_BLOCKS:
+                hidden = block(hidden, columns, None)
+        return hidden
+
+    def logits(self, columns: Columns) -> Any:
+        """Return the head's logits, float32; fill-mask reads `masked_lm_positions` [B, P] too."""
+        *body, (_, head) = self.blocks
+        hidden: Any = None
+        for _, block in body:
+            hidden = block(hidden, columns, None)
+        return head.logits(hidden, None)
+
+
+def task_of(source: models.Source, requested: str | None) -> str:
+    """Return the task of a prediction. Raises ConfigError for a task that the model was not trained for."""
+    head = head_of(source)
+    if head is None:
+        where = f"{source.where} (architecture {source.architecture})"
+        classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
+        raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
+    known = head.task
+    is_for_any = requested not in [head.task for head in heads() if head.needs]
+    if not is_for_any and requested != known:
+        problem = f"{source.folder} is a {source.architecture}, a model for {known}"
+        remedy = f"leave out --task, or give a model that was trained for {requested}"
+        raise ConfigError(f"task ({requested})", problem, remedy)
+    return requested or known
+
+
+def head_of(source: models.Source) -> Head | None:
+    """Return the head of a model by its class, None for an unknown class."""
+    return head_of_class(source.architecture)
+
+
+def write_model_files(source: models.Source, architecture: str, folder: Path) -> None:
+    """Write the files of a Hugging Face folder but its weights: config, tokenizer, pooling and classes.
+
+    Entries that make transformers run the code of the model's owner are left out.
+    """
+    entries = {name: v for name, v in source.described.items() if name not in FOREIGN_CODE}
+    described = entries | hf.class_entries(source.config, architecture)
+    (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    head = head_of_class(architecture)
+    fills_masks = head is not None and head.fills_masks
+    files = files_for_model(source.folder, source.config, fills_masks=fills_masks)
+    files |= embeddings.stored_files(source.folder)
+    for name, content in {**files, **hf.class_files(source.config)}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def labels_of(source: models.Source) -> int:
+    """Return the number of outputs of a classifier: two if the config has no number, as in transformers."""
+    labels = source.described.get("id2label")
+    return len(labels) if labels else int(source.described.get("num_labels") or 2)
+
+
+def open_model(
+    source: models.Source,
+    task: str,
+    precision: str = "float32",
+    without_head: Sequence[str] = (),
+    *,
+    uses_library: bool = False,
+) -> Opened:
+    """Build the model for a task and load the file's weights.
+
+    For a task without a head, the blocks `without_head` follow the encoder layers. For `uses_library` see `Layer`.
+    Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
+    """
+    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
+    if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
+        where = f"{source.where} (id2label {source.described.get('id2label')})"
+        raise ConfigError(where, "names one label, which every word has", "give another model")
+    last_blocks = head.last_blocks if head else without_head
+    blocks = build_blocks(
+        source.config,
+        seed=0,
+        policy=precision,
+        last_blocks=last_blocks,
+        labels=labels_of(source),
+        uses_library=uses_library,
+    )
+    if uses_library:
+        keep_freed_memory()
+    new, _ = start.load_weights(source, named_weights(blocks))
+    if lacking := [part for part in (head.needs if head else ()) if part in new]:
+        problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
+        where = f"{source.folder} ({source.architecture})"
+        raise ConfigError(where, problem, "give a model that was trained for the task")
+    return Opened(source, blocks, new, head)
+
+
+def one_device() -> str:
+    """Use the first GPU or TPU, or the CPU, and return which; GPU memory grows on demand."""
+    if keras.config.backend() == "jax":
+        import jax
+
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        return jax.default_backend().upper()
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")[:1]
+    with suppress(RuntimeError):  # TensorFlow is initialized already
+        tf.config.set_visible_devices(gpus, "GPU")
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    return "GPU" if gpus else "CPU"
+
+
+# --- predictions
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input and where it comes from."""
+
+    where: str
+    fields: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model with the tokenizer and settings of a task; each task has a class, which its head's record names."""
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("text",)
+    """Fields of an input."""
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()
+    """Fields that an input may have."""
+    SETTINGS: ClassVar[tuple[str, ...]] = ()
+    """Settings with an effect on this task and not on every task."""
+    COLUMNS: ClassVar[tuple[str, ...]] = ("input_ids", "segment_ids", "input_mask")
+    """Columns that `outputs` reads."""
+    EMPTY: ClassVar[Row] = {}
+    """Keys of an answer without values."""
+    COMPARES: ClassVar[bool] = False
+    """Whether TEXT is compared with the other texts, so that all are answered at once."""
+
+    model: Opened
+    tokenizer: TextTokenizer
+    settings: PredictSettings
+    max_seq_length: int
+
+    @classmethod
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
+        """Return values from the model's folder for settings that are not given, and maybe a max_seq_length."""
+        return {}
+
+    @classmethod
+    def check(cls, item: Input) -> None:
+        """Raise DataError for an input without a prediction."""
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the row of each input. Raises DeviceError for outputs that are not finite."""
+        raise NotImplementedError
+
+    def empty_answer(self) -> Row:
+        """Return the answer to an empty text."""
+        return self.EMPTY
+
+    def outputs(self, columns: Columns) -> Any:
+        """Return the model's outputs for the columns of a batch."""
+        return self.model.logits(columns)
+
+    def more_columns(self, input_ids: npt.NDArray[np.int32]) -> Columns:
+        """Return the columns of a batch that not every task has."""
+        return {}
+
+    @cached_property
+    def traced(self) -> Any:
+        """`outputs` of columns [B, S]: TensorFlow traces once for all shapes, JAX compiles for each."""
+        if keras.config.backend() == "jax":
+            import jax
+
+            weights = list(named_weights(self.model.blocks).values())
+
+            def run(values: Sequence[Any], columns: Columns) -> Any:
+                # As arguments: XLA would compile weights in the closure as constants.
+                with keras.StatelessScope(state_mapping=zip(weights, values, strict=True)):
+                    return self.outputs(columns)
+
+            return partial(jax.jit(run), [weight.value for weight in weights])
+        import tensorflow as tf
+
+        shapes = {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in self.COLUMNS}
+        return tf.function(self.outputs, input_signature=[shapes], autograph=False)
+
+    def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield examples of similar length: their numbers, padded columns and outputs.
+
+        Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
+        """
+        is_jax = keras.config.backend() == "jax"
+        for numbers in by_length(features, self.settings.batch_size):
+            rows = numbers
+            length = int(features.lengths[numbers].max())
+            if is_jax:  # few shapes; the batch is filled up with its own examples
+                rows = np.resize(numbers, min(self.settings.batch_size, len(features)))
+                length = padded_length(length, self.max_seq_length)
+            batch = features.batch(rows, length)
+            columns = {**batch, **self.more_columns(batch["input_ids"])}
+            results = keras.tree.flatten(self.traced({n: columns[n] for n in self.COLUMNS}))
+            outputs = [ops.convert_to_numpy(values)[: len(numbers)] for values in results]
+            finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
+            if not finite.all():
+                raise DeviceError(
+                    where[int(numbers[np.argmin(finite)])],
+                    "the model's outputs are not finite",
+                    "check its weights, or choose a higher precision",
+                )
+            yield numbers, {n: column[: len(numbers)] for n, column in batch.items()}, outputs
+
+    def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
+        features = self._encode(inputs, self.max_seq_length)
+        cut = np.zeros(len(inputs), np.bool_)
+        # Only examples of full length can have been truncated; these are encoded again without a limit.
+        full = np.flatnonzero(features.lengths == self.max_seq_length).tolist()
+        uncut = self._encode([inputs[number] for number in full], UNLIMITED)
+        cut[full] = uncut.lengths > self.max_seq_length
+        rows: list[Any] = [None] * len(inputs)
+        for numbers, _, (values,) in self.batches(features, [item.where for item in inputs]):
+            for number, value in zip(numbers, values, strict=True):
+                rows[number] = value
+        return np.stack(rows), cut
+
+    def of_positions(
+        self, features: Features, owner: npt.NDArray[Any], inputs: Sequence[Input], outputs: int
+    ) -> Floats:
+        """Return the logits [T, outputs] of all positions; `owner` has the input of each example."""
+        logits = np.zeros((len(features.tokens), outputs), np.float32)
+        where = [inputs[number].where for number in owner]
+        for numbers, columns, (values,) in self.batches(features, where):
+            inside = columns["input_mask"] > 0
+            positions = features.starts[numbers, None] + np.arange(inside.shape[1])
+            logits[positions[inside]] = values[inside]
+        return logits
+
+    def _encode(self, inputs: Sequence[Input], length: int) -> Features:
+        first = [item.fields["text"] for item in inputs]
+        second = [item.fields.get("second", "") for item in inputs]
+        return encode_texts(self.tokenizer, first, second, {}, max_seq_length=length)[0]
+
+
+def row_of(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:
+    """Return the row of an input."""
+    return {**fields, **answer, **({"truncated": True} if is_cut else {})}
+
+
+def exact(value: np.floating[Any]) -> float:
+    """Return the shortest decimal that stands for a float32, not its seventeen digits as a double."""
+    return float(str(value))

@@ -1,0 +1,103 @@
+"""The vectors of texts by a model from disk: for `bert predict`, for teachers and for exports.
+
+Shapes: B texts, S positions, D hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from keras import ops
+
+from bert_cli.config.use import PredictSettings
+from bert_cli.data.finetune import embeddings
+from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.files import STATE, JSONObject, read_json
+from bert_cli.processes import print_error
+from bert_cli.tasks.run import models
+from bert_cli.tasks.run.opened import (
+    Columns,
+    Input,
+    Predictor,
+    Row,
+    exact,
+    head_of,
+    row_of,
+)
+from bert_cli.train.checkpoint import SavedSettings
+
+
+class Embedding(Predictor):
+    """The vector of a text."""
+
+    SETTINGS = ("pooling", "normalize", "dimensions")
+    EMPTY: ClassVar[Row] = {"embedding": None}
+
+    @classmethod
+    def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
+        """Return pooling, normalization and length of the model; warn about one that fills masks, or of other sizes."""
+        head = head_of(source)
+        if head is not None and head.fills_masks:
+            problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
+            remedy = "train it with `bert embed` first"
+            print_error(f"warning: {source.folder} {problem}; {remedy}")
+        check_dimensions(settings.dimensions, source)
+        saved = SavedSettings()
+        if (state := source.folder / STATE).is_file():
+            saved = read_json(state, SavedSettings, CheckpointError, "copy it again")
+        fixed = saved.fixed
+        sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
+        size = settings.dimensions or sizes[0]
+        if "matryoshka" in fixed and size not in sizes:
+            trained = ", ".join(map(str, sizes))
+            problem = f"is not a size for which the vectors were trained ({trained})"
+            remedy = "give one of these, or train with `bert embed --matryoshka`"
+            print_error(f"warning: dimensions ({size}): {problem}; {remedy}")
+        return embeddings.read_embedding(source.folder)
+
+    def outputs(self, columns: Columns) -> Any:
+        """Return the vectors [B, D]."""
+        hidden_BSD = ops.cast(self.model.hidden(columns), "float32")
+        mask_BS1 = ops.cast(columns["input_mask"], "float32")[:, :, None]
+        vector_BD = hidden_BSD[:, 0]
+        if self.settings.pooling != "cls":
+            vector_BD = ops.sum(hidden_BSD * mask_BS1, 1) / ops.sum(mask_BS1, 1)
+        vector_BD = vector_BD[:, : self.settings.dimensions]
+        if not self.settings.normalize:
+            return vector_BD
+        squared_B1 = ops.sum(ops.square(vector_BD), -1, keepdims=True)
+        return vector_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-12))
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return a vector of each text, from the encoder's last layer."""
+        rows = zip(inputs, *self.of_texts(inputs), strict=True)
+        return [
+            row_of(item.fields, {"embedding": [*map(exact, row)]}, cut) for item, row, cut in rows
+        ]
+
+
+class Similarity(Embedding):
+    """The texts that are most similar to the first."""
+
+    SETTINGS = ("pooling", "top", "dimensions")
+    COMPARES = True
+
+    def answer(self, inputs: Sequence[Input]) -> list[Row]:
+        """Return the texts that are most similar to the first text, by the cosine of their vectors, the best first."""
+        vectors, is_cut = self.of_texts(inputs)
+        similarities = embeddings.cosines(
+            np.broadcast_to(vectors[:1], vectors[1:].shape), vectors[1:]
+        )
+        best = np.argsort(-similarities, kind="stable")[: self.settings.top]
+        return [
+            row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
+            for n in best.tolist()
+        ]
+
+
+def check_dimensions(dimensions: int | None, source: models.Source) -> None:
+    """Raise ConfigError for more values than the model's vectors have."""
+    size = source.config.hidden_size
+    if dimensions is not None and dimensions > size:
+        problem = f"is more than the {size} values of the model's vectors"
+        raise ConfigError(f"dimensions ({dimensions})", problem, "lower it")

@@ -1,0 +1,278 @@
+"""`bert inspect`: text, statistics and warnings of records with known content."""
+
+import io
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.corpora import masked_examples, write_folder
+
+from bert_cli.config.data import IndexSettings, PackSettings
+from bert_cli.config.tools import InspectSettings
+from bert_cli.data.examples import inspect, pack
+from bert_cli.data.examples.inspect import SampleStatistics, unmasked
+from bert_cli.data.records import index
+from bert_cli.data.records.formats import DynamicRecords, dynamic_payloads, static_payloads
+from bert_cli.data.tokens.tokenizer import Vocabulary
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.parse.load import load
+
+S, P = 32, 6
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = [*SPECIAL, *(f"word{number}" for number in range(45)), *(f"##s{n}" for n in range(50))]
+# A small vocabulary for single examples.
+KNOWN = Vocabulary(Path("vocab.txt"), (*SPECIAL, "the", "cat", "##s", ".", "sat"), "")
+PAD, UNK, CLS, SEP, MASK, THE, CAT, PLURAL, DOT, SAT = range(10)
+
+
+# --- the statistics of a sample
+
+
+def batch_of(*rows, sequences=1):
+    """Return examples of 12 positions and 4 predictions, without their padding in the rows."""
+    sizes = {"input_ids": 12, "input_mask": 12, "segment_ids": 12}
+    sizes |= {"masked_lm_positions": 4, "masked_lm_ids": 4, "masked_lm_weights": 4}
+    sizes |= {"next_sentence_labels": sequences, "next_sentence_weights": sequences}
+    batch = {
+        name: np.zeros((len(rows), size), np.float32 if "weights" in name else np.int32)
+        for name, size in sizes.items()
+    }
+    for number, row in enumerate(rows):
+        for name, values in row.items():
+            batch[name][number, : len(values)] = values
+    return batch
+
+
+# [CLS] the cats . [SEP] sat [UNK] [SEP], where "cat" is masked, "." replaced and "sat" unchanged.
+ONE = {
+    "input_ids": [CLS, THE, MASK, PLURAL, THE, SEP, SAT, UNK, SEP],
+    "input_mask": [1] * 9,
+    "segment_ids": [0] * 6 + [1] * 3,
+    "masked_lm_positions": [2, 4, 6],
+    "masked_lm_ids": [CAT, DOT, SAT],
+    "masked_lm_weights": [1, 1, 1],
+    "next_sentence_labels": [1],
+    "next_sentence_weights": [1],
+}
+# [CLS] the [SEP] sat [SEP] and [CLS] cats [SEP].
+PACK = {
+    "input_ids": [CLS, THE, SEP, SAT, SEP, CLS, MASK, PLURAL, SEP],
+    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2],
+    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 0],
+    "masked_lm_positions": [6],
+    "masked_lm_ids": [CAT],
+    "masked_lm_weights": [1],
+    "next_sentence_labels": [1, 0],
+    "next_sentence_weights": [1, 0],
+}
+
+
+def counted(*batches):
+    sample = SampleStatistics(KNOWN)
+    for batch in batches:
+        sample.add(batch)
+    return sample
+
+
+def test_the_statistics_of_one_example_are_the_known_ones():
+    unmasked_tokens = [CLS, THE, CAT, PLURAL, DOT, SEP, SAT, UNK, SEP, 0, 0, 0]
+    assert unmasked(batch_of(ONE)).tolist() == [unmasked_tokens]
+    expected = {
+        "real_token_fraction": 9 / 12,
+        "tokens_per_sequence": 9,
+        "masked_token_fraction": 3 / 9,
+        "masks_shown_as_mask": 1 / 3,
+        "masks_shown_as_another_word": 1 / 3,
+        "masks_shown_as_they_are": 1 / 3,
+        "unknown_token_fraction": 1 / 6,
+        # the, cat ##s, sat: "." and [UNK] are not words that were split into pieces.
+        "pieces_per_word": 4 / 3,
+        "random_next_fraction": 1.0,
+        "examples_with_all_predictions": 0.0,
+    }
+    report = counted(batch_of(ONE)).report()
+    assert {name: report[name] for name in expected} == expected
+    # A continuation whose first piece was cut off begins a word.
+    cut = {"input_ids": [CLS, PLURAL, PLURAL], "input_mask": [1] * 3}
+    assert counted(batch_of(cut)).report()["pieces_per_word"] == 2.0
+
+
+def test_the_sequences_of_a_pack_are_counted_one_by_one():
+    sample = counted(batch_of(PACK, sequences=2))
+    report = sample.report()
+    assert (report["examples"], report["sequences"]) == (1, 2)
+    assert sample.lengths == {5: 1, 4: 1}
+    assert (report["next_sentence_labels"], report["random_next_fraction"]) == (1, 1.0)
+
+
+OF_FIVE_COPIES = {"format": "static", "copies": 5}
+# Change of the report of healthy records, the warning and its remedy.
+PROBLEMS = [
+    ({"pieces_per_word": 4.0}, "words are split into 4.00 pieces", "bert vocab"),
+    ({"unknown_token_fraction": 0.2}, "20.0% of the tokens are [UNK]", "bert vocab"),
+    ({"largest_shard_fraction": 0.9}, "90% of the records are in one shard", "similar size"),
+    ({"masked_token_fraction": 0.4}, "40.0% of the tokens", "--masked-lm-prob 0.15"),
+    ({"masked_token_fraction": 0.05}, "5.0% of the tokens", "--mask-tokens"),
+    ({"masks_shown_as_mask": 1.0}, "100.0% of the predicted tokens", "bert tokenize"),
+    ({"random_next_fraction": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
+    ({"repeats": 10.5, **OF_FIVE_COPIES}, "recurs 10.50 times", "--deduplicate"),
+    ({"repeats": 2.5, "format": "dynamic"}, "recurs 2.50 times", "--deduplicate"),
+    ({"real_token_fraction": 0.3}, "only 30.0% of the positions", "bert pack"),
+    ({"copies": 1}, "static records of one copy", "--masking dynamic"),
+    ({"predictions": 0, "masked_token_fraction": None}, "no token is masked", "masks"),
+]
+# Deviations that may be chance or are unknown.
+NO_PROBLEMS = [
+    {"random_next_fraction": None, "next_sentence_labels": 0},
+    {"random_next_fraction": 0.65, "next_sentence_labels": 50},
+    {"repeats": 9.5, **OF_FIVE_COPIES},
+    {"repeats": 9.5, "format": "static", "copies": None},
+    {"pieces_per_word": 4.0, "tokens": 30},
+    {"largest_shard_fraction": 1.0, "files": 1},
+]
+
+
+def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_none(corpus, capsys):
+    healthy = report_of(capsys, corpus)
+    for change, what, remedy in PROBLEMS:
+        (warning,) = inspect.find_warnings(healthy | change)
+        assert what in warning.what and remedy in warning.remedy, change
+    for change in NO_PROBLEMS:
+        assert list(inspect.find_warnings(healthy | change)) == [], change
+
+
+# --- the command
+
+
+def texts(count, *, seed=0, of=(5, 50)):
+    """Return pairs of full length, of words of one piece."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(*of, (count, S))
+    rows[:, 0], rows[:, 15], rows[:, -1] = 2, 3, 3
+    full = np.full(count, S, np.int32)
+    labels = (np.arange(count) % 2).astype(np.int32)
+    return DynamicRecords(rows.reshape(-1).astype(np.int32), full, np.full_like(full, 16), labels)
+
+
+def make_records(folder, shards, kind="dynamic"):
+    payloads = list(map(dynamic_payloads, shards))
+    if kind == "static":
+        payloads = [static_payloads(masked_examples(one, S, P, len(PIECES))) for one in shards]
+    described = {"sequence_length": S, "mask_tokens": P, "masked_lm_prob": None}
+    return write_folder(folder, kind, payloads, PIECES, **described)
+
+
+def inspected(capsys, *words):
+    """Return what the command prints."""
+    inspect.run(load(InspectSettings, [str(word) for word in words], "bert inspect")[0])
+    return capsys.readouterr().out
+
+
+def report_of(capsys, folder, *words):
+    """Return what the command writes as JSON."""
+    path = folder.parent / "report.json"
+    inspected(capsys, folder, "--json", path, *words)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", params=["static", "dynamic"])
+def corpus(request, tmp_path_factory):
+    """600 healthy records in three shards."""
+    folder = tmp_path_factory.mktemp(request.param) / "corpus"
+    return make_records(folder, [texts(200, seed=seed) for seed in range(3)], request.param)
+
+
+def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corpus, capsys):
+    report = report_of(capsys, corpus)
+    expected = {"warnings": [], "records": 600, "sample": 600, "files": 3}
+    expected |= {
+        "lengths": {str(S): 600},
+        "largest_shard_fraction": 1 / 3,
+        "random_next_fraction": 0.5,
+    }
+    expected |= {"bytes": sum(path.stat().st_size for path in corpus.glob("*.tfrecord"))}
+    assert {name: report[name] for name in expected} == expected
+    assert json.loads(inspected(capsys, corpus, "--json", "-")) == report
+    text = inspected(capsys, corpus, "--sample", 600)
+    assert "no warnings" in text and "read: all records" in text
+    # The masks of dynamic records are those of the run's settings.
+    masking = corpus, "--masking.probability", "0.1", "--masking.unit", "word"
+    if report["format"] == "static":
+        with pytest.raises(ConfigError, match="masking: has no effect on"):
+            inspected(capsys, *masking)
+    else:
+        assert report_of(capsys, *masking)["masked_token_fraction"] == pytest.approx(3 / S)
+
+
+def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
+    text = inspected(capsys, corpus, "--sample", 150, "--examples", 60)
+    assert "read: a sample of 150, drawn from the complete folder (seed 0)" in text
+    assert all(f"in wiki_{n:03}.tfrecord" in text for n in range(3))
+    other = inspected(capsys, corpus, "--sample", 150, "--examples", 60, "--seed", 7)
+    assert text.partition("example 1")[2] != other.partition("example 1")[2]
+    # Each example has its pair, and each prediction in braces, the original word first.
+    shown = text.partition("example 1")[2].partition("example 3")[0]
+    assert "32 tokens, 5 predicted, B is " in shown and shown.count("{word") == 10
+
+
+def test_pieces_are_joined_and_the_sequences_of_a_pack_are_shown_one_by_one():
+    tokens, shown = (
+        np.array([CLS, THE, CAT, PLURAL, SAT, DOT, SEP]),
+        np.array([2, 4, 6, 4, 5, 8, 3]),
+    )
+    text = inspect.mark_masks([*range(7)], tokens, shown, {1, 3, 4, 5}, KNOWN)
+    assert text.plain == "{the -> [MASK]} cat{##s -> [MASK]} {sat -> the} {.}"
+    batch = batch_of(PACK, sequences=2)
+    assert [(label, text.plain) for label, text in inspect.describe_example(batch, 0, KNOWN)] == [
+        ("", "sequence 1: 5 tokens, 0 predicted, B is a random next"),
+        ("A", "the"),
+        ("B", "sat"),
+        ("", "sequence 2: 4 tokens, 1 predicted"),
+        ("A", "{cat -> [MASK]}s"),
+    ]
+
+
+def test_static_records_of_one_copy_are_warned_of_also_in_packs(tmp_path, capsys):
+    folder = make_records(tmp_path / "one", [texts(100)], "static")
+    assert report_of(capsys, folder)["copies"] is None
+    manifest = {"step": "tokenize", "settings": {"duplication_factor": 1}, "shards": []}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    packed = tmp_path / "packed"
+    pack.run(PackSettings(input=folder, out=packed, processes=1))
+    index.run(IndexSettings(folder=packed, processes=1))
+    for records in (folder, packed):
+        assert "every epoch has the same masks" in inspected(capsys, records)
+
+
+def test_the_histogram_counts_every_length_once():
+    lines = inspect.histogram(Counter({1: 5, 8: 10, 9: 20, 128: 100}), 128)
+    assert len(lines) == 16
+    assert [int(line.split()[3].replace(",", "")) for line in lines] == [15, 20, *[0] * 13, 100]
+    bars = [line.count("#") for line in lines]
+    assert (bars[0], bars[1], bars[-1], bars[2]) == (8, 10, 50, 0)
+
+
+def test_no_piece_of_a_vocabulary_controls_the_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert inspect._printable("über\x1b[2J") == "?ber?[2J"
+
+
+def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
+    (tmp_path / "runs/mine/step_00000010").mkdir(parents=True)
+    with pytest.raises(
+        DataError, match=r"mine is a run, see `bert runs .*runs`; give a complete folder"
+    ):
+        inspected(capsys, tmp_path / "runs/mine")
+
+
+def test_remote_records_are_inspected_in_a_local_copy(tmp_path, capsys):
+    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
+    folder = make_records(tmp_path / "there", [texts(100)])
+    cache = ["--dataset-cache", tmp_path / "cache"]
+    assert f"file://{folder}: 100 dynamic records" in inspected(capsys, f"file://{folder}", *cache)
+    assert list((tmp_path / "cache").rglob("corpus.json"))
+    with pytest.raises(ConfigError, match=r"dataset_cache .* has no effect on a folder of this"):
+        inspected(capsys, folder, *cache)

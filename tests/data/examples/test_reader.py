@@ -1,0 +1,322 @@
+"""Streams: a batch is a function of (seed, step), whatever the layout, the files or the start."""
+
+import json
+import threading
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from support.corpora import (
+    WORDS,
+    P,
+    S,
+    assert_equal,
+    by_content,
+    examples_of,
+    make_corpus,
+    open_stream,
+    sequences_of,
+)
+from support.settings import small_run
+
+from bert_cli.config.data import Masking, packed_predictions
+from bert_cli.data.examples.reader import (
+    MULTIPLE,
+    Batching,
+    Buckets,
+    bucket_ends,
+    read_ahead,
+)
+from bert_cli.data.examples.synthetic import SyntheticStream
+from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.planning.plan import make_plan
+
+COUNTS = [100, 7, 0, 142, 1]
+WIDE = 2 * S
+KINDS: dict[str, dict[str, Any]] = {
+    "static": {},
+    "dynamic": {},
+    "packs": {"max_sequences_per_pack": 3, "sequence_length": WIDE},
+    "buckets": {"buckets": 3},
+    "synthetic": {},
+}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """250 records of 5 to 16 tokens in files of different sizes, one of them empty."""
+    folder = tmp_path_factory.mktemp("corpus")
+    return {kind: make_corpus(folder / kind, kind, COUNTS) for kind in ("static", "dynamic")}
+
+
+def opened(corpora, kind, **changes):
+    if kind != "synthetic":
+        folder = corpora["static" if kind == "static" else "dynamic"]
+        return open_stream(folder, **KINDS[kind] | changes)
+    usual = {"examples": 16, "micro": 4, "rank": 0, "world_size": 1}
+    batching = Batching(*(changes.pop(name, value) for name, value in usual.items()))
+    settings = {"seed": 1984, "vocab_size": WORDS, "sequence_length": S, "predictions": P} | changes
+    return SyntheticStream(batching, **settings)
+
+
+def flat(batch):
+    return {name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()}
+
+
+def joined(batches):
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_a_function_of_seed_and_step_with_the_shapes_of_its_micro_batches(corpora, kind):
+    first = opened(corpora, kind)
+    steps = [first[step] for step in range(40)]
+    for start in (39, 17, 0, 23):
+        resumed = opened(corpora, kind)
+        for step in range(start, min(start + 3, 40)):
+            assert_equal(resumed[step], steps[step])
+    other = opened(corpora, kind, seed=7)[0]
+    assert not np.array_equal(other["masked_lm_ids"], steps[0]["masked_lm_ids"])
+    is_packed = kind == "packs"
+    length, masked = (WIDE, packed_predictions(WIDE, 3, P, 0.15)) if is_packed else (S, P)
+    shapes = {"masked_lm": (masked,), "next_sentence": (3,) if is_packed else ()}
+    batch = opened(corpora, kind, buckets=1)[0] if kind == "buckets" else steps[0]
+    assert tuple(batch) == (PACKED_FIELDS if is_packed else FIELDS)
+    for name, array in batch.items():
+        assert array.shape == (4, 4, *shapes.get(name.rpartition("_")[0], (length,))), name
+        assert array.dtype == (np.float32 if name.endswith("weights") else np.int32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_micro_batches_processes_and_blocks_change_no_example(corpora, kind, monkeypatch):
+    stream, twos = (opened(corpora, kind, examples=24, micro=micro) for micro in (4, 2))
+    batches = {step: stream[step] for step in (0, 10, 57)}  # step 10 is in two epochs
+    monkeypatch.setattr("bert_cli.data.examples.reader.BLOCK", 21)
+    for step, batch in batches.items():
+        assert_equal(flat(twos[step]), flat(batch))
+        for count in (2, 3, 6):
+            ranks = ({"rank": rank, "world_size": count} for rank in range(count))
+            parts = [opened(corpora, kind, examples=24, **rank)[step] for rank in ranks]
+            assert all(len(part["input_ids"]) == 6 // count for part in parts)
+            assert_equal(joined(parts), batch)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic", "packs", "synthetic"])
+def test_the_stream_does_not_depend_on_the_size_of_the_step(corpora, kind):
+    small, large = opened(corpora, kind, examples=8), opened(corpora, kind, examples=40)
+    together = joined([flat(small[step]) for step in range(5, 10)])
+    assert_equal(flat(large[1]), together)
+    some = np.arange(40, 80)[3::5]
+    assert_equal(small.rows(some), {name: array[3::5] for name, array in together.items()})
+    assert_equal(flat(small.first_micro_batches(2)), small.rows(np.arange(8)))
+
+
+def test_a_step_that_cannot_be_divided_is_refused():
+    for numbers in ((16, 4, 0, 3), (10, 4), (0, 4)):
+        with pytest.raises(
+            ConfigError, match=rf"\({numbers[0]} examples a step\): cannot be divided"
+        ):
+            Batching(*numbers)
+
+
+def test_of_a_growing_batch_the_processes_read_equal_parts_of_each_step():
+    batch = {"replicas": 2, "grad_acc_steps_per_replica": 4, "start_fraction": 0.25}
+    plan = make_plan(small_run(global_batch=batch, total_num_train_samples=200), None)
+    assert len(plan.segments) == 4
+    for step in range(plan.total_steps):
+        parts = [Batching(16, 2, rank, 2, plan).sample_indices(step) for rank in (0, 1)]
+        assert len(parts[0]) == len(parts[1])
+        assert np.concatenate(parts).tolist() == [*plan.sample_indices(step)]
+
+
+def test_every_epoch_reads_every_record_once(corpora):
+    reader = opened(corpora, "static", examples=25, micro=25)
+    assert (reader.epoch_size, reader.sequences_per_example) == (250, 1.0)
+    orders = []
+    for epoch in range(3):
+        steps = range(10 * epoch, 10 * epoch + 10)
+        numbers = np.concatenate([reader[step]["input_ids"][0, :, 1] for step in steps])
+        assert np.array_equal(np.sort(numbers), np.arange(250))
+        orders.append(numbers)
+    assert not np.array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], np.arange(250))
+
+
+@pytest.mark.parametrize(("most", "unit"), [(2, "token"), (5, "word")])
+def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(corpora, most, unit):
+    masking = Masking(unit=unit, probability=0.3)
+    packed = opened(corpora, "packs", max_sequences_per_pack=most, masking=masking)
+    plain = opened(corpora, "dynamic", masking=masking)
+    size = packed.epoch_size
+    assert round(size * packed.sequences_per_example) == plain.epoch_size == 250 > size
+    for epoch in (0, 5):
+        rows = packed.rows(np.arange(size) + epoch * size)
+        wanted = examples_of(plain.rows(np.arange(250) + epoch * 250))
+        assert by_content(sequences_of(rows)) == by_content(wanted)
+        counts = rows["input_mask"].max(axis=1)
+        assert 1 <= counts.min() <= counts.max() <= most
+
+
+def test_buckets_have_the_examples_of_their_records_with_less_padding(corpora):
+    buckets, plain = opened(corpora, "buckets", buckets=2), opened(corpora, "dynamic")
+    assert (buckets.epoch_size, buckets.sequences_per_example) == (240, 1.0)
+    wanted = by_content(examples_of(plain.rows(np.arange(250, 500))))
+    batches = [flat(buckets[step]) for step in range(15, 30)]  # the second epoch of both
+    examples = {example for rows in batches for example in by_content(examples_of(rows))}
+    assert len(examples) == 240 and examples <= set(wanted)
+    assert {rows["input_ids"].shape[1] for rows in batches} == {8, 16}
+
+
+def test_streams_that_the_records_do_not_allow_are_refused(corpora):
+    static, dynamic = corpora["static"], corpora["dynamic"]
+    for folder, settings, kind, message in (
+        (dynamic, {"buckets": 2, "max_sequences_per_pack": 2}, ConfigError, r"length_buckets \(2\): .* leave out "),
+        (dynamic, {"buckets": 2, "examples": 256}, DataError, r"length_buckets \(2\): the 250 records .* step's 256"),
+        (dynamic, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* have 16"),
+        (static, {"buckets": 2}, DataError, r"length_buckets \(2\): .* static and already padded"),
+        (static, {"max_sequences_per_pack": 2}, DataError, r"_pack \(2\): the static .*`bert pack"),
+        (static, {"sequence_length": S + 8}, DataError, r"max_seq_length \(24\).* have 16"),
+        (static, {"predictions": 2}, DataError, r"max_predictions_per_seq \(2\).* have 4"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=message):
+            open_stream(folder, **settings)
+    open_stream(static, max_sequences_per_pack=1)
+
+
+def test_the_fingerprint_changes_with_records_packs_and_buckets(corpora):
+    for kind in ("static", "dynamic"):
+        stored = json.loads((corpora[kind] / "corpus.json").read_text())["fingerprint"]
+        assert opened(corpora, kind).fingerprint == stored
+    assert opened(corpora, "synthetic").fingerprint == "generated V 1000 S 16 P 4"
+    ways: list[dict[str, Any]] = [
+        {}, {"max_sequences_per_pack": 2}, {"max_sequences_per_pack": 3}, {"buckets": 2},
+        {"max_sequences_per_pack": 2, "sequence_length": WIDE},
+    ]  # fmt: skip
+    prints = [open_stream(corpora["dynamic"], **way).fingerprint for way in ways]
+    assert len(set(prints)) == len(ways)
+    # Checkpoints of earlier versions hold these words.
+    assert prints[4] == f"{prints[0]}, 32 places for up to 2 sequences"
+    assert prints[3] == f"{prints[0]}, 2 bins for steps of 16"
+
+
+# --- length buckets
+
+
+def drawn_lengths(count, longest):
+    rng = np.random.default_rng(0)
+    return np.where(rng.random(count) < 0.6, longest, rng.integers(5, longest + 1, count))
+
+
+def positions(histogram, ends):
+    buckets = np.searchsorted(ends, np.arange(len(histogram))).clip(max=len(ends) - 1)
+    return int((histogram * np.asarray(ends)[buckets]).sum())
+
+
+@pytest.mark.parametrize("longest", [8, 40, 60])
+def test_the_ends_leave_as_little_padding_as_any(longest):
+    rng = np.random.default_rng(longest)
+    for buckets in (1, 2, 3, 20) * 5:
+        histogram = rng.integers(0, 50, longest + 1) * (rng.random(longest + 1) < 0.5)
+        histogram[0], histogram[rng.integers(1, longest + 1)] = 0, 30
+        highest = int(np.flatnonzero(histogram)[-1])
+        candidates = [min(end, longest) for end in range(MULTIPLE, highest + MULTIPLE, MULTIPLE)]
+        fewest = min(
+            positions(histogram, np.array([*chosen, candidates[-1]]))
+            for count in range(buckets)
+            for chosen in combinations(candidates[:-1], count)
+        )
+        ends = bucket_ends(histogram, buckets)
+        assert positions(histogram, ends) == fewest
+        assert 1 <= len(ends) <= buckets and set(ends.tolist()) <= set(candidates)
+        assert ends[-1] >= highest
+
+
+def test_an_epoch_has_every_record_once_but_fewer_than_a_step_left_out():
+    for count, longest, buckets, step in (
+        (8, 60, 3, 8), (100, 60, 3, 8), (1000, 128, 4, 32), (3000, 512, 8, 16), (200, 512, 8, 64)
+    ):  # fmt: skip
+        lengths = drawn_lengths(count, longest)
+        drawn = Buckets(lengths, longest, buckets, step, seed=1)
+        size = drawn.steps * step
+        assert (size, drawn.left_out) == (count // step * step, count % step)
+        left, orders = set[int](), []
+        for epoch in range(4):
+            epochs, records, width = drawn.records(np.arange(size) + epoch * size)
+            assert np.all(epochs == epoch) and width == drawn.ends[-1]
+            assert len(np.unique(records)) == size
+            left |= set(range(count)) - set(records.tolist())
+            orders.append(records)
+        assert not np.array_equal(orders[0], orders[1])
+        if drawn.left_out:
+            assert len(left) > drawn.left_out
+            assert min(int(lengths[record]) for record in left) > drawn.ends[-2]
+
+
+def test_a_step_has_the_length_of_its_longest_bucket_and_any_part_of_it_too():
+    lengths = drawn_lengths(3000, 512)
+    drawn = Buckets(lengths, 512, 8, 32, seed=1)
+    widths, mixed = [], 0
+    for step in range(drawn.steps):
+        indices = np.arange(32) + (drawn.steps + step) * 32
+        _, records, width = drawn.records(indices)
+        assert drawn.records(indices[8:16])[2] == width
+        buckets = np.searchsorted(drawn.ends, lengths[records])
+        assert drawn.ends[buckets.max()] == width
+        mixed += buckets.min() != buckets.max()
+        widths.append(width)
+    assert mixed <= len(drawn.ends) - 1, "only what is left over of a bucket goes into a longer one"
+    assert len(set(widths[:20])) > 2, "steps are in a random order"
+    padded = 32 * sum(widths) + drawn.left_out * int(drawn.ends[-1])
+    assert lengths.sum() / padded > 0.95 > lengths.mean() / 512
+
+
+# --- reading ahead
+
+
+class Steps:
+    """Batches that hold their step; step `fails_at` fails, and step `waits_at` waits for `released`."""
+
+    fingerprint, epoch_size = "steps", None
+
+    def __init__(self, fails_at=None, waits_at=None):
+        self.fails_at, self.waits_at, self.read = fails_at, waits_at, []
+        self.started, self.released = threading.Event(), threading.Event()
+
+    def __getitem__(self, step):
+        self.read.append(step)
+        if step == self.waits_at:
+            self.started.set()
+            assert self.released.wait(10)
+        if step == self.fails_at:
+            raise DataError("records (byte 7)", "are corrupt", "make them again")
+        return {"step": np.array([step])}
+
+
+def test_the_next_step_is_read_while_the_consumer_works():
+    assert list(read_ahead(Steps(), 5, 5)) == []
+    steps = Steps(waits_at=2)
+    batches = read_ahead(steps, 0, 8)
+    assert next(batches)[0] == 0
+    # The consumer has step 0 and asks for nothing; step 2 is being read.
+    assert steps.started.wait(10)
+    assert steps.read == [0, 1, 2]
+    steps.released.set()
+    rest = list(batches)
+    assert [step for step, _, _ in rest] == list(range(1, 8))
+    assert all(batch["step"] == [step] and waited >= 0.0 for step, batch, waited in rest)
+
+
+def test_an_error_is_raised_at_its_step_and_no_thread_remains():
+    seen = []
+    with pytest.raises(DataError, match="byte 7"):
+        for step, _, _ in read_ahead(Steps(fails_at=3), 0, 8):
+            seen.append(step)
+    assert seen == [0, 1, 2]
+    steps = Steps()
+    batches = read_ahead(steps, 0, 1000)
+    next(batches)
+    batches.close()
+    assert len(steps.read) <= 3
+    assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]

@@ -1,0 +1,303 @@
+"""Sources: the examples of a folder of records, and errors for damaged or impossible ones."""
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+from support.corpora import (
+    S,
+    dynamic_records,
+    examples_of,
+    make_corpus,
+    open_stream,
+    static_examples,
+)
+
+from bert_cli.config.data import IndexSettings, Masking, packed_predictions
+from bert_cli.data.examples.inspect import unmasked
+from bert_cli.data.examples.source import Packs, shortest_pack_first
+from bert_cli.data.records import index
+from bert_cli.data.records.formats import (
+    STATIC_FEATURES,
+    dynamic_payloads,
+    find_features,
+    static_payloads,
+)
+from bert_cli.data.records.index import write_corpus
+from bert_cli.data.records.tfrecord import RecordWriter, serialize_examples, varint
+from bert_cli.errors import DataError
+
+
+def test_dynamic_examples_are_the_pairs_with_a_mask_of_their_epoch(tmp_path):
+    pairs = dynamic_records(0, 60)
+    parts = np.split(pairs.tokens, np.cumsum(pairs.lengths)[:-1])
+    firsts, labels = pairs.first_lengths.tolist(), pairs.next_sentence_labels.tolist()
+    written = {
+        tuple(part.tolist()): ((0,) * first + (1,) * (len(part) - first), label)
+        for part, first, label in zip(parts, firsts, labels, strict=True)
+    }
+    reader = open_stream(make_corpus(tmp_path / "c", "dynamic", [60]))
+    masks = []
+    for epoch in range(4):
+        rows = reader.rows(np.arange(60 * epoch, 60 * (epoch + 1)))
+        examples = examples_of(rows | {"input_ids": unmasked(rows)})
+        assert {e["tokens"]: (e["segments"], e["label"]) for e in examples} == written
+        masks.append({e["tokens"]: e["masked"] for e in examples})
+    changed = [tokens for tokens in written if len({mask[tokens] for mask in masks}) > 1]
+    assert len(changed) > 45, "epochs have the same masks"
+
+
+def test_a_changed_or_missing_vocabulary_is_noticed(tmp_path):
+    words = Masking(unit="word")
+    folder = make_corpus(tmp_path / "c", "dynamic", [5])
+    open_stream(folder, masking=words)
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(DataError, match=r"vocab\.txt \(checksum .*restore the file"):
+        open_stream(folder)
+    # Without a checksum it is noticed where it decides the masks.
+    corpus = json.loads((folder / "corpus.json").read_text())
+    (folder / "corpus.json").write_text(json.dumps(corpus | {"other_files": []}))
+    open_stream(folder)
+    with pytest.raises(DataError, match="is not the vocabulary"):
+        open_stream(folder, masking=words)
+    (folder / "corpus.json").write_text(json.dumps(corpus))
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(DataError, match=r"vocab\.txt \(missing\)"):
+        open_stream(folder)
+
+
+def rewrite(folder, payloads):
+    """Replace the second file of a folder."""
+    with RecordWriter(folder / "wiki_001.tfrecord") as writer:
+        writer.write_all(iter(payloads))
+    write_corpus(folder, json.loads((folder / "corpus.json").read_text()))
+
+
+def assert_refused(folder, message):
+    """Assert that a run and `bert index --check` name the wrong value, and that `bert index` does not look."""
+    expected = (
+        rf"wiki_001\.tfrecord \(record 3, counted from 0\): {message}, which is outside 0 to \d+;"
+    )
+    with pytest.raises(DataError, match=expected):
+        open_stream(folder)[0]
+    with pytest.raises(DataError, match=expected):
+        index.run(IndexSettings(folder=folder, check=True, processes=1))
+
+
+def changed(payload, name, data):
+    """Return a record with other bytes in a feature."""
+    dynamic = ["first_length", "next_sentence_labels", "tokens"]
+    features = find_features([payload], STATIC_FEATURES if "ids" in name else dynamic)
+    kinds = {"tokens": "bytes", "masked_lm_weights": "float"}
+    columns = [
+        (n, kinds.get(n, "int64"), lists) for n, lists in (features | {name: [data]}).items()
+    ]
+    return next(serialize_examples(columns))
+
+
+def test_an_impossible_value_is_named_by_file_record_column_value_and_range(tmp_path):
+    folder = make_corpus(tmp_path / "c", "static", [5, 5])
+    for column, value, shown in (
+        ("input_ids", 999_999, "999999"),
+        ("input_ids", 2**32 + 5, "2147483647"),
+        ("input_mask", 2, "2"),
+        ("segment_ids", 7, "7"),
+        ("masked_lm_positions", 500, "500"),
+        ("masked_lm_ids", 99_999, "99999"),
+        ("masked_lm_weights", np.nan, "nan"),
+        ("next_sentence_labels", 9, "9"),
+    ):
+        examples = static_examples(5, 5)
+        dtype = np.float32 if column.endswith("weights") else int
+        examples[column] = examples[column].astype(dtype)
+        examples[column].reshape(5, -1)[3, -1] = value
+        rewrite(folder, static_payloads(examples))
+        assert_refused(folder, f"{column} has {shown}")
+    payloads = list(static_payloads(static_examples(5, 5)))
+    payloads[3] = changed(payloads[3], "input_ids", varint(2**64 - 3) * S)
+    rewrite(folder, payloads)
+    assert_refused(folder, "input_ids has -3")
+    index.run(IndexSettings(folder=folder, processes=1))
+
+
+def test_static_records_of_others_that_contradict_themselves_are_named(tmp_path):
+    folder = make_corpus(tmp_path / "c", "static", [5, 5])
+
+    def change(columns):
+        return columns["input_mask"], columns["masked_lm_positions"], columns["masked_lm_weights"]
+
+    def hole(mask, positions, weights):
+        mask[3, 2] = 0
+
+    def empty(mask, positions, weights):
+        mask[3], weights[3] = 0, 0
+
+    def padding(mask, positions, weights):
+        mask[3, 4:] = 0
+        positions[3, 0], weights[3, 0] = 4, 1
+
+    def twice(mask, positions, weights):
+        positions[3, :2], weights[3, :2] = 1, 1
+
+    for make, message in (
+        (hole, "input_mask has padding before a token; make the records again"),
+        (empty, "input_mask has padding before a token; "),
+        (padding, "masked_lm_positions names padding; "),
+        (twice, "masked_lm_positions names a position twice; "),
+    ):
+        examples = static_examples(5, 5)
+        make(*change(examples))
+        rewrite(folder, static_payloads(examples))
+        expected = rf"wiki_001\.tfrecord \(record 3, counted from 0\): {message}"
+        with pytest.raises(DataError, match=expected):
+            open_stream(folder)[0]
+        with pytest.raises(DataError, match=expected):
+            index.run(IndexSettings(folder=folder, check=True, processes=1))
+
+
+def test_a_record_of_another_schema_is_named_by_file_and_number(tmp_path):
+    folder = make_corpus(tmp_path / "c", "static", [5, 5])
+    payloads = list(static_payloads(static_examples(5, 5)))
+    payloads[3] = changed(payloads[3], "input_ids", varint(7) * (S - 1))
+    rewrite(folder, payloads)
+    expected = rf"wiki_001\.tfrecord \(record 3, counted from 0\): .*S {S}.*features input_ids"
+    with pytest.raises(DataError, match=expected):
+        open_stream(folder)[0]
+
+
+def test_dynamic_records_are_checked_too(tmp_path, capsys):
+    for change, wrong in (
+        ({"vocab_size": 500}, r"tokens has \d+, which is outside 0 to 499"),
+        ({"sequence_length": S - 1}, r"lengths has 16, which is outside 0 to 15"),
+    ):
+        folder = make_corpus(tmp_path / next(iter(change)), "dynamic", [5, 5], **change)
+        with pytest.raises(DataError, match=wrong):
+            open_stream(folder)[0]
+    folder = make_corpus(tmp_path / "c", "dynamic", [5, 5])
+    index.run(IndexSettings(folder=folder, check=True, processes=1))
+    assert "the values of all 10 records are valid" in capsys.readouterr().out
+    records = dynamic_records(5, 5)
+    for extra, shown in ((1, r"\d+"), (2**70, "2147483647")):
+        payloads = list(dynamic_payloads(records))
+        first_length = varint(int(records.lengths[3]) + extra)
+        payloads[3] = changed(payloads[3], "first_length", first_length)
+        rewrite(folder, payloads)
+        assert_refused(folder, f"first_lengths has {shown}")
+
+
+def test_files_that_are_missing_or_changed_are_refused_when_opening(tmp_path):
+    folder = make_corpus(tmp_path / "c", "static", [10, 10])
+    for name, cut, message in (
+        ("wiki_001.tfrecord", 1, r"wiki_001\.tfrecord \(\d+ bytes\).*says \d+ bytes"),
+        ("wiki_001.tfrecord", None, r"wiki_001\.tfrecord \(missing"),
+        ("corpus.offsets", 8, r"corpus\.offsets \(152 bytes\).* 20 records"),
+        ("corpus.offsets", None, r"corpus\.offsets \(0 bytes\)"),
+        ("corpus.json", None, r"corpus\.json: does not exist"),
+    ):
+        good = (folder / name).read_bytes()
+        (folder / name).unlink()
+        if cut:
+            (folder / name).write_bytes(good[:-cut])
+        with pytest.raises(DataError, match=message):
+            open_stream(folder)
+        (folder / name).write_bytes(good)
+
+
+def test_an_impossible_offset_or_a_file_cut_during_the_run_is_an_error_and_no_crash(tmp_path):
+    folder = make_corpus(tmp_path / "c", "dynamic", [20, 10])
+    good = np.fromfile(folder / "corpus.offsets", "<u8")
+    for record in (0, 7, 29):
+        for offset in (2**63 + 5, 2**40, 1):
+            offsets = good.copy()
+            offsets[record] = offset
+            offsets.tofile(folder / "corpus.offsets")
+            with pytest.raises(DataError, match=r"run `bert index"):
+                open_stream(folder, examples=30, micro=30)[0]
+    offsets = good.copy()
+    offsets[7] += 1
+    offsets.tofile(folder / "corpus.offsets")
+    with pytest.raises(
+        DataError, match=r"no record starts here|does not have the size of a dynamic record"
+    ):
+        open_stream(folder, max_sequences_per_pack=2).rows(np.arange(15))
+    good.tofile(folder / "corpus.offsets")
+    reader = open_stream(folder, examples=30, micro=30)
+    os.truncate(folder / "wiki_000.tfrecord", int(good[7]) + 3)
+    with pytest.raises(DataError, match=rf"wiki_000\.tfrecord \(byte {good[7]}\)"):
+        reader[0]
+
+
+def test_a_million_records_give_their_first_batch_within_two_seconds(tmp_path):
+    """Forty files of 25,000 real records; they are names of one file, so as not to fill the disk."""
+    folder = make_corpus(tmp_path / "c", "dynamic", [25_000], vocab_size=25_000)
+    for number in range(1, 40):
+        for suffix in (".tfrecord", ".index"):
+            os.link(folder / f"wiki_000{suffix}", folder / f"wiki_{number:03}{suffix}")
+    write_corpus(folder, json.loads((folder / "corpus.json").read_text()))
+    for text in folder.glob("*.index"):
+        text.unlink()  # the text indexes are not for the reader
+    began = time.perf_counter()
+    reader = open_stream(folder, examples=256, micro=32)
+    seconds = time.perf_counter() - began
+    assert reader.epoch_size == 1_000_000
+    assert reader[3000]["input_ids"].shape == (8, 32, S)
+    assert seconds < 0.5
+    assert time.perf_counter() - began < 2.0
+
+
+# --- packs
+
+# Which records share an example is part of every run on packs that was ever started; only a change
+# that says so in the changelog, and makes such runs refuse to resume, may change these numbers.
+PINNED = [[27, 77, 7], [98, 38, 48], [9, 89, 69], [70, -1, -1]]
+
+
+def one_by_one(lengths, longest, most):
+    """Return how many packs shortest pack first makes over sequences and not over a histogram."""
+    packs: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        fits = [p for p in packs if len(p) < most and sum(p) + length <= longest]
+        if fits:
+            min(fits, key=sum).append(length)
+        else:
+            packs.append([length])
+    return len(packs)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 60])
+def test_a_histogram_is_packed_as_its_sequences_would_be_one_by_one(most):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        longest = int(rng.integers(8, 60))
+        lengths = rng.integers(1, longest + 1, int(rng.integers(1, 400)))
+        _, counts = shortest_pack_first(np.bincount(lengths, minlength=longest + 1), most)
+        assert int(counts.sum()) == one_by_one(lengths.tolist(), longest, most)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+def test_every_record_is_in_exactly_one_pack_of_each_epoch(most):
+    for count, longest in ((1, 16), (2, 16), (7, 20), (3000, 128)):
+        rng = np.random.default_rng(0)
+        lengths = np.where(rng.random(count) < 0.6, longest, rng.integers(5, longest + 1, count))
+        packs = Packs(lengths, longest, most, seed=1984)
+        for epoch in (0, 1, 2, 1000):
+            records = packs.records(np.arange(len(packs)), np.full(len(packs), epoch))
+            assert records.shape == (len(packs), most)
+            is_used = records >= 0
+            assert np.array_equal(np.sort(records[is_used]), np.arange(count))
+            assert np.where(is_used, lengths[records], 0).sum(axis=1).max() <= longest
+            assert np.array_equal(is_used, np.arange(most) < is_used.sum(axis=1)[:, None])
+            assert is_used[:, 0].all()
+
+
+def test_some_packs_are_pinned():
+    pinned = Packs(np.arange(100) * 7 % 10 + 30, 128, 3, seed=1984)
+    assert pinned.records(np.array([0, 11, 22, 33]), np.full(4, 2)).tolist() == PINNED
+
+
+def test_a_pack_has_room_for_the_predictions_of_its_sequences():
+    cases = ((3, 76, None), (3, 76, 0.15), (1, 76, 0.15), (8, 20, 0.9))
+    assert [packed_predictions(512, *case) for case in cases] == [228, 79, 76, 160]

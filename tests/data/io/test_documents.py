@@ -1,0 +1,451 @@
+"""Formats of input files: recognised, split, read to the same documents, rejected with the line at fault."""
+
+import bz2
+import contextlib
+import gzip
+import json
+import lzma
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.bert import ROOT
+
+from bert_cli.data.io import documents, files
+from bert_cli.data.io.documents import marked_lines, text_blocks
+from bert_cli.errors import ConfigError, DataError
+
+pyarrow = pytest.importorskip("pyarrow")
+zstandard = pytest.importorskip("zstandard")
+READING = files.Reading()
+ARTICLE = '<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n'
+
+
+def frames(compress):
+    return lambda data: compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :])
+
+
+PACKERS = {
+    "gzip": frames(gzip.compress),
+    "xz": frames(lzma.compress),
+    "bzip2": frames(bz2.compress),
+    "zstandard": frames(lambda data: zstandard.ZstdCompressor().compress(data)),
+}
+
+
+def made_documents(count=300):
+    draw = random.Random(0)
+    texts = [
+        [f"Document {n} line {m} {'é' * draw.randint(0, 40)}." for m in range(draw.randint(1, 30))]
+        for n in range(count)
+    ]
+    return [*texts, ["日本語。", "\u2028odd space\u00a0here"]]
+
+
+def write_parquet(path, texts, **more):
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": texts}), path, **more)
+
+
+def write(path, kind):
+    """Write the documents and return them as they are read."""
+    texts = ["\n".join(lines) for lines in made_documents()]
+    if kind == "parquet":
+        write_parquet(path, texts, row_group_size=7)
+    elif kind == "plain":
+        path.write_text("\n\n" + "\n \n\n".join(texts) + "\n")
+    elif kind == "json-lines":
+        path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
+    else:
+        articles = (f'<doc id="1" url="u" title="t">\nt\n\n{text}\n</doc>\n\n' for text in texts)
+        path.write_text("".join(articles))
+    return [[line.strip() for line in lines] for lines in made_documents()]
+
+
+def read(parts, reading=READING):
+    found = []
+    for part in parts:
+        for kind, line in marked_lines(part, reading):
+            if kind == "document":
+                found.append([])
+            else:
+                assert kind == "body"
+                found[-1].append(line)
+    return found
+
+
+def read_blocks(parts, reading=READING):
+    text = "\n\n".join(block for part in parts for block in text_blocks(part, reading))
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def read_file(path, reading=READING):
+    return read([files.recognise(path, reading)], reading)
+
+
+@pytest.mark.parametrize("kind", ["plain", "json-lines", "wikiextractor", "parquet"])
+def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, kind, monkeypatch):
+    expected = write(tmp_path / "a", kind)
+    lines = [line for document in expected for line in document]
+    for packing, pack in PACKERS.items():
+        path = tmp_path / packing
+        path.write_bytes(pack((tmp_path / "a").read_bytes()))
+        part = files.recognise(path, READING)
+        assert part == files.Part(path, kind, packing, path.stat().st_size)
+        assert read([part]) == expected
+        assert files.split_part(part, 100, READING) == [part]
+    whole = files.recognise(tmp_path / "a", READING)
+    for size in (500, 5_000, 60_000):
+        parts = files.split_part(whole, size, READING)
+        assert len(parts) > min(42, whole.size / size / 6)  # there are 43 row groups
+        assert read(parts) == expected
+        if kind != "parquet":
+            assert sum(part.size for part in parts) == whole.size
+            assert all(before.stop == after.start for before, after in pairwise(parts))
+        if kind != "wikiextractor":
+            assert read_blocks(parts) == read_blocks([part]) == lines
+    if kind == "wikiextractor":
+        with pytest.raises(DataError, match="give it to `bert preprocess` first"):
+            read_blocks(parts)
+        return
+    for size in (1, 40, 10**6):
+        monkeypatch.setattr(documents, "BLOCK_BYTES", size)
+        assert read_blocks([part]) == lines
+        assert (len(list(text_blocks(part, READING))) > 1) == (size < 10**6)
+
+
+def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):
+    for name, text, kind in (
+        ("a.txt", "A sentence.\n", "plain"),
+        ("a", '{"text": "A sentence."}\n', "json-lines"),
+        ("a", '{"text": "' + "word " * 400_000, "json-lines"),  # longer than what is looked at
+        ("a.JSONL", "broken\n", "json-lines"),
+        ("a.json.gz", "broken\n", "json-lines"),
+        ("a.json.txt", "A sentence.\n", "plain"),
+        ("a.txt", "{as a set is written}\n", "plain"),
+        ("a.txt", f"\n{ARTICLE}", "wikiextractor"),
+        ("a.txt", "The tail of an article.\n</doc>\n", "wikiextractor"),
+        ("a.txt", "\ufeffWith a byte order mark.\n", "plain"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()))
+        assert files.recognise(path, READING).format == kind
+        assert files.recognise(path, files.Reading(format="plain")).format == "plain"
+
+
+def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
+    for name, data, problem in (
+        ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is UTF-16LE, not UTF-8"),
+        ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is not UTF-8 text"),
+        ("a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
+        ("a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
+        ("a.xml", b'<doc id="1">\nText.\n</doc>\n', "contains no document.* url="),
+        # Another program makes text of these.
+        ("a", b"%PDF-1.7\n", "is a PDF, not text; .*`pdftotext a`"),
+        ("a", b"PK\x03\x04\x14", "is a zip archive, as are docx"),
+        ("a", b"\xef\xbb\xbf\n<!DOCTYPE html>", "is HTML, not text; .*`trafilatura < a`"),
+        ("a", b"<HTML lang='en'>", "is HTML"),
+        ("a", b"{\\rtf1", "is rich text"),
+        ("a", b"<mediawiki xml:lang='en'>", "is a MediaWiki dump; run `bert extract a` first"),
+        ("a", b"<?xml version='1.0'?>\n<mediawiki>", "is a MediaWiki dump; run"),
+        ("a", b"<?xml version='1.0'?>\n<!-- a --><html>", "is HTML"),
+        ("a", b"<?xml version='1.0'?>\n<article>", "is XML, not text; .*--input-format plain"),
+        ("a", b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", "is a WARC file"),
+        ("a", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS.*git lfs pull"),
+        ("a", b"\x7fELF\x02", "is a program"),
+        ("a", b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first"),
+        ("a", gzip.compress(gzip.compress(b"Text.")), "is gzip in another compression; unpack"),
+        *((f"a.{kind}", data, message) for kind, data, message in made_by_programs(tmp_path)),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=rf"{name}.*{problem}"):
+            files.recognise(tmp_path / name, READING)
+        if name in ("a.png", "a.mac", "a.txt.gz"):
+            continue
+        (tmp_path / "packed").write_bytes(gzip.compress(data))
+        with pytest.raises(DataError, match=f"packed.*{problem.split('`')[0]}"):
+            files.recognise(tmp_path / "packed", READING)
+
+
+def made_by_programs(folder):
+    """Yield (kind, bytes, message) of files as their own libraries write them."""
+    (folder / "text").write_text("A sentence.\n" * 9)
+    for form in (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(folder / "made", "w", format=form) as archive:
+            archive.add(folder / "text", "text")
+        yield "tar", (folder / "made").read_bytes(), "is a tar archive; unpack it first, as with"
+    old = bytearray((folder / "made").read_bytes())
+    old[257:265] = bytes(8)  # a header without a mark, as the seventh Unix wrote it
+    old[148:156] = b"%06o\0 " % (sum(old[:148]) + 8 * 32 + sum(old[156:512]))
+    yield "v7", bytes(old), "is a tar archive"
+    with contextlib.closing(sqlite3.connect(folder / "base")) as base:
+        base.execute("create table a (b text)")
+    yield "db", (folder / "base").read_bytes(), "is an SQLite database"
+    table = pyarrow.table({"text": ["One."]})
+    for kind, write_ipc in (("arrow", pyarrow.ipc.new_stream), ("feather", pyarrow.ipc.new_file)):
+        with write_ipc(folder / "ipc", table.schema) as writer:
+            writer.write_table(table)
+        yield kind, (folder / "ipc").read_bytes(), "is an Arrow file; write its text as Parquet"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BZh is a syllable.",
+        "BZh9 too.",
+        "PAR1 is a gene.",
+        "PK is short.",
+        "WARC is a format.",
+        "%PDF is it.",
+        "Obj is.",
+        "<a>",
+    ],
+)
+def test_prose_that_begins_like_another_file_is_text(tmp_path, text):
+    (tmp_path / "a").write_text(f"{text}\n")
+    assert read_file(tmp_path / "a") == [[text]]
+    markup = "<?xml version='1.0'?>"
+    (tmp_path / "a").write_text(f"{markup}\n")
+    assert read_file(tmp_path / "a", files.Reading(format="plain")) == [[markup]]
+
+
+def test_frames_with_the_largest_window_of_zstandard_are_read(tmp_path):
+    """`zstd --long=31` writes a window of 2 GiB into the frame; libraries refuse more than 128 MiB by themselves."""
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=31, enable_ldm=True, write_content_size=False
+    )
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.zst").write_bytes(packer.compress(b"One.\n") + packer.flush())
+    with pytest.raises(zstandard.ZstdError, match="memory"):
+        zstandard.ZstdDecompressor().decompressobj().decompress((tmp_path / "a.zst").read_bytes())
+    assert read_file(tmp_path / "a.zst") == [["One."]]
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+def test_damaged_data_are_an_error(tmp_path, packing):
+    draw = random.Random(0)
+    text = "".join(f"{draw.random()}\n" for _ in range(20_000)).encode()
+    packed, path = PACKERS[packing](text), tmp_path / "a"
+    third = len(packed) // 3
+    cases = [(packing, packed[:third]), (packing, packed[: int(len(packed) * 0.99)])]
+    cases += [(packing, packed[:third] + bytes(50) + packed[third + 50 :])]
+    write(path, "parquet")
+    data = path.read_bytes()
+    cases += [("parquet", data[: len(data) // 2]), ("parquet", data[:-20])]
+    for kind, wrong in cases:
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match=rf"/a: the {kind} data are damaged .*; get the"):
+            read_file(path)
+
+
+def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "a.parquet", ["One."])
+    (tmp_path / "b.zst").write_bytes(PACKERS["zstandard"](b"One.\n"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"b.zst: needs the extra 'zstandard'; pip install"):
+        files.recognise(tmp_path / "b.zst", READING)
+    with pytest.raises(ConfigError, match=r"a.parquet: needs the extra 'parquet'; pip install"):
+        read_file(tmp_path / "a.parquet")
+
+
+def test_folders_files_and_patterns_are_inputs(tmp_path):
+    for name in ("b.txt", "a.txt", "deep/c.txt", "d.md", ".hidden", "odd[1].md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("Text.")
+    for pattern, names in (
+        ("", "a.txt b.txt d.md deep/c.txt odd[1].md"),
+        ("b.txt", "b.txt"),
+        ("*.txt", "a.txt b.txt"),
+        ("**/*.txt", "a.txt b.txt deep/c.txt"),
+        ("odd[1].md", "odd[1].md"),
+    ):
+        assert files.find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
+    (tmp_path / "a_link.txt").symlink_to("b.txt")  # before the file in the order of names
+    (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
+    for hidden in (".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_text("Stale.")
+    names = ["a.txt", "b.txt", "d.md", "deep/c.txt", "odd[1].md"]
+    assert files.find_files(tmp_path) == [tmp_path / name for name in names]
+    assert files.find_files(tmp_path / "*.txt") == [tmp_path / "a.txt", tmp_path / "b.txt"]
+    (tmp_path / "links").mkdir()
+    for name in ("1", "2"):
+        (tmp_path / "links" / name).symlink_to(tmp_path / "a.txt")
+    assert files.find_files(tmp_path / "links") == [tmp_path / "links" / "1"]
+    for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
+        with pytest.raises(DataError, match=problem):
+            files.find_files(tmp_path / name)
+
+
+def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):
+    (tmp_path / "a").touch()
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(DataError, match=r"input \(.*\): .*/a and 1 more files are empty; give"):
+        files.recognise_all(tmp_path, READING)
+    (tmp_path / "c").write_text("Text.")
+    parts, _ = files.recognise_all(tmp_path, READING)
+    files.refuse_without_effect(parts, {"documents", "input"})
+    with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
+        files.refuse_without_effect(parts, {"text_field"})
+    (tmp_path / "d").write_text('{"text": "Text."}')
+    parts, notes = files.recognise_all(tmp_path, READING)
+    assert [part.path.name for part in parts] == ["c", "d"]
+    assert notes == [
+        f"{tmp_path / 'a'}: is empty and left out; empty files: 2",
+        f"{tmp_path}: holds files of several formats: 1 plain, 1 json-lines",
+    ]
+    files.refuse_without_effect(parts, {"documents", "text_field"})
+
+
+def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
+    expected = write(tmp_path / "a", "plain")
+    part = files.recognise(tmp_path / "a", READING)
+    assert files.split_part(part, part.size // 2 + 1, READING) == [part]
+    assert len(files.split_part(part, part.size // 2, READING)) == 2
+    reading = files.Reading(documents="files")
+    assert files.split_part(part, 100, reading) == [part]
+    lines = [line for document in expected for line in document]
+    assert read([part], reading) == [lines]
+    assert read_blocks([part], reading) == lines
+    # Where a document ends near, the range ends there, else at a line.
+    parts = files.split_part(part, 40_000, READING, anywhere=True)
+    assert len(parts) > 1 and read(parts) == expected
+    (tmp_path / "b").write_text("No blank line in here.\n" * 1000)
+    long = files.recognise(tmp_path / "b", READING)
+    assert read(files.split_part(long, 100, READING)) == read([long])
+    parts = files.split_part(long, 1000, READING, anywhere=True)
+    assert 20 <= len(parts) <= 24
+    assert [line for document in read(parts) for line in document] == read([long])[0]
+
+
+def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    for data, expected in (
+        (mark + b"One.\n", [["One."]]),
+        (mark + b'{"text": "One."}\n', [["One."]]),
+        (b'{"text": null}\n{"text": "One.\\rTwo."}\n', [[], ["One.", "Two."]]),
+        (b"One\r thing.\r\nTwo.\r\n\r\nThree.\r\n", [["One\r thing.", "Two."], ["Three."]]),
+    ):
+        (tmp_path / "a").write_bytes(data)
+        assert read_file(tmp_path / "a") == expected
+    write_parquet(tmp_path / "a", [None, "One.\rTwo."])
+    assert read_file(tmp_path / "a") == [[], ["One.", "Two."]]
+
+
+def test_an_error_in_json_has_its_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for row, problem in (
+        (b'{"text": "cut', r": is not a JSON object with text in 'text' \(Invalid"),
+        (b'{"body": "elsewhere"}', r".*only 'body'\); .* --text-field"),
+        (b'["text"]', r".*no fields"),
+        (b'{"text": ["a", "list"]}', r".*it is a list"),
+        (b'{"text": "a \\ud800 b"}', r".*surrogates not allowed"),
+        (b"[" * 100_000 + b"]" * 100_000, r".*recursion"),
+        (b'{"text": "Caf\xe9"}', r", byte \d+\): not UTF-8"),
+    ):
+        text = b'{"text": "One \\ud83d\\ude00."}\n\n' + row + b'\n{"text": "Two."}\n'
+        path.write_bytes(gzip.compress(text))
+        for reader in (marked_lines, text_blocks):
+            with pytest.raises(DataError, match=rf"rows.jsonl \(line 3\)?{problem}"):
+                list(reader(files.recognise(path, READING), READING))
+
+
+def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path):
+    rows = [json.dumps({"text": f"Row {n}."}) for n in range(1000)]
+    rows[777] = "{broken"
+    (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
+    parts = files.split_part(files.recognise(tmp_path / "a.jsonl", READING), 1000, READING)
+    wrong = next(p for p in parts if "broken" in p.path.read_text()[p.start : p.stop])
+    assert wrong.start > 0
+    with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is not a JSON"):
+        read([wrong])
+    (tmp_path / "b").write_bytes(b"One.\nTwo.\nCaf\xe9.\n")
+    for reader in (marked_lines, text_blocks):
+        with pytest.raises(DataError, match=r"b \(line 3, byte 13\): not UTF-8"):
+            list(reader(files.recognise(tmp_path / "b", READING), READING))
+
+
+def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
+    strings = pyarrow.array([b"One.", b"Caf\xe9"], pyarrow.binary()).view(pyarrow.string())
+    for texts, field, problem in (
+        (["One."], "body", "a: has no column 'body', only 'text'"),
+        ([1, 2], "text", r"a \(row 1\): has no UTF-8 text in 'text' \(it is a int\)"),
+        (strings, "text", r"a \(row 2\): has no UTF-8 text"),
+    ):
+        write_parquet(tmp_path / "a", texts)
+        with pytest.raises(DataError, match=problem):
+            read_file(tmp_path / "a", files.Reading(text_field=field))
+
+
+def test_tables_are_read_by_their_header(tmp_path):
+    body = files.Reading(text_field="body")
+    (tmp_path / "a.csv").write_bytes(
+        b'id,body\r\n1,"Say ""x"", then\n\nleave."\r\n\r\n2,Two.\r\n3,\r\n'
+    )
+    assert read_file(tmp_path / "a.csv", body) == [['Say "x", then', "leave."], ["Two."], []]
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b'body\tid\n"Quote.\t1\nTwo, too.\t2\n'))
+    assert read_file(tmp_path / "a.tsv.gz", body) == [['"Quote.'], ["Two, too."]]
+    part = files.recognise(tmp_path / "a.csv", body)
+    assert files.split_part(part, 10, body) == [part]
+    for rows, where, problem in (
+        (b"a,b\n1,2\n", "line 1", "has no column 'body', only 'a', 'b'; .*--text-field"),
+        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "has 3 cells for 2 columns"),
+        (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
+    ):
+        (tmp_path / "b.csv").write_bytes(rows)
+        for reader in (marked_lines, text_blocks):
+            with pytest.raises(DataError, match=rf"b.csv \({where}\): .*{problem}"):
+                list(reader(files.recognise(tmp_path / "b.csv", body), body))
+    assert read_file(tmp_path / "b.csv", files.Reading("plain")) == [["body,b", "1,2", '"cut']]
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from bert_cli.data.text import preprocess
+from bert_cli.data.io.documents import text_blocks
+from bert_cli.data.io.files import Reading, recognise
+part = recognise(Path(sys.argv[1]), Reading())
+if part.format != 'wikiextractor':
+    for _ in text_blocks(part, Reading()): pass
+preprocess.load_splitter = lambda *_: lambda line: line.split('. ')
+out = Path(sys.argv[1] + '.out')
+preprocess.split_shard((), out, parts=[part], reading=Reading(), splitter=('', '', None))
+print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak from")
+@pytest.mark.parametrize(
+    ("kind", "times", "most"),
+    [
+        ("wikiextractor", (2, 10), 5_000),
+        pytest.param("gzip", (10, 60), 40_000, marks=pytest.mark.slow),
+        ("parquet", (10, 60), 40_000),
+    ],
+)
+def test_memory_does_not_grow_with_the_file(tmp_path, kind, times, most):
+    """Of 8 MB more in one article, 50 in a gzip stream or row group; pyarrow itself takes up to 30 of 300 MB."""
+    peaks = []
+    for count in times:
+        path = tmp_path / str(count)
+        texts = [f"Row {n} of {count} says this. " * 500 for n in range(80 * count)]
+        if kind == "gzip":
+            rows = (json.dumps({"text": text}).encode() + b"\n" for text in texts)
+            path.write_bytes(gzip.compress(b"".join(rows), 1))
+        elif kind == "parquet":
+            write_parquet(path, texts, use_dictionary=False, row_group_size=10**6)
+        else:
+            path.write_text(ARTICLE.replace("Text.", "\n".join(texts)))
+        command = [sys.executable, "-c", PEAK, str(path)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        peaks.append(int(subprocess.check_output(command, env=environment)))
+    assert peaks[1] - peaks[0] < most

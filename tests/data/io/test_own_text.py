@@ -1,0 +1,225 @@
+"""Any text through the commands: every format gives the same bytes, runs continue after a kill."""
+
+import json
+import lzma
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+from support.corpora import payloads
+from support.processes import kill_after_a_shard
+
+from bert_cli.config import data
+from bert_cli.data.examples.inspect import unmasked
+from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.records import tokenize
+from bert_cli.data.records.corpus import read_corpus
+from bert_cli.data.records.formats import parse_dynamic, parse_static
+from bert_cli.data.text import preprocess
+from bert_cli.data.tokens import vocab
+from bert_cli.errors import ConfigError
+
+S, P = 32, 5
+WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
+
+
+def documents(count=30, seed=0):
+    draw = random.Random(seed)
+    sizes = [draw.randint(2, 20) for _ in range(count)]
+    return [
+        [" ".join(draw.choices(WORDS, k=draw.randint(3, 20))) + "." for _ in range(size)]
+        for size in sizes
+    ]
+
+
+def write(path, found, kind="plain", pack=bytes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = ["\n".join(lines) for lines in found]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    path.write_bytes(pack(("\n\n".join(texts) + "\n" if kind == "plain" else rows).encode()))
+    return path
+
+
+def split(source, out, processes=1, **settings):
+    settings = {"sentence_splitter": "lines", **settings}
+    preprocess.run(data.PreprocessSettings(input=source, out=out, processes=processes, **settings))
+    return "\n".join(path.read_text() for path in sorted(out.rglob("*.txt")))
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(PIECES) + "\n")
+    return str(path)
+
+
+def make(source, out, pieces, **settings):
+    settings = {"processes": 1, "sequence_length": S, "mask_tokens": P, **settings}
+    tokenize.run(data.TokenizeSettings(input=source, out=out, vocab=pieces, **settings))
+    return out
+
+
+def test_a_compressed_file_gives_the_same_sentences_and_records_directly(tmp_path, pieces):
+    expected = documents()
+    source = write(tmp_path / "in" / "file", expected, "json-lines", lzma.compress)
+    text = "\n\n".join("\n".join(lines) for lines in expected) + "\n"
+    assert split(source, tmp_path / "sentences") == text
+    direct = make(source, tmp_path / "direct", pieces)
+    through = make(tmp_path / "sentences", tmp_path / "through", pieces)
+    assert payloads(direct) == payloads(through)
+    assert read_corpus(direct)["next_sentence"] is True
+    for given, out in ((source, "vocab"), (tmp_path / "sentences", "again")):
+        vocab.run(data.VocabSettings(input=given, out=tmp_path / out, size=100))
+    assert (tmp_path / "vocab/vocab.txt").read_text() == (tmp_path / "again/vocab.txt").read_text()
+
+
+def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
+    for n in range(3):
+        write(tmp_path / "in" / f"{n}.txt", documents(4, n))
+    split(tmp_path / "in", tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("preprocess: each of 3 files becomes about 4 documents or more")
+    assert lines[0].endswith("add --documents files") and "plan" in lines[1]
+    split(tmp_path / "in", tmp_path / "files", documents="files")
+    assert read_manifest(tmp_path / "files")["counts"]["documents"] == 3
+    # One file of many documents is the common form of a corpus.
+    split(tmp_path / "in" / "0.txt", tmp_path / "one")
+    assert "--documents" not in capsys.readouterr().out
+
+
+def test_a_run_on_one_large_file_killed_by_signal_9_continues(tmp_path, monkeypatch):
+    source = write(tmp_path / "in" / "large", documents(4000))
+    out = tmp_path / "out"
+    program = (
+        "from bert_cli.config.data import PreprocessSettings as S\n"
+        "from bert_cli.data.text import preprocess\n"
+        "preprocess.SHARD_BYTES = 100_000\n"
+        f"preprocess.run(S(input={str(source)!r}, out={str(out)!r}, processes=1,"
+        " sentence_splitter='lines', deduplicate=True))"
+    )
+    kill_after_a_shard(program, out)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*.txt")}
+    assert not (out / "manifest.json").exists()
+    # Two processes make the other ranges of the file.
+    monkeypatch.setattr(preprocess, "SHARD_BYTES", 100_000)
+    found = split(source, out, 2, deduplicate=True)
+    assert found == "\n\n".join("\n".join(lines) for lines in documents(4000)) + "\n"
+    assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
+    shards = sorted(path.name for path in out.glob("*.txt"))
+    assert len(shards) > 4 and shards[1] == "text_00001.txt"
+    counts = read_manifest(out)["counts"]
+    assert (counts["documents"], counts["bytes_in"]) == (4000, source.stat().st_size)
+
+
+def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so(tmp_path, pieces):
+    expected = documents()
+    source = write(tmp_path / "a", expected)
+    out = make(source, tmp_path / "static", pieces, nsp=False, duplication_factor=1)
+    corpus = read_corpus(out)
+    assert corpus["next_sentence"] is False
+    assert read_manifest(out)["settings"]["nsp"] is False
+    arrays = parse_static(payloads(out), S, P)
+    ids, lengths = unmasked(arrays), arrays["input_mask"].sum(axis=1)
+    assert not arrays["segment_ids"].any() and not arrays["next_sentence_labels"].any()
+    words = sum(len(line.split()) + 1 for lines in expected for line in lines)
+    assert lengths.sum() == words + 2 * len(lengths)
+
+    out = make(source, tmp_path / "dynamic", pieces, nsp=False, masking="dynamic")
+    records = parse_dynamic(payloads(out), 2)
+    assert np.array_equal(records.first_lengths, records.lengths)
+    assert np.array_equal(records.lengths, lengths)
+    assert not records.next_sentence_labels.any()
+    assert records.tokens.tolist() == ids[arrays["input_mask"] == 1].tolist()
+
+
+def test_a_folder_of_an_earlier_version_can_be_continued(tmp_path, pieces):
+    """Its settings name none of the new ones, and neither do ours where they are the default."""
+    source = write(tmp_path / "in" / "a", documents())
+    out = make(source, tmp_path / "out", pieces)
+    new = {"nsp", "input_format", "text_field", "documents", "executor", "scheduler"}
+    assert not new & read_manifest(out)["settings"].keys()
+    split(source, tmp_path / "sentences")
+    recorded = {"language": "english", "splitter": "lines", "parameters": "lines"}
+    assert read_manifest(tmp_path / "sentences")["settings"] == recorded
+
+
+def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, capsys):
+    sizes, sentences = {"sequence_length": 64, "mask_tokens": 9}, documents(count=10)
+    lines = [[" ".join(document) for _ in range(2)] for document in sentences]
+    for name, found, least, most, more in (
+        ("sentences", sentences, 0.0, 0.3, {}),
+        ("lines", lines, 0.6, 1.0, {}),
+        ("single", lines, 0.0, 0.0, {"nsp": False}),
+    ):
+        make(write(tmp_path / f"{name}.txt", found), tmp_path / name, pieces, **sizes, **more)
+        counts = read_manifest(tmp_path / name)["counts"]
+        fraction = counts["tokens_cut"] / counts["tokens"]
+        assert least <= fraction <= most
+        printed = capsys.readouterr().out
+        is_warned = f"warning: {fraction:.0%} of the tokens" in printed
+        assert is_warned == (name == "lines")
+        if is_warned:
+            mean = counts["tokens"] / counts["records"]
+            assert f"a pair has {mean:.0f} tokens before truncation" in printed
+            assert "because lines are long; if they have several sentences, split" in printed
+
+
+def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(
+    tmp_path, pieces, capsys, monkeypatch
+):
+    monkeypatch.setattr(preprocess, "_download", lambda: False)
+    text = [
+        ["。".join(" ".join(document).rstrip(".").split(". ")) + "。"] for document in documents()
+    ]
+    source = write(tmp_path / "text.txt", text)
+    remedy = "into another folder with {}the --language of the text; or give --no-nsp"
+    for splitter, more in (("punkt", "--sentence-splitter sentencex and "), ("sentencex", "")):
+        found, out = tmp_path / splitter, tmp_path / f"{splitter}_records"
+        split(source, found, sentence_splitter=splitter, language="ja")
+        make(found, out, pieces, sequence_length=64, mask_tokens=9)
+        printed = capsys.readouterr().out
+        assert ("tokens of the pairs did not fit" in printed) == (splitter == "punkt")
+        manifest = {"step": "preprocess", "settings": {"splitter": splitter, "language": "ja"}}
+        (found / "manifest.json").write_text(json.dumps(manifest))
+        cause = tokenize._cause(found)
+        assert cause.startswith(f"{splitter}, for language ja, found few ends of sentences; run")
+        assert f"{cause}; or give --no-nsp".endswith(remedy.format(more))
+
+
+def test_a_setting_without_effect_is_rejected(tmp_path, pieces):
+    source = write(tmp_path / "a", documents())
+    for command in (partial(make, pieces=pieces), split):
+        with pytest.raises(ConfigError, match="--text-field: has no effect"):
+            command(source, tmp_path / "out", text_field="body")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def estimates(monkeypatch):
+    seen, estimate = [], tokenize.bytes_written
+    monkeypatch.setattr(tokenize, "bytes_written", lambda *a: seen.append(estimate(*a)) or seen[-1])
+    return seen
+
+
+def test_the_estimate_of_bytes_is_near_what_is_written(shared_data, tmp_path, estimates):
+    source = shared_data / "text/extracted/AA/wiki_03"
+    split(source, tmp_path / "sentences", sentence_splitter="sentencex")
+    (wrote,) = (path.stat().st_size for path in (tmp_path / "sentences").glob("*.txt"))
+    assert 0.9 < preprocess.BYTES_WRITTEN * source.stat().st_size / wrote < 1.15
+    vocabulary = str(shared_data / "vocab/bert-base-uncased-vocab.txt")
+    for number, settings in enumerate(({}, {"masking": "dynamic"}, {"nsp": False})):
+        for length, most in ((128, 20), (512, 76)):
+            out, sizes = tmp_path / f"{number}_{length}", {"mask_tokens": most, **settings}
+            make(tmp_path / "sentences", out, vocabulary, sequence_length=length, **sizes)
+            size = sum(path.stat().st_size for path in out.glob("*.*") if "vocab" not in path.name)
+            assert 0.8 < estimates[-1] / size < 1.3, (length, estimates[-1], size)
+
+
+def test_the_estimate_includes_many_short_documents(tmp_path, pieces, estimates):
+    rows = [[f"{a} {b}.", f"{b} {a}."] for a in WORDS for b in WORDS]
+    split(write(tmp_path / "a.jsonl", rows, "json-lines"), tmp_path / "sentences")
+    out = make(tmp_path / "sentences", tmp_path / "out", pieces)
+    held = sum(path.stat().st_size for path in out.glob("wiki_*"))
+    assert 0.7 < estimates[0] / held < 1.6

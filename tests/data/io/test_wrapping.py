@@ -1,0 +1,199 @@
+"""Hard line breaks: wrapped prose has the sentences of the same text without them; other lines stay as they are."""
+
+import random
+import re
+import textwrap
+from collections import Counter
+from functools import partial
+
+import pytest
+from support.bert import ROOT
+
+from bert_cli.config.data import PreprocessSettings
+from bert_cli.data.io import files
+from bert_cli.data.io.documents import marked_lines
+from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.io.wrapping import Joiner, wrapped_width
+from bert_cli.data.text import preprocess
+from bert_cli.errors import ConfigError
+
+ARTICLES = sorted((ROOT / "data/sample/articles").glob("*.wiki"))
+PARAGRAPHS = [
+    re.sub(r"<.*?>|'{2,}|\[\[(?:[^]|]*\|)?|\]\]", "", line)
+    for path in ARTICLES
+    for line in path.read_text().split("\n")
+    if len(line) > 200 and line[0].isupper()
+]
+SONNET = """Shall I compare thee to a summer's day?
+Thou art more lovely and more temperate:
+Rough winds do shake the darling buds of May,
+And summer's lease hath all too short a date;
+Sometime too hot the eye of heaven shines,
+And often is his gold complexion dimm'd;
+And every fair from fair sometime declines,
+By chance or nature's changing course untrimm'd;
+But thy eternal summer shall not fade,
+Nor lose possession of that fair thou ow'st;
+Nor shall death brag thou wander'st in his shade,
+When in eternal lines to time thou grow'st:
+So long as men can breathe or eyes can see,
+So long lives this, and this gives life to thee.
+"""
+
+
+def hyphenated(paragraph, width, draw):
+    """Wrap a paragraph and break a word of six letters or more at the end of each line."""
+    lines = []
+    line = ""
+    for word in paragraph.split():
+        room = width - len(line) - 2
+        if len(line) + 1 + len(word) <= width:
+            line = f"{line} {word}".strip()
+        elif room >= 3 and re.fullmatch(r"[a-z]{6,}\W*", word):
+            cut = draw.randint(2, min(room, 4))
+            lines.append(f"{line} {word[:cut]}-")
+            line = word[cut:]
+        else:
+            lines.append(line)
+            line = word
+    return "\n".join([*lines, line])
+
+
+WRAPPERS = {
+    "60": partial(textwrap.fill, width=60),
+    "72": partial(textwrap.fill, width=72),
+    "80": partial(textwrap.fill, width=80, break_on_hyphens=False),
+    "100": partial(textwrap.fill, width=100),
+    "hyphenated": partial(hyphenated, width=66, draw=random.Random(0)),
+}
+
+
+def sentences(source, out, **settings):
+    settings = {"sentence_splitter": "sentencex", "processes": 1, **settings}
+    preprocess.run(PreprocessSettings(input=source, out=out, **settings))
+    text = "".join(path.read_text() for path in sorted(out.glob("*.txt")))
+    return [line for line in text.split("\n") if line]
+
+
+def lines_of(path, breaks="auto", size=None):
+    reading = files.Reading(line_breaks=breaks)
+    part = files.recognise(path, reading)
+    parts = [part] if size is None else files.split_part(part, size, reading)
+    return [line for part in parts for kind, line in marked_lines(part, reading) if kind == "body"]
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapped_text_has_the_sentences_of_the_unwrapped(tmp_path, wrapper, separator, capsys):
+    (tmp_path / "plain.txt").write_text(separator.join(PARAGRAPHS))
+    (tmp_path / "wrapped.txt").write_text(separator.join(map(WRAPPERS[wrapper], PARAGRAPHS)))
+    expected = sentences(tmp_path / "plain.txt", tmp_path / "a")
+    assert "hard line breaks" not in capsys.readouterr().out
+    joined = sentences(tmp_path / "wrapped.txt", tmp_path / "b")
+    assert "1 of 1 files, as " in capsys.readouterr().out
+    kept = sentences(tmp_path / "wrapped.txt", tmp_path / "c", line_breaks="keep")
+    assert len(kept) > 1.5 * len(expected) > 900
+    assert abs(len(joined) - len(expected)) < 0.01 * len(expected)
+    equal = sum((Counter(joined) & Counter(expected)).values())
+    assert equal > (0.95 if wrapper == "hyphenated" else 0.98) * len(expected)
+
+
+def test_lines_that_their_author_broke_stay(tmp_path):
+    words = sorted({word for text in PARAGRAPHS for word in text.split()})
+    rows = [sentence for text in PARAGRAPHS for sentence in text.split(". ")]
+    text = {
+        "verse": SONNET * 3,
+        "one sentence per line": ".\n".join(rows),
+        "one sentence per line, in lower case and without full stops": "\n".join(rows).lower(),
+        "a list": "\n".join(words),
+        "a list of long items": "\n".join(f"- {row[:60]}" for row in rows if len(row) > 20),
+        "paragraphs": "\n".join(PARAGRAPHS),
+        "code": (ROOT / "bert_cli/files.py").read_text(),
+        "a few lines": textwrap.fill(PARAGRAPHS[0], 72)[:500],
+        "Japanese": re.sub("。", "。\n", (ROOT / "data/sample/japanese/Bridge.txt").read_text()),
+    }
+    assert {kind: wrapped_width(lines) for kind, lines in text.items()} == dict.fromkeys(text, 0)
+    prose = "\n\n".join(WRAPPERS["80"](text) for text in PARAGRAPHS[:20])
+    (tmp_path / "a").write_text(f"{prose}\n\nCHAPTER I\nIn which we start\n\n{SONNET}\n{prose}")
+    lines = lines_of(tmp_path / "a")
+    start = lines.index("CHAPTER I")
+    assert lines[start:-20] == ["CHAPTER I", "In which we start", *SONNET.splitlines()]
+    assert lines[:start] == lines[-20:] == PARAGRAPHS[:20]
+
+
+def test_the_lines_of_a_file_do_not_depend_on_its_parts(tmp_path, monkeypatch):
+    text = "\n\n".join(map(WRAPPERS["hyphenated"], PARAGRAPHS))
+    (tmp_path / "a").write_text(text)
+    expected = lines_of(tmp_path / "a")
+    assert all(lines_of(tmp_path / "a", size=size) == expected for size in (300, 5000, 40_000))
+    alone = sentences(tmp_path / "a", tmp_path / "out")
+    monkeypatch.setattr(preprocess, "SHARD_BYTES", 30_000)
+    assert sentences(tmp_path / "a", tmp_path / "parts", processes=2) == alone
+
+
+def test_a_hyphen_at_a_line_end_stays_where_the_text_has_it_elsewhere():
+    text = "A well-known river.\nThe recognition of the well-\nknown and the recog-\nnition. "
+    text += "Soft hy\u00ad\nphens."
+    lines = [*text.split("\n"), "", "The long years of 1914-"]
+    lines += ["1918 in the rather pre-", "Roman times of older 日本", "語"]
+    joiner = Joiner(text)
+    joiner.width = 30
+    assert list(joiner.paragraphs(lines)) == [
+        "A well-known river.",
+        "The recognition of the well-known and the recognition. Soft hyphens.",
+        "",
+        "The long years of 1914-1918 in the rather pre-Roman times of older 日本語",
+    ]
+
+
+def test_a_sentence_goes_on_over_a_page_break_without_its_number_and_title():
+    prose = textwrap.wrap(" ".join(PARAGRAPHS[:20]), 70)
+    pages = [prose[start : start + 9] for start in range(0, len(prose), 9)]
+    text = "".join(
+        "\n".join(["\fA running title", "", *page, "", f"Page {number} of 9", ""])
+        for number, page in enumerate(pages)
+    )
+    joined = " ".join(Joiner(text).paragraphs(text.split("\n")))
+    assert "running title" not in joined and "Page" not in joined
+    starts = sum(page[0][0].islower() for page in pages[1:])
+    assert starts > 3
+    lines = [line for line in Joiner(text).paragraphs(text.split("\n")) if line]
+    assert len(lines) <= len(pages) - starts
+
+
+def test_a_running_title_may_stand_beside_the_number_of_its_page():
+    prose = textwrap.wrap(" ".join(PARAGRAPHS[:20]), 70)
+    pages = [prose[start : start + 9] for start in range(0, len(prose), 9)]
+    text = "".join(
+        "\n".join([f"\f{n}", "THE SAME TITLE", *page, "THE SAME FOOTER", f"Page {n}", ""])
+        for n, page in enumerate(pages)
+    )
+    joined = " ".join(Joiner(text).paragraphs(text.split("\n")))
+    assert "SAME" not in joined and "Page" not in joined
+
+
+def test_an_output_folder_of_an_earlier_version_keeps_its_lines(tmp_path):
+    for name in ("1.wrapped", "2.wrapped"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_text("\n\n".join(map(WRAPPERS["72"], PARAGRAPHS)))
+    out = tmp_path / "out"
+    kept = sentences(tmp_path / "in", out, line_breaks="keep")
+    assert "line_breaks" not in read_manifest(out)["settings"]
+    for path in [out / "manifest.json", *out.glob("*.txt")]:
+        path.unlink()
+    assert sentences(tmp_path / "in", out) == kept
+    joined = sentences(tmp_path / "in", tmp_path / "new")
+    assert len(joined) < len(kept) / 1.5
+    assert read_manifest(tmp_path / "new")["settings"]["line_breaks"] == "auto"
+    assert sentences(tmp_path / "in", tmp_path / "new") == joined
+
+
+def test_line_breaks_are_a_setting_of_plain_text(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "One."}\n')
+    with pytest.raises(ConfigError, match=r"--line-breaks: has no effect, the input is json-lines"):
+        sentences(tmp_path / "rows.jsonl", tmp_path / "out", line_breaks="join")
+    (tmp_path / "short").write_text("It was a wet and\nwindy day. He\nleft.\n")
+    assert sentences(tmp_path / "short", tmp_path / "a", line_breaks="join") == [
+        "It was a wet and windy day.",
+        "He left.",
+    ]

@@ -1,0 +1,494 @@
+"""Vocabularies: found in files, in folders and on a hub, rejected, and trained."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bert_cli.config.data import VocabSettings
+from bert_cli.data.tokens.encoder import Encoder
+from bert_cli.data.tokens.tokenizer import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS,
+    Normalization,
+    read_vocabulary,
+    tokenizer_config,
+)
+from bert_cli.data.tokens.vocab import find_vocabulary, run
+from bert_cli.errors import ConfigError, DataError
+
+PIECES = ["the", "cat", "##s", "[PAD]", "[MASK]", "[UNK]", "[SEP]", "[CLS]"]
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Foxes are quick, and dogs are lazy!",
+    "Naïve foxes jumped; the dogs' laziness overflowed.",
+    "",
+    "A literal [SEP] in the text is not a separator.",
+] * 20
+
+
+def write_vocab(folder, pieces=PIECES, config=None, end="\n"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text(end.join(pieces) + end, encoding="utf-8", newline="")
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder / "vocab.txt"
+
+
+# --- reading
+
+
+def test_the_line_of_a_piece_is_its_id(tmp_path):
+    for end in ("\n", "\r\n"):
+        vocabulary = read_vocabulary(write_vocab(tmp_path, end=end))
+        assert list(vocabulary.pieces) == PIECES
+    assert vars(vocabulary.special) == {"pad": 3, "unk": 5, "cls": 7, "sep": 6, "mask": 4}
+    assert vocabulary.is_continuation.tolist() == [piece == "##s" for piece in PIECES]
+    assert vocabulary.ids["cat"] == 1
+    # Other line ends within a piece do not shift the ids.
+    pieces = ["a\u2028b", "\x85", "c\x0bd", *SPECIAL_TOKENS]
+    assert list(read_vocabulary(write_vocab(tmp_path, pieces)).pieces) == pieces
+
+
+def test_a_file_that_is_no_vocabulary_is_rejected_with_its_line_or_token(tmp_path):
+    for piece in ("cat", ""):
+        path = write_vocab(tmp_path, [*PIECES, piece, "end"])
+        with pytest.raises(DataError, match=rf"line 9\): '{piece}' is blank .*write \[unused8\]"):
+            read_vocabulary(path)
+    for token in SPECIAL_TOKENS:
+        path = write_vocab(tmp_path, [piece for piece in PIECES if piece != token])
+        with pytest.raises(DataError, match=rf"vocab\.txt\): lacks \{token}"):
+            read_vocabulary(path)
+    path.write_bytes(b"\xff\xfe\x00binary")
+    with pytest.raises(DataError, match="cannot be read as text"):
+        find_vocabulary(str(path), cased=False)
+
+
+# --- finding
+
+
+def test_a_file_and_its_folder_are_the_same_vocabulary(tmp_path, monkeypatch):
+    path = write_vocab(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)  # a folder here precedes a name on the hub
+    for name in (str(path), str(path.parent), "model"):
+        assert find_vocabulary(name, cased=False).path.absolute() == path
+    (tmp_path / "empty").mkdir()
+    paths = ["empty", "missing.txt", "/nowhere/at/all", "a/b/c", "~/no", "./vocab", "vocab/"]
+    for name in paths:
+        with pytest.raises(DataError, match=r"no such file or folder with vocab\.txt"):
+            find_vocabulary(name, cased=False)
+
+
+def only_json(folder: Path, cased: bool = False) -> Path:
+    """Leave a folder with the files that transformers 5 writes: tokenizer.json, and no vocab.txt."""
+    import transformers
+
+    theirs = transformers.BertTokenizerFast.from_pretrained(folder, do_lower_case=not cased)
+    theirs.save_pretrained(folder)
+    (folder / "vocab.txt").unlink()
+    assert {path.name for path in folder.iterdir()} == {"tokenizer.json", CONFIG_FILE}
+    return folder
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_a_folder_with_tokenizer_json_alone_is_the_vocabulary_of_its_vocab_txt(tmp_path, cased):
+    config = tokenizer_config(Normalization(cased=cased))
+    path = write_vocab(tmp_path / "txt", config=config)
+    expected = find_vocabulary(str(path), cased=cased)
+    folder = only_json(shutil.copytree(path.parent, tmp_path / "json"), cased)
+    for name in (folder, folder / "tokenizer.json"):
+        vocabulary = find_vocabulary(str(name), cased=cased)
+        assert vocabulary.pieces == expected.pieces and vocabulary.sha256 == expected.sha256
+        assert vocabulary.normalization == expected.normalization
+        with pytest.raises(ConfigError, match="says do_lower_case"):
+            find_vocabulary(str(name), cased=not cased)
+
+
+def test_a_tokenizer_json_that_splits_text_otherwise_is_refused(tmp_path):
+    write_vocab(tmp_path, config=tokenizer_config(Normalization()))
+    path = only_json(tmp_path) / "tokenizer.json"
+    description = json.loads(path.read_text())
+    for part, changes, message in (
+        ("model", {"type": "BPE"}, r"\(model.type BPE\): is neither WordPiece nor byte-"),
+        ("model", {"continuing_subword_prefix": "@@"}, r"\(model.continuing_subword_prefix\)"),
+        ("normalizer", {"clean_text": False}, r"\(normalizer.clean_text\): is False"),
+        ("pre_tokenizer", {"type": "Whitespace"}, r"\(pre_tokenizer.type\): is 'Whitespace'"),
+    ):
+        changed = {**description, part: {**description[part], **changes}}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=message):
+            find_vocabulary(str(tmp_path), cased=False)
+
+
+def test_a_vocabulary_with_tokens_of_its_owner_is_refused_for_records(tmp_path):
+    path = write_vocab(tmp_path, config=tokenizer_config(Normalization()))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES)}))
+    with pytest.raises(DataError, match=r"has 1 added token \(\[E1\]\)"):
+        find_vocabulary(str(path), cased=False)
+
+
+def test_a_tokenizer_config_must_agree_with_the_case_and_decides_the_rest(tmp_path):
+    for cased, remedy in ((True, "leave out --cased"), (False, "give --cased")):
+        write_vocab(tmp_path, config=tokenizer_config(Normalization(cased=not cased)))
+        find_vocabulary(str(tmp_path), cased=not cased)
+        with pytest.raises(ConfigError, match=remedy):
+            find_vocabulary(str(tmp_path), cased=cased)
+    for cased, config, expected in (
+        (False, {"do_lower_case": True, "strip_accents": False}, Normalization(False, False)),
+        (True, {"strip_accents": True}, Normalization(True, True)),
+        (False, {"tokenize_chinese_chars": False}, Normalization(split_chinese=False)),
+        (False, None, Normalization()),
+        (True, {"do_lower_case": False}, Normalization(cased=True)),
+    ):
+        write_vocab(tmp_path / "other", PIECES[3:], config)  # pieces that do not show the case
+        assert find_vocabulary(str(tmp_path / "other"), cased=cased).normalization == expected
+        (tmp_path / "other/tokenizer_config.json").unlink(missing_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match="Invalid JSON"):
+        find_vocabulary(str(tmp_path), cased=False)
+
+
+def test_where_the_config_does_not_say_the_case_the_pieces_show_it(tmp_path):
+    for config in (None, {"tokenizer_class": "BertTokenizer"}):
+        path = str(write_vocab(tmp_path, [*PIECES, "The", "Cat"], config))
+        with pytest.raises(ConfigError, match=r"--cased \(false.*: 2 of the 5 .* give --cased"):
+            find_vocabulary(path, cased=False)
+        write_vocab(tmp_path, config=config)
+        with pytest.raises(ConfigError, match=r"--cased \(true.*: 0 of the 3 .* leave out --cased"):
+            find_vocabulary(path, cased=True)
+    # The config decides where it says the case, also for a text without capitals.
+    write_vocab(tmp_path, config={"do_lower_case": False})
+    assert find_vocabulary(path, cased=True).pieces[0] == "the"
+
+
+def test_pieces_that_do_not_show_the_case_are_accepted_as_either(tmp_path):
+    special = [piece for piece in PIECES if piece.startswith("[")]
+    for pieces in (
+        ["字", "##典", "1990"],  # a script without case
+        ["naïve"],  # has accents, so it is no uncased one
+        [*(f"word{number}" for number in range(40)), "X"],  # a capital by chance
+    ):
+        path = str(write_vocab(tmp_path, [*special, *pieces]))
+        for cased in (False, True):
+            assert find_vocabulary(path, cased=cased).pieces[-1] == pieces[-1]
+
+
+def test_the_pieces_of_googles_vocabularies_show_their_case(shared_data):
+    for kind, cased in (("cased", True), ("uncased", False)):
+        path = str(shared_data / "vocab" / f"bert-base-{kind}-vocab.txt")
+        assert len(find_vocabulary(path, cased=cased).pieces) > 28_000
+        with pytest.raises(ConfigError, match=f"{'give' if cased else 'leave out'} --cased"):
+            find_vocabulary(path, cased=not cased)
+
+
+# --- the hub: a server in this process and clients in processes, since the library reads its settings once
+
+FIND = """
+import json, sys
+from bert_cli.data.tokens.vocab import find_vocabulary
+from bert_cli.errors import BertError
+for name, cased in json.loads(sys.argv[1]):
+    try:
+        vocabulary = find_vocabulary(name, cased=cased)
+        print("found", len(vocabulary.pieces), vocabulary.sha256)
+    except BertError as error:
+        print(type(error).__name__, error)
+"""
+
+
+class Hub(http.server.SimpleHTTPRequestHandler):
+    """Files with the headers that the client of the hub reads."""
+
+    def end_headers(self):
+        kind = "RepoNotFound" if "someone/else" in self.path else "EntryNotFound"
+        self.send_header("X-Error-Code", kind)
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("ETag", f'"{hash(self.path):x}"')
+        super().end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """The address of a hub with the repositories someone/model, someone/bare and someone/new."""
+    files = "resolve/main"
+    write_vocab(
+        tmp_path / "someone/model" / files, config=tokenizer_config(Normalization(cased=True))
+    )
+    write_vocab(tmp_path / "someone/bare" / files)
+    only_json(write_vocab(tmp_path / "someone/new" / files).parent)
+    handler = partial(Hub, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def find_all(tmp_path, endpoint, *names):
+    """Find vocabularies, each a name and whether it is cased, in another process."""
+    environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    environment |= {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": endpoint}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-c", FIND, json.dumps(names)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "thrown while requesting" not in done.stderr
+    for name, _ in names:
+        assert f"vocab: {name} is not here; asking the Hugging Face hub for it" in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
+    model = ("someone/model", True)
+    others = ("someone/model", False), ("someone/bare", False), ("someone/else", False)
+    new = ("someone/new", False)
+    answer, wrong_case, bare, absent, json_alone = find_all(tmp_path, hub, model, *others, new)
+    assert json_alone == bare
+    assert answer.startswith(f"found {len(PIECES)} ")
+    assert wrong_case.startswith("ConfigError --cased (false")
+    assert bare.startswith("found")
+    assert absent.startswith("DataError vocabulary (someone/else)")
+    # A hub that does not answer is asked once and without noise.
+    nobody = ("data/vocab9k", False)
+    cached, again, absent = find_all(tmp_path, "http://127.0.0.1:9", model, new, nobody)
+    assert (cached, again) == (answer, json_alone)
+    assert absent.startswith("DataError vocabulary (data/vocab9k): no such file or folder here")
+    assert "refused" in absent
+
+
+# --- training
+
+
+def sentences(tmp_path, lines=SENTENCES):
+    folder = tmp_path / "sentences"
+    folder.mkdir(exist_ok=True)
+    for number in range(2):
+        (folder / f"{number}.txt").write_text("\n".join(lines[number::2]) + "\n", encoding="utf-8")
+
+
+def train(tmp_path, name="vocab", size=150, **settings) -> Path:
+    out = tmp_path / name
+    run(VocabSettings(input=tmp_path / "sentences", out=out, size=size, **settings))
+    return out
+
+
+def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_path, capsys):
+    import transformers
+
+    sentences(tmp_path)
+    out = train(tmp_path)
+    vocabulary = find_vocabulary(str(out), cased=False)
+    number, special = len(vocabulary.pieces), vocabulary.special
+    assert vocabulary.pieces[:5] == SPECIAL_TOKENS and "quick" in vocabulary.pieces
+    assert len(set(vocabulary.pieces)) == number < 150
+    assert not any(piece.lower() != piece or "ï" in piece for piece in vocabulary.pieces[5:])
+    encoder = Encoder(vocabulary.ids, Normalization())
+    assert special.unk not in encoder.encode("\n".join(SENTENCES)).tokens
+    counts = json.loads((out / "manifest.json").read_text())["counts"]
+    assert (counts["pieces"], counts["sentences"]) == (number, 80)
+    *_, few, line = capsys.readouterr().out.splitlines()
+    assert (
+        few
+        == f"vocab: only {number} pieces occur 2 times or more in this text, fewer than the 150 of --size"
+    )
+    assert line.startswith(f"vocab: {number} pieces from 80 sentences")
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    ids = encoder.encode("the quick dogs").tokens.tolist()
+    assert theirs("the quick dogs")["input_ids"] == [special.cls, *ids, special.sep]
+    # A vocabulary of the wanted size needs no message; a cased one has capitals and accents.
+    smaller = train(tmp_path, "smaller", size=100, cased=True)
+    pieces = find_vocabulary(str(smaller), cased=True).pieces
+    assert len(pieces) == 100 and "ï" in "".join(pieces)
+    assert any(piece[0].isupper() for piece in pieces[5:])
+    assert "times or more in this text" not in capsys.readouterr().out
+
+
+def test_a_word_that_occurs_less_often_than_the_minimum_is_no_piece(tmp_path):
+    sentences(tmp_path, ["zebra giraffe"] * 3 + ["giraffe"] * 2)
+    for frequency, expected in ((3, {"zebra", "giraffe"}), (4, {"giraffe"}), (6, set())):
+        out = train(tmp_path, f"vocab{frequency}", min_frequency=frequency)
+        pieces = find_vocabulary(str(out), cased=False).pieces
+        assert {"zebra", "giraffe"} & {*pieces} == expected
+
+
+def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path):
+    """`ze` is a step from z to zebra, and a piece of the three words zest alone."""
+    sentences(tmp_path)
+    base = train(tmp_path, "base", size=100)
+
+    def new_pieces(name: str, lines: Sequence[str], size: str, frequency: int) -> Sequence[str]:
+        sentences(tmp_path, lines)
+        out = train(tmp_path, name, size, extend=str(base), min_frequency=frequency)
+        first = len(read_vocabulary(base / "vocab.txt").pieces)
+        return find_vocabulary(str(out), cased=False).pieces[first:]
+
+    words = ["zebu", "yak", "ibex", "kudu", "okapi", "gaur", "oryx", "tapir"]
+    lines = [word for number, word in enumerate(words) for _ in range(40 - 4 * number)]
+    assert list(new_pieces("four", lines, "+4", 2)) == words[:4]
+    lines = ["zebra"] * 6 + ["zest"] * 3
+    assert list(new_pieces("often", lines, "+20", 4)) == ["zebra"]
+    assert list(new_pieces("seldom", lines, "+20", 2)) == ["zebra", "zest"]
+
+
+def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
+    sentences(tmp_path)
+    here = (train(tmp_path) / "vocab.txt").read_bytes()
+    out = tmp_path / "again"
+    command = [sys.executable, "-m", "bert_cli", "vocab", tmp_path / "sentences", out]
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    subprocess.run([*command, "--size", "150"], check=True, env=environment, timeout=60)
+    assert (out / "vocab.txt").read_bytes() == here
+
+
+def test_a_text_without_words_is_rejected_and_leaves_nothing(tmp_path):
+    sentences(tmp_path, ["", "  ", "\t"])
+    with pytest.raises(DataError, match="no text"):
+        train(tmp_path)
+    assert not (tmp_path / "vocab" / "vocab.txt").exists()
+
+
+def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, capsys):
+    sentences(tmp_path)
+    out = train(tmp_path)
+    before = (out / "vocab.txt").read_bytes()
+    capsys.readouterr()
+    train(tmp_path)
+    assert "vocab.txt is complete for this text (nothing to do)" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
+        train(tmp_path, size=120)
+    with pytest.raises(DataError, match="text_field was the default, now 'body'"):
+        train(tmp_path, text_field="body")
+    sentences(tmp_path, SENTENCES[::-1])
+    with pytest.raises(DataError, match=r"have changed since; remove .*vocab or choose another"):
+        train(tmp_path)
+    assert (out / "vocab.txt").read_bytes() == before
+
+
+JAPANESE = ["がんこなパンダがゴミを見た。", "ハングルは한글と書く。", "日本語の辞書。"] * 30
+
+
+def test_the_accents_of_a_lower_cased_vocabulary_are_stripped_or_preserved(tmp_path, capsys):
+    import transformers
+
+    sentences(tmp_path, ["Über Äpfel", "Ein Apfel", "über Apfel"] * 30)
+    stripped, preserved = train(tmp_path), train(tmp_path, "keep", strip_accents=False)
+    assert "warning: stripping accents changes 50% of the words" in capsys.readouterr().out
+    for out, strip, word in ((stripped, None, "uber"), (preserved, False, "über")):
+        config = json.loads((out / "tokenizer_config.json").read_text())
+        assert (config["do_lower_case"], config["strip_accents"]) == (True, strip)
+        pieces = find_vocabulary(str(out), cased=False).pieces
+        assert word in pieces and ({"über", "uber"} - {word}).isdisjoint(pieces)
+        assert transformers.AutoTokenizer.from_pretrained(out).tokenize("ÜBER") == [word]
+    assert "strip_accents" not in json.loads((stripped / "manifest.json").read_text())["settings"]
+    with pytest.raises(DataError, match="strip_accents was False, now the default"):
+        train(tmp_path, "keep")
+
+
+def test_the_accents_of_a_cased_vocabulary_are_preserved_or_stripped(tmp_path, capsys):
+    """`Über` has a capital and an accent: each of the four normalizations writes it in another way."""
+    sentences(tmp_path, ["Über Äpfel", "Ein Apfel", "über Apfel"] * 30)
+    expected = {
+        (True, None): "Über",
+        (True, True): "Uber",
+        (False, None): "uber",
+        (False, False): "über",
+    }
+    for (cased, strip), word in expected.items():
+        out = train(tmp_path, word, cased=cased, strip_accents=strip)
+        warned = "stripping accents changes 50% of the words" in capsys.readouterr().out
+        assert warned == (word in ("Uber", "uber"))
+        pieces = find_vocabulary(str(out), cased=cased).pieces
+        assert word in pieces and {"Über", "Uber"}.isdisjoint(set(pieces) - {word})
+        assert ("Äpfel" in pieces, "Apfel" in pieces) == (word == "Über", cased)
+
+
+def test_joiners_are_dropped_as_bert_drops_them(tmp_path):
+    """U+200C and U+200D are format characters, which Google's BasicTokenizer removes, cased or not."""
+    sentences(tmp_path, ["می\u200cروم क्\u200dष"] * 30)
+    for cased in (False, True):
+        pieces = find_vocabulary(str(train(tmp_path, str(cased), cased=cased)), cased=cased).pieces
+        assert "میروم" in pieces and not any({"\u200c", "\u200d"} & {*piece} for piece in pieces)
+
+
+def test_a_byte_order_mark_and_blank_lines_at_the_end_of_a_vocabulary_are_no_pieces(tmp_path):
+    plain = "".join(f"{piece}\n" for piece in PIECES).encode()
+    for name, data in (
+        ("mark", b"\xef\xbb\xbf" + plain),
+        ("blank", plain + b"\n \r\n\n"),
+        ("windows", b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n") + b"\r\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vocab.txt").write_bytes(data)
+        vocabulary = find_vocabulary(str(tmp_path / name), cased=False)
+        assert vocabulary.pieces == tuple(PIECES)
+        vocabulary.save(tmp_path / name)  # as a checkpoint has it, which other programs read
+        assert (tmp_path / name / "vocab.txt").read_bytes().replace(b"\r\n", b"\n") == plain
+        assert find_vocabulary(str(tmp_path / name), cased=False).sha256 == vocabulary.sha256
+
+
+def test_a_warning_counts_the_words_that_stripping_changes_and_english_has_few(tmp_path, capsys):
+    sentences(tmp_path, ["Das Café dort, dort 한국 가 e\u0301 x й"] * 30)
+    train(tmp_path, "counted")
+    assert "stripping accents changes 56% of the words" in capsys.readouterr().out
+    sentences(tmp_path, JAPANESE)
+    train(tmp_path, strip_accents=False)
+    train(tmp_path, "cased", cased=True)
+    sentences(tmp_path, [*["plain words of English text"] * 60, "naïve"])
+    train(tmp_path, "english")
+    assert "stripping" not in capsys.readouterr().out
+
+
+def test_chinese_characters_are_words_of_their_own_or_parts_of_words(tmp_path):
+    import transformers
+
+    sentences(tmp_path, JAPANESE)
+    for name, more, expected in (
+        ("bert", {}, ["日", "本", "語", "の", "辞", "書", "。"]),
+        ("whole", {"split_chinese": False}, ["日本語の辞書", "。"]),
+    ):
+        out = train(tmp_path, name, size=300, strip_accents=False, **more)
+        assert (
+            transformers.AutoTokenizer.from_pretrained(out).tokenize("日本語の辞書。") == expected
+        )
+        vocabulary = find_vocabulary(str(out), cased=False)
+        numbers = Encoder(vocabulary.ids, vocabulary.normalization).encode("日本語の辞書。").tokens
+        assert [vocabulary.pieces[number] for number in numbers] == expected
+        assert "が" in "".join(vocabulary.pieces) and "한" in "".join(vocabulary.pieces)
+
+
+def test_an_extension_normalizes_text_as_the_vocabulary_that_it_extends(tmp_path):
+    sentences(tmp_path, ["Über Äpfel", "über Gärten"] * 30)
+    base = str(train(tmp_path, "base", strip_accents=False, split_chinese=False))
+    sentences(tmp_path, ["Öfen und Höfe", "höfe über Öfen"] * 30)
+    out = train(tmp_path, "extended", "+20", extend=base)
+    vocabulary = find_vocabulary(str(out), cased=False)
+    assert vocabulary.normalization == Normalization(False, False, False)
+    assert {"öfen", "höfe"} <= set(
+        vocabulary.pieces[len(read_vocabulary(Path(base) / "vocab.txt").pieces) :]
+    )
+    same = train(tmp_path, "same", "+20", extend=base, strip_accents=False, split_chinese=False)
+    assert (same / "vocab.txt").read_bytes() == (out / "vocab.txt").read_bytes()
+    for name in ("strip_accents", "split_chinese"):
+        flag = f"--{name.replace('_', '-')}"
+        with pytest.raises(
+            ConfigError, match=rf"{flag} \(true\): .*keeps the false of .*base; .*leave it out"
+        ):
+            train(tmp_path, "other", "+20", extend=base, **{name: True})
+
+
+def test_a_script_of_many_characters_gets_as_many_as_cover_its_text(tmp_path):
+    kanji = [chr(0x4E00 + number) for number in range(1600)]
+    sentences(tmp_path, ["".join(kanji[start : start + 40]) for start in range(0, 1600, 40)] * 4)
+    for size, expected in ((8000, 1600), (4800, 1200), (1200, 1000)):
+        pieces = read_vocabulary(train(tmp_path, f"v{size}", size) / "vocab.txt").pieces
+        assert sum(piece in pieces for piece in kanji) == expected, size

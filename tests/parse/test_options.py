@@ -1,0 +1,125 @@
+"""The options of commands: their description, the help, and what the words of a command line mean."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from bert_cli.commands import COMMANDS
+from bert_cli.config.data import IndexSettings, TokenizeSettings
+from bert_cli.config.markers import HIDDEN, group_of, marked
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.tools import RunsSettings
+from bert_cli.config.use import PredictSettings
+from bert_cli.parse.help import help_text
+from bert_cli.parse.load import field_paths, load
+from bert_cli.parse.options import parse_words, sections_of
+
+
+def settings_of(name: str) -> type[BaseModel]:
+    return COMMANDS[name].settings_class()
+
+
+def options(name: str) -> dict[str, Any]:
+    sections = sections_of(settings_of(name), name)
+    return {option.name: option for section in sections for option in section.options}
+
+
+def groups_of(settings: type[BaseModel], above: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the class of the settings and of each of its groups, with the beginning of the paths in it."""
+    yield above, settings
+    for name, about in settings.model_fields.items():
+        if kind := group_of(about.annotation):
+            yield from groups_of(kind, f"{above}{name}.")
+
+
+def test_every_setting_is_an_option_and_every_option_is_read():
+    for name in COMMANDS:
+        settings, described = settings_of(name), options(name)
+        hidden = {
+            f"{above}{name}" for above, kind in groups_of(settings) for name in marked(kind, HIDDEN)
+        }
+        paths = set(field_paths(settings)) - hidden
+        groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir", "stages"}
+        in_lists = {path for path in paths if path.startswith(("dataset_dir.", "stages."))}
+        assert set(described) - {"config"} == paths - groups - in_lists, name
+        flags = [option for option in described.values() if option.flags]
+        words = [f"{one.flags[0]}={'1' if one.takes else 'true'}" for one in flags]
+        parsed = parse_words(settings, words, "bert")
+        for option in flags:
+            value: Any = parsed
+            for step in option.name.split("."):
+                value = value[step]
+            assert value == (True if not option.takes else ["1"] if option.is_list else "1")
+
+
+def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for name, parts in (
+        ("tokenize", ("usage: bert tokenize [options] INPUT OUT\n", "options of bert tokenize:",
+                      "\nExecution:", "--log-level", "\nexamples:\n  bert tok")),
+        ("doctor", ("options of bert doctor:", "options of bert pretrain:", "Settings of every training run")),
+        ("pretrain", ("Settings of every training run", "\nmasking", "\noptimizer-opts")),
+    ):  # fmt: skip
+        text = help_text(settings_of(name), name, is_complete=True)
+        assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+        assert "SUPPRESS" not in text
+        assert max(map(len, text.partition("examples:")[0].splitlines())) <= 100
+
+
+def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_all(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, shown, hidden in (
+        ("pretrain", ["--config", "--dataset-dir", "--optimizer-opts.learning-rate.max"], "--stages"),
+        ("glue", ["--glue-task TASK", "tnews", "--num-epochs"], "--cache-dir"),
+        ("plan", ["--devices", "--parallel.layout", "usual settings of a run"], "--wandb"),
+    ):  # fmt: skip
+        text = help_text(settings_of(name), name)
+        complete = help_text(settings_of(name), name, is_complete=True)
+        assert all(part in text for part in shown) and hidden not in text and hidden in complete
+        assert "--help-all" in text and len(text.splitlines()) < 90
+        assert max(map(len, text.splitlines() + complete.splitlines())) <= 80, name
+    assert help_text(settings_of("predict"), "predict").count("--help-all") == 0
+
+
+FLAGS = [
+    ("--seed 1 --seed=2", "seed", 2),
+    ("--dry-run --seed 3", "dry_run", True),
+    ("--dry-run --no-dry-run", "dry_run", False),
+    ("--wandb.enabled --wandb.enabled=false", "wandb.enabled", False),
+    ("--wandb.tags a,b --wandb.tags c", "wandb.tags", ["a", "b", "c"]),
+    ("""--wandb.tags '["a,b"]'""", "wandb.tags", ["a,b"]),
+    ("""--wandb.tags '"a,b", c d'""", "wandb.tags", ["a,b", "c d"]),
+    ("--wandb.tags []", "wandb.tags", []),
+    ("--optimizer-opts.loss-scaling 8", "optimizer_opts.loss_scaling", 8.0),
+    ("""--global-batch '{"micro_batch_size": 4}'""", "global_batch.micro_batch_size", 4),
+    ("""--global-batch.replicas 2 --global-batch '{"replicas": 3}'""", "global_batch.replicas", 2),
+    ("--dataset-dir a --dataset-dir b", "dataset_paths", ["a", "b"]),
+    ("""--dataset-dir '[{"path": "a", "weight": 2}, "b"]'""", "dataset_paths", ["a", "b"]),
+]
+
+
+def test_flags_are_read():
+    for words, path, value in FLAGS:
+        arguments = ["--config", "pretrain_demo_128_phase1", *shlex.split(words)]
+        found: Any = load(PretrainSettings, arguments, "bert pretrain")[0]
+        for name in path.split("."):
+            found = getattr(found, name)
+        assert found == value, words
+
+
+def test_positional_arguments_are_read_between_flags():
+    settings, _ = load(TokenizeSettings, ["in", "out", "--vocab", "v.txt"], "bert tokenize")
+    assert (settings.input, settings.out, settings.vocab) == (Path("in"), Path("out"), "v.txt")
+    # A word after a switch is an argument, not the value of the switch.
+    words = ["--cased", "true", "out", "--vocab", "v"]
+    settings, _ = load(TokenizeSettings, words, "bert tokenize")
+    assert (settings.cased, settings.input) == (True, Path("true"))
+    assert not load(TokenizeSettings, ["--cased=false", *words[1:]], "bert tokenize")[0].cased
+    assert load(IndexSettings, ["--check", "a"], "bert index")[0].check
+    settings, _ = load(RunsSettings, ["a", "--json", "-", "b"], "bert runs")
+    assert (settings.folders, str(settings.json_file)) == ([Path("a"), Path("b")], "-")
+    settings, _ = load(PredictSettings, ["a", "--top", "3", "-5, [MASK]"], "bert predict")
+    assert settings.text == "-5, [MASK]"
