@@ -69,7 +69,6 @@ _ROWS = {
     "bench": ("tasks.bench.run", "bench.Bench", "run a standard benchmark"),
     "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
     "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
-    "bench data": ("tasks.bench.data", "bench.BenchData", "measure the steps from text to batches"),
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),

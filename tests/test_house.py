@@ -34,7 +34,7 @@ LIGHT = [
     "train",
     *(f"parallel/{name}" for name in ("cluster", "devices", "engine", "group", "launcher", "runtime")),
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "machine")),
-    *(f"tasks/bench/{name}" for name in ("run", "data")), "tasks/launch",
+    "tasks/bench/run", "tasks/launch",
 ]  # fmt: skip
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 75

@@ -6,27 +6,24 @@ runs it, and flags after the name override its own.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
-from bert_cli.config.data import DataSettings, Splitter, check_mask_tokens
 from bert_cli.config.finetune import SquadSettings
-from bert_cli.config.markers import PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, without_effect
 from bert_cli.errors import ConfigError, nearest
 from bert_cli.parse.load import BENCHMARKS, configs_folder
 
-KINDS = ("pretrain", "squad", "data")
+KINDS = ("pretrain", "squad")
 
 
 class BenchSettings(Settings):
     """Measure how fast this machine trains, and how the time is spent.
 
     `bert bench NAME` runs a standard benchmark, whose results can be compared between machines; flags after
-    the name override the benchmark's flags. `bert bench pretrain`, `squad` and `data` measure any settings;
+    the name override the benchmark's flags. `bert bench pretrain` and `bert bench squad` measure any settings;
     their --help lists the flags, which a NAME takes too.
     Example: bert bench --list
     Example: bert bench tiny_128
@@ -110,50 +107,13 @@ class BenchSquadSettings(Measuring, SquadSettings):
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir", "train_file")
 
 
-class BenchDataSettings(DataSettings):
-    """Measure the data steps: text to sentences, to records, to batches.
-
-    Example: bert bench data
-    Example: bert bench data data/extracted --vocab bert-base-uncased --json results.json
-    """
-
-    NEEDS: ClassVar = {"megabytes": ("input", None)}
-
-    input: Positional[Path | None] = None
-    """Text, as for `bert preprocess`; by default synthetic."""
-    megabytes: float = Field(10.0, gt=0.0)
-    """Megabytes (10^6 bytes) of synthetic text."""
-    vocab: PathOrName | None = None
-    """A vocab.txt, a folder with one, or a model name; by default the benchmark trains one and measures it."""
-    sentence_splitter: Splitter = "auto"
-    """The sentence splitter, as for `bert preprocess`."""
-    sequence_length: int = Field(128, ge=8, le=65535)
-    """Sequence length S of an example."""
-    mask_tokens: int = Field(20, ge=1)
-    """Maximum number P of masked positions of an example."""
-    max_sequences_per_pack: int = Field(3, ge=2)
-    """Maximum sequences in a pack, for reading packs."""
-    processes: int = Field(1, ge=1)
-    """Number of local processes of a data step; one thread reads the records, as in a run."""
-    reading_seconds: float = Field(3.0, gt=0.0)
-    """Seconds of reading for each kind of records."""
-    seed: int = Field(1984, ge=0, lt=2**31)
-    """Seed of the synthetic text and of the order of records."""
-    json_file: JsonFile = None
-
-    @model_validator(mode="after")
-    def _check_examples(self) -> "BenchDataSettings":
-        check_mask_tokens(self, "mask_tokens", "sequence_length")
-        return self
-
-
 class Benchmark(Settings):
     """A named command line."""
 
     about: str
     """One sentence: what is measured, and for what."""
     kind: str
-    """The measurement: pretrain, squad or data."""
+    """The measurement: pretrain or squad."""
     config: str | None = None
     """Name of a shipped config."""
     flags: list[str] = []

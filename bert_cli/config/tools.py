@@ -110,7 +110,7 @@ class Planning(Settings):
     """Number of processes; the devices are divided among them, and each replica is in one process."""
     compile_for: str | None = None
     """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.
-    The report has the memory by the compiler, the traffic, and a bound on the speed."""
+    The report has the memory by the compiler."""
 
     @model_validator(mode="after")
     def _a_target_has_its_devices(self) -> "Planning":

@@ -23,8 +23,6 @@ class Accelerator:
     title: str
     peak: float
     """FLOP/s of products of bfloat16 and of float16."""
-    peak_float32: float
-    """FLOP/s of products of float32 at JAX's default precision: TF32 on GPUs, a bfloat16 pass on TPUs."""
     memory: int
     bandwidth: float
     link: float
@@ -48,16 +46,6 @@ class Accelerator:
         return "TPU" if self.axes else "GPU"
 
     @property
-    def peaks(self) -> dict[str, float]:
-        """FLOP/s by the dtype of the operands.
-
-        Exact float32 is six bfloat16 passes on TPUs; GPUs do not compute it on tensor cores.
-        """
-        lanes = 2e9 * self.clock * self.cores * self.lanes
-        exact = self.peak / 6 if self.axes else lanes
-        return {"bf16": self.peak, "f16": self.peak, "f32": self.peak_float32, "highest": exact}
-
-    @property
     def description(self) -> str:
         """Return the text of XLA's GpuTargetConfigProto."""
         return f"""
@@ -79,33 +67,33 @@ class Accelerator:
 GIB = 2**30
 ACCELERATORS = {
     "v5e": Accelerator(
-        title="TPU v5e", peak=197e12, peak_float32=197e12, memory=16 * GIB, bandwidth=819e9,
+        title="TPU v5e", peak=197e12, memory=16 * GIB, bandwidth=819e9,
         link=200e9, axes=2,
     ),
     "v5p": Accelerator(
-        title="TPU v5p", peak=459e12, peak_float32=459e12, memory=95 * GIB, bandwidth=2765e9,
+        title="TPU v5p", peak=459e12, memory=95 * GIB, bandwidth=2765e9,
         link=600e9, axes=3,
     ),
     "v6e": Accelerator(
-        title="TPU v6e", peak=918e12, peak_float32=918e12, memory=32 * GIB, bandwidth=1638e9,
+        title="TPU v6e", peak=918e12, memory=32 * GIB, bandwidth=1638e9,
         link=400e9, axes=2,
     ),
     "a100": Accelerator(
-        title="NVIDIA A100-SXM4-80GB", peak=312e12, peak_float32=156e12, memory=85_100_068_864,
+        title="NVIDIA A100-SXM4-80GB", peak=312e12, memory=85_100_068_864,
         bandwidth=2039e9, link=300e9, cores=108, lanes=64, shared_memory=167_936,
         cache=40 * 2**20, clock=1.41, capability=8,
     ),
     "h100": Accelerator(
-        title="NVIDIA H100 80GB HBM3", peak=989.4e12, peak_float32=494.7e12, memory=84_942_979_072,
+        title="NVIDIA H100 80GB HBM3", peak=989.4e12, memory=84_942_979_072,
         bandwidth=3352e9, link=450e9, cores=132, cache=50 * 2**20, clock=1.98, capability=9,
     ),
     "h200": Accelerator(
-        title="NVIDIA H200 141GB HBM3e", peak=989.4e12, peak_float32=494.7e12,
+        title="NVIDIA H200 141GB HBM3e", peak=989.4e12,
         memory=151_397_597_184, bandwidth=4800e9, link=450e9, cores=132, cache=50 * 2**20,
         clock=1.98, capability=9,
     ),
     "b200": Accelerator(
-        title="NVIDIA B200", peak=2250e12, peak_float32=1100e12, memory=191_514_411_008,
+        title="NVIDIA B200", peak=2250e12, memory=191_514_411_008,
         bandwidth=7672e9, link=900e9, cores=148, cache=132_644_864, clock=1.965, capability=10,
     ),
 }  # fmt: skip

@@ -40,7 +40,6 @@ REFUSALS = [
     (f"plan {TINY[9:]} --compile-for v5e:2x2", "compiles steps of JAX, and the engine is tensorflow; give"),
     (f"plan {TINY[9:]} --compile-for h100:8 --devices 8", "has no effect with compile_for"),
     (f"plan {TINY[9:]} --engine jax --compile-for h100:8 --distillation.teacher x", "with distillation"),
-    ("bench data text --megabytes 3", "megabytes (--megabytes): has no effect with input"),
     ("extract dump ''", "out: is empty; give a path, '.' for the current folder"),
     ("runs ''", "folders: is empty"),
     ("predict ''", "model: is empty"),

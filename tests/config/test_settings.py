@@ -200,7 +200,7 @@ def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys
         command, rest = split_command(expand_benchmark(["bench", name]))
         assert command == f"bench {one.kind}" and f"bert {command}" in lines[name]
         settings, _ = load(COMMANDS[command].settings_class(), rest, f"bert {command}")
-        assert one.kind == "data" or settings.generated_dataset
+        assert settings.generated_dataset
     for words, message in ((["tiny_129"], "did you mean 'tiny_128'?"), ([], "bert bench --list")):
         assert main(["bench", *words]) == 2
         assert message in capsys.readouterr().err

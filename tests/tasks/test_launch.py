@@ -74,7 +74,7 @@ MISTAKES = [
     (["--hosts=-oProxyCommand=x"], "is not the name of a host"),
     (["--bind-address", "ib0"], "has no effect without hosts"),
     (["--port", "65535", "--processes", "2"], "leaves fewer than 2 ports"),
-    (["--", "bench", "data"], "(bench data): can only start pretrain"),
+    (["--", "preprocess", "a", "b"], "(preprocess): can only start pretrain"),
     (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
     (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),
     (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "does not work under bert launch"),

@@ -1,7 +1,6 @@
-"""`bert plan --compile-for`: what the compiler says about a run's step on devices that this machine does not have.
+"""`bert plan --compile-for`: whether a run's step compiles and fits on devices that this machine does not have.
 
-The step is the one that training runs. The bound of its time assumes that every instruction runs at the full speed of
-the device and reads memory once; real steps take longer.
+The step is the one that training runs.
 """
 
 import re
@@ -17,15 +16,12 @@ from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.engine import Batch
 from bert_cli.parse.load import changed
 from bert_cli.planning import layout
-from bert_cli.planning.compiled import Program, Work
-from bert_cli.planning.flops import model_flops
 from bert_cli.planning.targets import Target
 from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import format_bytes, format_duration
 
 EXTRAS = {"TPU": "compile-tpu", "GPU": "compile-cuda"}
 PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
-LARGEST_PARTS = 8
 
 
 def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
@@ -52,7 +48,7 @@ def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
 
 
 def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
-    """Compile the step for the devices of a target and print its memory, traffic and bound.
+    """Compile the step for the devices of a target and print its memory.
 
     A run of several stages is compiled for the stage that needs the most memory.
 
@@ -87,9 +83,6 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
         ("estimated by bert plan", f"{format_bytes(estimated)} ({difference})"),
     ]
     print_table(("memory of each device", ""), rows, right=(1,))
-    print_line("")
-    work = Program(compiled.as_text()).work(accelerator.peaks, accelerator.bandwidth)
-    print_work(settings, target, work)
     if needed > limit:
         raise DeviceError(where, problem, _remedy(settings, kind, limit * estimated / needed))
 
@@ -167,51 +160,3 @@ def _remedy(settings: TrainSettings, kind: str, memory: float) -> str:
                     flags.append(f"--global-batch.grad-acc-steps-per-replica {steps}")
                 return f"give {' '.join(flags)}, which fits by the estimate"
     return "give a larger slice with --parallel.tensor, or a device with more memory"
-
-
-def print_work(settings: TrainSettings, target: Target, work: Work) -> None:
-    """Print the work of a step on each device, its bound, its collectives and its largest parts."""
-    batch = settings.global_batch
-    accelerator = target.accelerator
-    each = len(layout.estimate(settings))
-    shape = settings.micro_batch_shape
-    part = batch.grad_acc_steps_per_replica / each
-    tokens = shape.examples * shape.positions * part
-    flops = model_flops(settings.bert_config, settings.last_blocks, shape) * part
-    peak = accelerator.peaks["f32" if settings.precision == "float32" else "bf16"]
-    sent = sum(numbers[2] for numbers in work.collectives.values())
-    link_seconds = sent / accelerator.link
-    seconds = max(work.seconds, link_seconds)
-    rows = [
-        ("FLOPs of products", f"{work.flops / 1e12:,.2f} T", f"{work.flops / flops:.2f} of the model's"),
-        ("bytes moved", format_bytes(work.moved), f"{work.moved / tokens:,.0f} a token"),
-        ("bound of a step", format_duration(seconds), _bound_by(work, link_seconds)),
-        ("  examples/s", f"{batch.examples / seconds:,.0f}", "all devices, at the bound; not a prediction"),
-        ("  utilisation", f"{flops / peak / seconds:.1%}", f"of {peak / 1e12:,.0f} TFLOP/s, at the bound"),
-        ("sent over links", format_bytes(sent), _describe_links(accelerator.link, link_seconds, work.seconds)),
-    ]  # fmt: skip
-    print_table(("each device, in a step", "", ""), rows, right=(1,))
-    print_line("")
-    if work.collectives:
-        collectives = [
-            (kind, f"{number:,.0f}", format_bytes(size), format_bytes(sent))
-            for kind, (number, size, sent) in work.collectives.items()
-        ]
-        titles = ("collective", "number", "arrays", "sent by each device")
-        print_table(titles, collectives, right=range(1, 4))
-        print_line("")
-    largest = sorted(work.parts.items(), key=lambda part: -part[1])[:LARGEST_PARTS]
-    parts = [(name, f"{part / work.seconds:.1%}") for name, part in largest]
-    print_table(("largest parts of the bound", ""), parts, right=(1,))
-
-
-def _bound_by(work: Work, link_seconds: float) -> str:
-    if link_seconds > work.seconds:
-        return "the links"
-    products = work.seconds_of_products / work.seconds
-    return f"{1 - products:.0%} bound by memory, {products:.0%} by products"
-
-
-def _describe_links(speed: float, link_seconds: float, work_seconds: float) -> str:
-    part = link_seconds / (link_seconds + work_seconds)
-    return f"{format_duration(link_seconds)} at {speed / 1e9:,.0f} GB/s; {part:.1%} of a step without overlap"

@@ -5,18 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bert_cli.cli import main
-from bert_cli.config.tools import PlanSettings
-from bert_cli.parse.load import load
-from bert_cli.planning.compiled import Program
-from bert_cli.planning.layout import choose
-from bert_cli.planning.targets import ACCELERATORS, find_target
-from bert_cli.tasks.look.ahead_of_time import print_work, refused_bytes
+from bert_cli.planning.targets import ACCELERATORS
+from bert_cli.tasks.look.ahead_of_time import refused_bytes
 
 ROOT = Path(__file__).parents[3]
 TINY = [
@@ -46,21 +41,6 @@ def test_an_absent_compiler_is_an_error_that_names_its_extra(tmp_path):
         assert done.returncode == 2, done.stderr
         assert f"--compile-for ({target}): needs the extra '{extra}'; pip install" in done.stderr
         assert not done.stdout and "Traceback" not in done.stderr
-
-
-def test_slow_links_bound_a_step_and_take_most_of_it(capsys):
-    settings = load(PlanSettings, TINY[1:], "plan")[0]
-    text = (ROOT / "tests/planning/programs/v5e_4.txt").read_text()
-    fast = find_target("v5e:2x2")
-    settings = choose(settings, "GPU", fast.devices, fast.accelerator.memory)
-    work = Program(text).work(fast.accelerator.peaks, fast.accelerator.bandwidth)
-    sent = sum(numbers[2] for numbers in work.collectives.values())
-    slow = replace(fast.accelerator, link=sent / (3.0 * work.seconds))
-    print_work(settings, replace(fast, accelerator=slow), work)
-    bound, links = re.findall(
-        r"^(?:bound of a step|sent over links).*$", capsys.readouterr().out, re.M
-    )
-    assert bound.endswith("the links") and links.endswith("75.0% of a step without overlap")
 
 
 def test_the_memory_that_a_compiler_refuses_is_read_from_its_message():
@@ -109,9 +89,9 @@ def compilers(tmp_path_factory) -> Path:
 def test_a_step_compiles_for_absent_devices(target, compilers):
     done = plan([*TINY, "--compile-for", target], compilers)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"FLOPs of products +0\.\d\d T +1\.0\d of the model's", done.stdout)
-    assert re.search(r"all-reduce +[123] +1\.7 MB", done.stdout)
-    assert "at the bound; not a prediction" in done.stdout
+    assert re.search(r"^needed by the compiler +[\d.]+ [MG]B$", done.stdout, re.M)
+    estimate = re.search(r"^estimated by bert plan .*\(([+-]\d+)%\)$", done.stdout, re.M)
+    assert estimate and abs(int(estimate[1])) <= 60  # of a toy, in which little arrays count
 
 
 @pytest.mark.slow
