@@ -16,7 +16,7 @@ class Command(NamedTuple):
     """The location of a command's code, and its help."""
 
     module: str
-    """Module with `run(settings)`, relative to the package."""
+    """Module with `run(settings)`, relative to the package; `module:name` for another function."""
     settings: str
     """Module and class of the settings, relative to `config` and without the ending `Settings`."""
     help: str
@@ -33,7 +33,10 @@ class Command(NamedTuple):
 
     def run_function(self) -> Callable[[Any], None]:
         """Import and return the function that runs the command."""
-        run: Callable[[Any], None] = importlib.import_module(f"bert_cli.{self.module}").run
+        module, _, name = self.module.partition(":")
+        run: Callable[[Any], None] = getattr(
+            importlib.import_module(f"bert_cli.{module}"), name or "run"
+        )
         return run
 
 
@@ -50,6 +53,11 @@ _ROWS = {
     "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
     "inspect": ("data.records.inspect", "tools.Inspect", "show and check a folder of records"),
     "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
+    "doctor machine": (
+        "tasks.look.doctor:check_machine",
+        "tools.DoctorMachine",
+        "check this machine",
+    ),
     "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
@@ -62,6 +70,11 @@ _ROWS = {
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
     "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
+    "plan targets": (
+        "tasks.look.plan:list_targets",
+        "tools.PlanTargets",
+        "list what a plan compiles for",
+    ),
     "plan squad": ("tasks.look.plan", "tools.PlanSquad", "estimate fine-tuning on SQuAD"),
     "plan glue": ("tasks.look.plan", "tools.PlanGlue", "estimate fine-tuning on GLUE or CLUE"),
     "plan ner": ("tasks.look.plan", "tools.PlanNer", "estimate token classification"),
@@ -82,7 +95,21 @@ _KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
 COMMANDS = {n: Command(*row, _KINDS.get(n.split()[0], "continues")) for n, row in _ROWS.items()}
 
 
+MACHINE_FLAGS = {"--build", "--no-build", "--engine", "--require-gpu", "--no-require-gpu", "--json"}
+
+
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split words into a command, of one word or two, and its arguments."""
+    """Split words into a command, of one word or two, and its arguments.
+
+    `bert doctor` without a setting of a run checks the machine, and `bert plan --list-targets` lists targets.
+    """
     two = " ".join(words[:2])
-    return (two, list(words[2:])) if two in COMMANDS else (words[0], list(words[1:]))
+    if two in COMMANDS:
+        return two, list(words[2:])
+    name, *rest = words
+    flags = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    if name == "doctor" and flags <= MACHINE_FLAGS:
+        return "doctor machine", rest
+    if name == "plan" and "--list-targets" in flags:
+        return "plan targets", []
+    return name, rest

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
+from bert_cli.config.training import TrainSettings
 
 SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
@@ -54,8 +55,8 @@ class InspectSettings(DataSettings):
         return self
 
 
-class MachineSettings(Settings):
-    """Check this machine: the settings of `bert doctor` without a run."""
+class DoctorMachineSettings(Settings):
+    """Check this machine, without a run; `bert doctor` without settings of a run does the same."""
 
     build: bool = True
     """Has an effect only on a run."""
@@ -80,23 +81,12 @@ class DoctorSettings(PretrainSettings):
     """Build the model on the CPU and compare its initial losses with the expected losses."""
     json_file: JsonFile = None
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _a_machine_needs_no_run(cls, values: Any, handler: Any) -> Any:
-        """Return MachineSettings where no setting of a run is given."""
-        names = {about.alias or name for name, about in MachineSettings.model_fields.items()}
-        names_no_run = isinstance(values, dict) and names >= values.keys()
-        return MachineSettings.model_validate(values) if names_no_run else handler(values)
+
+class PlanTargetsSettings(Settings):
+    """List the devices for which `bert plan --compile-for` can compile a step."""
 
 
-class TargetSettings(Settings):
-    """List the devices for which `bert plan` can compile: its settings without a run."""
-
-    listed: bool = Field(False, alias="list_targets")
-    """List the devices for which a step can be compiled."""
-
-
-class Planning(Settings):
+class Planning(TrainSettings):
     """Settings of a plan that its run does not have."""
 
     OPENS_FILES: ClassVar[bool] = False
@@ -119,14 +109,13 @@ class Planning(Settings):
         for name in ("devices", "memory", "processes"):
             if is_set(self, name):
                 raise without_effect(self, name, "with compile_for, which sets the devices")
-        engine = getattr(self, "engine", None)
-        if engine != "jax":
-            problem = f"compiles steps of JAX, and the engine is {engine}"
+        if self.engine != "jax":
+            problem = f"compiles steps of JAX, and the engine is {self.engine}"
             raise SettingError("compile_for", problem, "give --engine jax")
         return self
 
 
-class PlanSettings(Planning, PretrainSettings):
+class PlanSettings(PretrainSettings, Planning):
     """Estimate the memory, idle time and traffic of a layout, or propose a layout.
 
     Takes every setting of `bert pretrain`; needs no data and builds nothing. `bert plan squad`, `glue`, `ner` and
@@ -139,51 +128,24 @@ class PlanSettings(Planning, PretrainSettings):
     # The compiled step would lack the columns of a teacher.
     NEEDS: ClassVar = {"compile_for": ("distillation", RelationDistillation())}
 
-    listed: bool = Field(False, alias="list_targets")
-    """List the devices for which a step can be compiled."""
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _a_list_needs_no_run(cls, values: Any, handler: Any) -> Any:
-        """Return TargetSettings where the list is asked for, whatever else is given."""
-        if isinstance(values, dict) and values.get("list_targets"):
-            return TargetSettings(list_targets=True)
-        return handler(values)
+def _plan(kind: type[TrainSettings], command: str, what: str, example: str) -> type[TrainSettings]:
+    """Return the settings of `bert plan COMMAND`: those of the command, and those of a plan."""
+    text = f"""Estimate the memory of {what}, or compile its step for absent devices.
 
-
-class PlanSquadSettings(Planning, SquadSettings):
-    """Estimate the memory of fine-tuning on SQuAD, or compile its step for absent devices.
-
-    Example: bert plan squad --config squad_base --parallel.layout auto --devices 8 --memory 16GB
-    Example: bert plan squad --config squad_large --engine jax --parallel.layout auto --compile-for v5e:2x2
+    Example: bert plan {command} {example} --memory 16GB --devices 1
+    Example: bert plan {command} {example} --engine jax --parallel.layout auto --compile-for v5e:2x2
     """
+    members = {"__doc__": text, "__module__": __name__}
+    return type(f"Plan{kind.__name__}", (kind, Planning), members)
 
 
-class PlanGlueSettings(Planning, GlueSettings):
-    """Estimate the memory of fine-tuning on a task of GLUE, or compile its step for absent devices.
-
-    Example: bert plan glue --config glue_base --parallel.layout auto --devices 1 --memory 16GB
-    Example: bert plan glue --config glue_base --engine jax --parallel.layout auto --compile-for v5e:1x1
-    """
-
-
-class PlanNerSettings(Planning, NerSettings):
-    """Estimate the memory of token classification, or compile its step for absent devices.
-
-    Example: bert plan ner --max-seq-length 128 --memory 16GB --devices 1
-    Example: bert plan ner --max-seq-length 128 --engine jax --compile-for h100:1
-    """
-
-
-class PlanClassifySettings(Planning, ClassifySettings):
-    """Estimate the memory of text classification, or compile its step for absent devices.
-
-    Example: bert plan classify --max-seq-length 256 --memory 16GB --devices 1
-    Example: bert plan classify --max-seq-length 256 --engine jax --compile-for h100:1
-    """
-
-
-PlanFinetuneSettings = PlanSquadSettings | PlanGlueSettings | PlanNerSettings | PlanClassifySettings
+PlanSquadSettings = _plan(SquadSettings, "squad", "fine-tuning on SQuAD", "--config squad_base")
+PlanGlueSettings = _plan(GlueSettings, "glue", "a task of GLUE or CLUE", "--config glue_base")
+PlanNerSettings = _plan(NerSettings, "ner", "token classification", "--max-seq-length 128")
+PlanClassifySettings = _plan(
+    ClassifySettings, "classify", "text classification", "--max-seq-length 256"
+)
 
 
 class LaunchSettings(Settings):

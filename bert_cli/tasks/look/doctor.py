@@ -9,12 +9,13 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_cli.config.parallel import Parallel
-from bert_cli.config.tools import DoctorSettings, MachineSettings
+from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
 from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
@@ -60,22 +61,36 @@ have the variance D x initializer_range^2 x 0.77; half of it is added to the los
 FIRST_LOSS = "first loss"
 
 
-def run(settings: DoctorSettings | MachineSettings) -> None:
-    """Print all findings and, with --json, write them.
+def run(settings: DoctorSettings) -> None:
+    """Check the machine and a run: print all findings and, with --json, write them.
 
     If there are errors, raises an error of the first error's class after all findings.
     """
-    report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
+    report = Report(quiet=is_stdout(settings.json_file))
+    if _has_engine(settings.engine, report):
+        check_run(settings, report)
+    _finish(report, settings.json_file)
+
+
+def check_machine(settings: DoctorMachineSettings) -> None:
+    """Check the machine alone, with findings and errors as those of `run`."""
+    report = Report(quiet=is_stdout(settings.json_file))
+    if _has_engine(settings.engine, report):
+        _check_devices(report, settings, Processes(()))
+    _finish(report, settings.json_file)
+
+
+def _finish(report: Report, json_file: Path | None) -> None:
     errors = [finding for finding in report.findings if finding.level == "error"]
     warnings = sum(finding.level == "warning" for finding in report.findings)
-    if settings.json_file is not None:
+    if json_file is not None:
         columns = ("level", "what", "found", "remedy")
         rows = [
             {**{name: getattr(finding, name) for name in columns}, "values": dict(finding.values)}
             for finding in report.findings
         ]
         summary: JSONObject = {"errors": len(errors), "warnings": warnings, "findings": rows}
-        output_json(settings.json_file, summary)
+        output_json(json_file, summary)
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
     failed = ", ".join(dict.fromkeys(finding.what for finding in errors))
     if not report.quiet:
@@ -84,18 +99,14 @@ def run(settings: DoctorSettings | MachineSettings) -> None:
         raise errors[0].kind(failed, f"did not pass ({total})", "follow the remedies above")
 
 
-def examine(settings: DoctorSettings | MachineSettings, report: Report) -> Report:
-    """Run all checks in order; a check that needs the result of a failed check is left out."""
+def _has_engine(engine: str, report: Report) -> bool:
+    """Check the machine; return whether the engine's framework can be imported."""
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
-        error = DeviceError(settings.engine, f"import failed: {IMPORT_ERROR}", remedy)
-        report.error(settings.engine, error)
-    elif isinstance(settings, MachineSettings):
-        _check_devices(report, settings, Processes(()))
-    else:
-        _check_run(settings, report)
-    return report
+        error = DeviceError(engine, f"import failed: {IMPORT_ERROR}", remedy)
+        report.error(engine, error)
+    return not IMPORT_ERROR
 
 
 def _described(processes: Processes) -> str:
@@ -105,7 +116,8 @@ def _described(processes: Processes) -> str:
     return count(processes.count, "process") + where * (processes.count > 1)
 
 
-def _check_run(settings: DoctorSettings, report: Report) -> None:
+def check_run(settings: DoctorSettings, report: Report) -> None:
+    """Check a run; a check that needs the result of a failed check is left out."""
     source, settings = _check_model(report, settings)
     settings = corpora.with_sizes_of_records(settings, source)
     processes = report.attempt(
@@ -148,7 +160,7 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 
 
 def _check_devices(
-    report: Report, settings: DoctorSettings | MachineSettings, processes: Processes
+    report: Report, settings: DoctorSettings | DoctorMachineSettings, processes: Processes
 ) -> "Devices | None":
     engine = settings.engine
     try:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
-from bert_cli.config.tools import PlanFinetuneSettings, PlanSettings, TargetSettings
+from bert_cli.config.tools import Planning, PlanTargetsSettings
 from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import changed
@@ -26,14 +26,11 @@ KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "
 FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"
 
 
-def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
+def run(settings: Planning) -> None:
     """Print the estimate of the layout, or of the chosen layout with `parallel.layout auto`.
 
     Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
     """
-    if isinstance(settings, TargetSettings):
-        _print_targets()
-        return
     target = None
     if settings.compile_for is not None:
         from bert_cli.tasks.look import ahead_of_time
@@ -45,7 +42,7 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
     requested: TrainSettings = settings
-    if isinstance(settings, PlanSettings):
+    if isinstance(settings, PretrainSettings):
         requested = with_sizes_of_records(settings)
     is_open = requested.parallel.layout == "auto"
     is_open |= requested.global_batch.examples_per_step is not None
@@ -74,7 +71,8 @@ def run(settings: PlanSettings | PlanFinetuneSettings | TargetSettings) -> None:
         ahead_of_time.report(chosen, target, described)
 
 
-def _print_targets() -> None:
+def list_targets(settings: PlanTargetsSettings) -> None:
+    """Print the table of devices for which a step can be compiled."""
     rows = [
         (
             name,

@@ -60,7 +60,9 @@ def the_finding(check, *arguments, **options) -> Finding:
 
 
 def built(folder: Path, **changes: object) -> list[Finding]:
-    return doctor.examine(settings_of(folder, **changes), Report(quiet=True)).findings
+    report = Report(quiet=True)
+    doctor.check_run(settings_of(folder, **changes), report)
+    return report.findings
 
 
 def examined(folder: Path, **changes: object) -> list[Finding]:
