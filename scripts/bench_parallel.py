@@ -77,7 +77,8 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
 
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.planning.plan import make_plan
+    from bert_cli.planning.plan import length_of, make_plan
+    from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.resolve import open_mesh
@@ -88,7 +89,7 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
     mesh = open_mesh(run, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
-    plan = make_plan(run, None)
+    plan = make_plan(workload_of(run), length_of(run), None)
     parts: Any = build.build_run(run, mesh, plan)
     engine, state, step = parts
     stream = corpora.open_stream(run, processes.rank, processes.count)

@@ -59,7 +59,8 @@ def build_ours(options: argparse.Namespace) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.planning.plan import make_plan
+    from bert_cli.planning.plan import length_of, make_plan
+    from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.resolve import open_mesh
 
@@ -81,7 +82,7 @@ def build_ours(options: argparse.Namespace) -> Any:
         }
     )
     mesh = open_mesh(settings, find_processes(os.environ))
-    plan = make_plan(settings, None)
+    plan = make_plan(workload_of(settings), length_of(settings), None)
     parts = build.build_run(settings, mesh, plan)
     return parts.engine, corpora.open_stream(settings)[0]
 

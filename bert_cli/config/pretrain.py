@@ -173,6 +173,16 @@ class PretrainSettings(TrainSettings):
         return None if first in (None, last) else (first, last)
 
     @property
+    def has_factors(self) -> bool:
+        """Return whether weights and activations have factors of Unit Scaling."""
+        return self.scaling is not None
+
+    @property
+    def stage_sizes(self) -> Sequence[tuple[int | None, int]]:
+        """Return the micro-batch, None for that of the stage before, and the examples of each later stage."""
+        return [(stage.micro_batch_size, stage.total_num_train_samples) for stage in self.stages]
+
+    @property
     def later_stages(self) -> Sequence["PretrainSettings"]:
         """Return the settings of the stages after the first."""
         stages = []

@@ -282,6 +282,16 @@ class TrainSettings(Settings):
         return None
 
     @property
+    def has_factors(self) -> bool:
+        """Return whether weights and activations have factors of Unit Scaling."""
+        return False
+
+    @property
+    def stage_sizes(self) -> Sequence[tuple[int | None, int]]:
+        """Return the micro-batch, None for that of the stage before, and the examples of each later stage."""
+        return ()
+
+    @property
     def later_stages(self) -> Sequence["TrainSettings"]:
         """Return the settings of the stages after the first."""
         return ()

@@ -7,12 +7,10 @@ only the number of replicas is chosen.
 import math
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TypeVar
 
-from bert_cli.config.training import GlobalBatch, TrainSettings, short
+from bert_cli.config.training import GlobalBatch, short
 from bert_cli.errors import ConfigError
 from bert_cli.facts.architectures import ARCHITECTURES
-from bert_cli.parse.load import changed
 from bert_cli.planning.flops import forward_flops
 from bert_cli.planning.memory import (
     Estimate,
@@ -23,10 +21,10 @@ from bert_cli.planning.memory import (
     stages_of,
     weights_of,
 )
+from bert_cli.planning.workload import Workload
 from bert_cli.processes import cpu_count
 from bert_cli.text import count, format_bytes
 
-Settings = TypeVar("Settings", bound=TrainSettings)
 Shape = tuple[int, int]  # replicas, devices of each
 
 # Fraction of a device's memory that a run may fill, besides the runtime and the error of the estimate.
@@ -44,19 +42,19 @@ AUTO = "give --parallel.layout auto to choose a layout that fits, with the same 
 # --- idle time, traffic and the choice of a layout
 
 
-def work_of(settings: TrainSettings) -> dict[str, float]:
+def flops_of(work: Workload) -> dict[str, float]:
     """Return the floating-point operations of each block for one forward of a micro-batch."""
-    config = settings.bert_config
+    config = work.model
     width = config.hidden_size
-    shape = settings.micro_batch_shape
+    shape = work.shape
     positions = shape.examples * shape.positions
-    work = {
+    flops = {
         "emb": 10.0 * positions * width,  # element by element
         "hid": forward_flops(config, (), shape) / config.num_hidden_layers,
     }
     for name, block in ARCHITECTURES[config.architecture].last_blocks.items():
-        work[name] = float(sum(product.flops for product in block.products(config, shape)))
-    return work
+        flops[name] = float(sum(product.flops for product in block.products(config, shape)))
+    return flops
 
 
 def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -> float:
@@ -72,52 +70,50 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
     return max(0.0, 1.0 - micro_batches * sum(times) / (len(busy) * step))
 
 
-def idle(settings: TrainSettings) -> float:
+def idle(work: Workload) -> float:
     """Return the bubble of a layout."""
-    work = work_of(settings)
-    (stages, mapping) = stages_of(settings)
-    times = [sum(work[block] for block in stage) for stage in stages]
-    return bubble(times, mapping, settings.global_batch.grad_acc_steps_per_replica)
+    flops = flops_of(work)
+    (stages, mapping) = stages_of(work)
+    times = [sum(flops[block] for block in stage) for stage in stages]
+    return bubble(times, mapping, work.batch.grad_acc_steps_per_replica)
 
 
-def parameters(settings: TrainSettings) -> int:
+def parameters(work: Workload) -> int:
     """Return the number of weights of the model."""
-    elements = weights_of(settings.bert_config)
-    (stages, _) = stages_of(settings)
+    elements = weights_of(work.model)
+    (stages, _) = stages_of(work)
     return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
 
 
-def reduced_bytes(settings: TrainSettings) -> int:
+def reduced_bytes(work: Workload) -> int:
     """Return the bytes of the gradient all-reduce of a step."""
-    each = 4 if settings.parallel.reduce_precision == "float32" else 2
-    return 0 if settings.global_batch.replicas == 1 else parameters(settings) * each
+    each = 4 if work.parallel.reduce_precision == "float32" else 2
+    return 0 if work.batch.replicas == 1 else parameters(work) * each
 
 
-def fullest(settings: TrainSettings, kind: str) -> tuple[int, Estimate]:
+def fullest(work: Workload, kind: str) -> tuple[int, Estimate]:
     """Return the device with the highest estimate, and the estimate; `kind` is CPU, GPU or TPU."""
-    return max(enumerate(estimate(settings, kind)), key=lambda pair: pair[1].total)
+    return max(enumerate(estimate(work, kind)), key=lambda pair: pair[1].total)
 
 
-def fits(settings: TrainSettings, kind: str, memory: int) -> bool:
+def fits(work: Workload, kind: str, memory: int) -> bool:
     """Return whether the layout fits on devices of a kind with this memory."""
-    return fullest(settings, kind)[1].total <= USABLE * memory
+    return fullest(work, kind)[1].total <= USABLE * memory
 
 
-def propose(
-    settings: Settings, kind: str, devices: int, memory: int, processes: int = 1
-) -> Settings:
-    """Return the settings with the fitting layout of the fewest devices per replica, then the most replicas.
+def propose(work: Workload, kind: str, devices: int, memory: int, processes: int = 1) -> Workload:
+    """Return the work with the fitting layout of the fewest devices per replica, then the most replicas.
 
     `memory` is the memory of one device in bytes. The micro-batches of a step stay the same; all devices of a
     replica are in one process. Raises ConfigError, with the smallest sufficient memory, when no layout fits.
     """
-    shapes = _shapes(settings, devices, processes)
+    shapes = _shapes(work, devices, processes)
     for shape in shapes:
-        laid = _laid_out(settings, shape, USABLE * memory)
+        laid = _laid_out(work, shape, USABLE * memory)
         if fits(laid, kind, memory):
             return laid
-    least = min(fullest(_laid_out(settings, shape, 0.0), kind)[1].total for shape in shapes)
-    offload = "optimizer-state-offload" if settings.engine == "tensorflow" else "shard-weights"
+    least = min(fullest(_laid_out(work, shape, 0.0), kind)[1].total for shape in shapes)
+    offload = "optimizer-state-offload" if work.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
         f"no layout fits: the best one needs {format_bytes(least)} on its fullest device, and {USABLE:.0%} of "
@@ -149,62 +145,60 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
     raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
 
 
-def choose(
-    settings: Settings, kind: str, devices: int, memory: int, processes: int = 1
-) -> Settings:
-    """Return the settings with a layout and a micro-batch, if they leave them open; `kind` is CPU, GPU or TPU.
+def choose(work: Workload, kind: str, devices: int, memory: int, processes: int = 1) -> Workload:
+    """Return the work with a layout and a micro-batch, if it leaves them open; `kind` is CPU, GPU or TPU.
 
     The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
-    is_auto = settings.parallel.layout == "auto"
-    laid = propose(settings, kind, devices, memory, processes) if is_auto else settings
-    if laid.global_batch.examples_per_step is None:
+    is_auto = work.parallel.layout == "auto"
+    laid = propose(work, kind, devices, memory, processes) if is_auto else work
+    if laid.batch.examples_per_step is None:
         return laid
     return _larger(laid, kind, memory) or with_micro_batch(laid, 1)
 
 
-def with_micro_batch(settings: Settings, size: int) -> Settings:
-    """Return the settings with this micro-batch and the same examples per step."""
-    batch = settings.global_batch
+def with_micro_batch(work: Workload, size: int) -> Workload:
+    """Return the work with this micro-batch and the same examples per step."""
+    batch = work.batch
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
     changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": each // size}
-    return changed(settings, global_batch={**changes, "examples_per_step": None})
+    return work.with_batch(**changes, examples_per_step=None)
 
 
-def _larger(settings: Settings, kind: str, memory: int) -> Settings | None:
-    """Return the settings with the largest micro-batch that fits, at least twice as large and at least as fast.
+def _larger(work: Workload, kind: str, memory: int) -> Workload | None:
+    """Return the work with the largest micro-batch that fits, at least twice as large and at least as fast.
 
     The devices of a pipeline may be idle for a fraction MORE_IDLE longer.
     """
-    batch = settings.global_batch
-    allowed = idle(settings) + MORE_IDLE
+    batch = work.batch
+    allowed = idle(work) + MORE_IDLE
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
-    limit = min(each, CPU_POSITIONS // settings.max_seq_length) if kind == "CPU" else each
+    limit = min(each, CPU_POSITIONS // work.max_seq_length) if kind == "CPU" else each
     for size in range(limit, 2 * batch.micro_batch_size - 1, -1):
         if each % size == 0:
-            larger = with_micro_batch(settings, size)
+            larger = with_micro_batch(work, size)
             if fits(larger, kind, memory) and idle(larger) <= allowed:
                 return larger
     return None
 
 
-def idle_memory(settings: TrainSettings, kind: str, memory: int) -> list[str]:
+def idle_memory(work: Workload, kind: str, memory: int) -> list[str]:
     """Return a line about memory that a larger micro-batch of the same step would use, if one fits."""
-    larger = _larger(settings, kind, memory)
+    larger = _larger(work, kind, memory)
     if larger is None:
         return []
-    number = larger.global_batch.micro_batch_size
-    batch = larger.global_batch
+    number = larger.batch.micro_batch_size
+    batch = larger.batch
     flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica"
     return [
-        f"memory: {format_bytes(fullest(settings, kind)[1].total)} of {format_bytes(memory)}; "
+        f"memory: {format_bytes(fullest(work, kind)[1].total)} of {format_bytes(memory)}; "
         f"micro-batch {number} would fit, with the same batch ({flags} {batch.grad_acc_steps_per_replica})"
     ]
 
 
-def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape]:
-    batch = settings.global_batch
-    parallel = settings.parallel
+def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
+    batch = work.batch
+    parallel = work.parallel
     process_devices = devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     tensor_devices = math.prod(parallel.tensor_shape)
@@ -215,64 +209,63 @@ def _shapes(settings: TrainSettings, devices: int, processes: int) -> list[Shape
             f"devices ({devices})", problem, f"start at most {devices // tensor_devices}"
         )
     check_processes(batch, processes, is_auto=True)
-    limit = settings.bert_config.num_hidden_layers + 1
+    limit = work.model.num_hidden_layers + 1
     shapes: list[Shape] = []
     for each in (
-        [tensor_devices] if settings.engine == "jax" else range(1, min(process_devices, limit) + 1)
+        [tensor_devices] if work.engine == "jax" else range(1, min(process_devices, limit) + 1)
     ):
         of_each = (processes * n for n in range(1, process_devices // each + 1))
         shapes.append((max(n for n in of_each if micro_batches % n == 0), each))
     return shapes
 
 
-def _laid_out(settings: Settings, shape: Shape, memory: float) -> Settings:
+def _laid_out(work: Workload, shape: Shape, memory: float) -> Workload:
     (replicas, devices) = shape
-    batch = settings.global_batch
+    batch = work.batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
-    counts = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
-    laid = changed(settings, global_batch=counts)
-    mapping = [0] if devices == 1 or settings.engine == "jax" else [*range(devices), 0]
+    laid = work.with_batch(replicas=replicas, grad_acc_steps_per_replica=accumulation)
+    mapping = [0] if devices == 1 or work.engine == "jax" else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
-    return changed(laid, parallel={"layout": "given", **stages})
+    return laid.with_parallel(layout="given", **stages)
 
 
-def _divide(settings: TrainSettings, mapping: Sequence[int], memory: float) -> list[list[str]]:
+def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[str]]:
     """Return the blocks of each stage: each layer goes to the least busy device with enough memory.
 
     The first and the last stage are on device 0, because they share the token embedding. If no device has
     enough memory, the layer goes to the device that is the least full with it.
     """
-    work = work_of(settings)
+    flops = flops_of(work)
     # Device 0 needs no layer besides the ends of the model; the stages between have at least one.
     layers = [0, *[1] * (len(mapping) - 2), 0][: len(mapping)]
-    for _ in range(settings.bert_config.num_hidden_layers - sum(layers)):
+    for _ in range(work.model.num_hidden_layers - sum(layers)):
         choices = []
         for number, device in enumerate(mapping):
             more = [n + (stage == number) for stage, n in enumerate(layers)]
-            stages = laid_stages(more, settings.last_blocks)
-            full = on_device(settings, stages, mapping, device).total
+            stages = laid_stages(more, work.last_blocks)
+            full = on_device(work, stages, mapping, device).total
             numbers = [n for n, on in enumerate(mapping) if on == device]
-            busy = sum(work[block] for n in numbers for block in stages[n])
+            busy = sum(flops[block] for n in numbers for block in stages[n])
             # Among equal devices the later device, which has fewer micro-batches in flight.
             key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
         *_, later = min(choices)
         layers[-later] += 1
-    return laid_stages(layers, settings.last_blocks)
+    return laid_stages(layers, work.last_blocks)
 
 
 # --- text
 
 
-def describe_layout(settings: TrainSettings, kind: str) -> list[str]:
+def describe_layout(work: Workload, kind: str) -> list[str]:
     """Return the layout as text, with a line for each setting that has no effect in it."""
-    batch = settings.global_batch
-    parallel = settings.parallel
-    stages, mapping = stages_of(settings)
+    batch = work.batch
+    parallel = work.parallel
+    stages, mapping = stages_of(work)
     again = f"recomputes each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
     lines = [
-        f"layout: {shape(settings).replace(' of ', ' x ')}, {again}, about "
-        f"{format_bytes(fullest(settings, kind)[1].total)} on the fullest device"
+        f"layout: {shape(work).replace(' of ', ' x ')}, {again}, about "
+        f"{format_bytes(fullest(work, kind)[1].total)} on the fullest device"
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)
@@ -281,16 +274,14 @@ def describe_layout(settings: TrainSettings, kind: str) -> list[str]:
             first, *rest = group
             name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
             words.append(f"{name}: {blocks}")
-        percent = f"{idle(settings):.1%}"
+        percent = f"{idle(work):.1%}"
         lines.append("; ".join(words))
         lines.append(f"schedule {parallel.schedule}, devices are idle for {percent} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
-        sums = (
-            f"{format_bytes(reduced_bytes(settings))} of gradients with the others once a {often}"
-        )
+        sums = f"{format_bytes(reduced_bytes(work))} of gradients with the others once a {often}"
         lines.append(f"each replica adds up {sums}, in {parallel.reduce_precision}")
-    return lines + without_effect(settings)
+    return lines + without_effect(work)
 
 
 def simulated(devices: int) -> str:
@@ -298,11 +289,11 @@ def simulated(devices: int) -> str:
     return f"{devices} devices are simulated on the CPU, and share its {count(cpu_count(), 'core')}"
 
 
-def slow_steps(settings: TrainSettings, cpu_devices: int) -> list[str]:
+def slow_steps(work: Workload, cpu_devices: int, *, is_dry_run: bool) -> list[str]:
     """Return a line about devices that the CPU simulates, and a line about the steps of a dry run."""
     lines = [f"{simulated(cpu_devices)}; {AUTO}"] if cpu_devices > 1 else []
-    if settings.dry_run:
-        each = count(settings.global_batch.grad_acc_steps_per_replica, "micro-batch")
+    if is_dry_run:
+        each = count(work.batch.grad_acc_steps_per_replica, "micro-batch")
         lines.append(
             f"dry run: two complete steps, {each} of each replica; shorter with a smaller "
             "--global-batch.grad-acc-steps-per-replica, which changes the plan above"
@@ -310,12 +301,12 @@ def slow_steps(settings: TrainSettings, cpu_devices: int) -> list[str]:
     return lines
 
 
-def shape(settings: TrainSettings) -> str:
+def shape(work: Workload) -> str:
     """Return the replicas, the devices per replica and the sharding of weights as text."""
-    each = count(len(estimate(settings)), "device")
-    each += " in tensor parallelism" * (math.prod(settings.parallel.tensor_shape) > 1)
-    each += ", sharded weights" * settings.parallel.shard_weights
-    return f"{count(settings.global_batch.replicas, 'replica')} of {each}"
+    each = count(len(estimate(work)), "device")
+    each += " in tensor parallelism" * (math.prod(work.parallel.tensor_shape) > 1)
+    each += ", sharded weights" * work.parallel.shard_weights
+    return f"{count(work.batch.replicas, 'replica')} of {each}"
 
 
 def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
@@ -324,11 +315,11 @@ def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
     return " | ".join(" ".join(short(stage)) for stage in on_device)
 
 
-def without_effect(settings: TrainSettings) -> list[str]:
+def without_effect(work: Workload) -> list[str]:
     """Return a line for each setting that has no effect in this layout."""
-    parallel = settings.parallel
-    one_stage = len(stages_of(settings)[0]) == 1
-    one_replica = settings.global_batch.replicas == 1
+    parallel = work.parallel
+    one_stage = len(stages_of(work)[0]) == 1
+    one_replica = work.batch.replicas == 1
     unused = {
         "replicated_tensor_sharding": one_replica and parallel.replicated_tensor_sharding,
         "shard_weights": one_replica and parallel.shard_weights,

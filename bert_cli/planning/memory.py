@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert_cli.config.training import TrainSettings
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import GATHER, LAST_BLOCKS, Block, Saved
-from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.planning.workload import Workload
 
 Stages = Sequence[Sequence[str]]
 
@@ -66,11 +65,6 @@ class Estimate:
         return self.weights + self.accumulators + self.moments + peak
 
 
-def slot_bytes(settings: TrainSettings, weights: int) -> int:
-    """Return the bytes of the optimizer's slots for a number of weights."""
-    return OPTIMIZERS[settings.optimizer_opts.name].slot_bytes(weights)
-
-
 def weights_of(config: BertConfig) -> dict[str, int]:
     """Return the number of weights of each block; shared weights count in the first block."""
     return {
@@ -91,13 +85,13 @@ def _reads_word_table(config: BertConfig, blocks: Sequence[str]) -> bool:
     return any(block.reads_word_table for name, block in last_blocks if name in blocks)
 
 
-def stages_of(settings: TrainSettings) -> tuple[list[list[str]], list[int]]:
+def stages_of(work: Workload) -> tuple[list[list[str]], list[int]]:
     """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
-    parallel = settings.parallel
+    parallel = work.parallel
     stages = parallel.pipeline_stages
     mapping = parallel.pipeline_device_mapping
     if parallel.layout == "auto" or stages is None or mapping is None:
-        return laid_stages([settings.bert_config.num_hidden_layers], settings.last_blocks), [0]
+        return laid_stages([work.model.num_hidden_layers], work.last_blocks), [0]
     return stages, mapping
 
 
@@ -109,26 +103,26 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
     return stages
 
 
-def estimate(settings: TrainSettings, kind: str = "CPU") -> list[Estimate]:
+def estimate(work: Workload, kind: str = "CPU") -> list[Estimate]:
     """Return the estimate of each device (CPU, GPU or TPU) of a replica, for the stage that needs the most memory."""
-    of_stages = [_estimate(stage, kind) for stage in (settings, *settings.later_stages)]
+    of_stages = [_estimate(stage, kind) for stage in work.stages]
     return max(of_stages, key=lambda devices: max(estimate.total for estimate in devices))
 
 
-def _estimate(settings: TrainSettings, kind: str) -> list[Estimate]:
-    if settings.engine == "jax":
-        return [_with_jax(settings, kind)] * math.prod(settings.parallel.tensor_shape)
-    stages, mapping = stages_of(settings)
-    return [on_device(settings, stages, mapping, device) for device in range(max(mapping) + 1)]
+def _estimate(work: Workload, kind: str) -> list[Estimate]:
+    if work.engine == "jax":
+        return [_with_jax(work, kind)] * math.prod(work.parallel.tensor_shape)
+    stages, mapping = stages_of(work)
+    return [on_device(work, stages, mapping, device) for device in range(max(mapping) + 1)]
 
 
-def _with_jax(settings: TrainSettings, kind: str) -> Estimate:
+def _with_jax(work: Workload, kind: str) -> Estimate:
     """Return the estimate with JAX: `tensor` divides matrices and their products."""
-    config = settings.bert_config
-    parallel = settings.parallel
-    ((blocks,), _) = stages_of(settings)
+    config = work.model
+    parallel = work.parallel
+    ((blocks,), _) = stages_of(work)
     (first, second) = parallel.tensor_shape
-    replicas = settings.global_batch.replicas
+    replicas = work.batch.replicas
     elements = weights_of(config)
     layers = config.num_hidden_layers
     by_rows = first if config.vocab_size % first == 0 else 1
@@ -142,18 +136,18 @@ def _with_jax(settings: TrainSettings, kind: str) -> Estimate:
     stored = weights // (shards if parallel.shard_weights else 1)
     updated = weights // shards if parallel.replicated_tensor_sharding else stored
     # Operands and results of products are in the dtype of the products, and on CPUs in float32.
-    compute = FLOAT32 if kind == "CPU" else COMPUTE_BYTES[settings.precision]
-    bsd = count_elements(settings, "BSD")
-    bsf = count_elements(settings, "BSF")
-    scores = _scores(settings)
+    compute = FLOAT32 if kind == "CPU" else COMPUTE_BYTES[work.precision]
+    bsd = count_elements(work, "BSD")
+    bsf = count_elements(work, "BSF")
+    scores = _scores(work)
     divided = compute * (4 * bsd + scores + JAX_GELU[kind] * bsf)
-    saved = (_saved_by_xla(settings, kind, compute) - divided) // second + divided // first
+    saved = (_saved_by_xla(work, kind, compute) - divided) // second + divided // first
     working = layers * saved
     layer = 2 * compute * (scores - bsf) // first
-    copies = settings.precision.startswith("mixed") * compute * inner
+    copies = work.precision.startswith("mixed") * compute * inner
     update = JAX_GATHERED * weights if stored < weights else updated
     # A loop over layers, each weight of which is one array; the factors of Unit Scaling differ from layer to layer.
-    if getattr(settings, "scaling", None) is None and (parallel.recompute or kind == "TPU"):
+    if not work.has_factors and (parallel.recompute or kind == "TPU"):
         copies = JAX_LOOP_COPIES[kind] * FLOAT32 * inner * stored // weights
         # The update has temporaries for one array at a time: the word table, or a kernel of all layers.
         kernels = layers * config.hidden_size * config.intermediate_size // (first * second)
@@ -169,93 +163,91 @@ def _with_jax(settings: TrainSettings, kind: str) -> Estimate:
         # In 16 bits a copy is padded to a multiple of 8 words.
         logits = compute * (2 if compute == 2 and config.vocab_size % 8 else 1)
         tables = reads * logits
-    logits *= reads * count_elements(settings, "BPV")
+    logits *= reads * count_elements(work, "BPV")
     logits //= chunks if by_rows == 1 else by_rows
     # Either the head runs or, later, a layer, whose attention begins its backward pass after its feed-forward.
     working += tables * table + max(0, layer - logits)
     return Estimate(
-        weights=WEIGHT_BYTES[settings.precision] * stored,
+        weights=WEIGHT_BYTES[work.precision] * stored,
         accumulators=FLOAT32 * stored,
-        moments=slot_bytes(settings, updated),
+        moments=work.optimizer.slot_bytes(updated),
         stashes=0,
-        working=working + saved_bytes(settings, "emb", stashed=False) + copies,
+        working=working + saved_bytes(work, "emb", stashed=False) + copies,
         logits=logits,
         update=FLOAT32 * update,
     )
 
 
-def on_device(
-    settings: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
-) -> Estimate:
+def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: int) -> Estimate:
     """Return the estimate of one device for these stages instead of the settings' stages."""
-    config = settings.bert_config
-    parallel = settings.parallel
+    config = work.model
+    parallel = work.parallel
     numbers = [number for number, on in enumerate(mapping) if on == device]
     blocks = [block for number in numbers for block in stages[number]]
     table = config.vocab_size * config.hidden_size
     weights = sum(weights_of(config)[block] for block in blocks)
     largest = table if "emb" in blocks else config.hidden_size * config.intermediate_size
     tables = sum("emb" in stages[n] or _reads_word_table(config, stages[n]) for n in numbers)
-    replicas = settings.global_batch.replicas
+    replicas = work.batch.replicas
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated = math.ceil(weights / shards)
     largest_part = math.ceil(min(largest, weights) / shards)
     bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * largest_part)
     reduced = BUCKETS * min(bucket, FLOAT32 * weights) if replicas > 1 else 0
-    in_place = settings.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
+    in_place = work.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
     of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ALLOCATED
     update = FLOAT32 * (of_largest * largest_part + of_others * (updated - largest_part))
     if parallel.optimizer_state_offload:  # only the gradients are on the device
         update = FLOAT32 * updated
     return Estimate(
-        weights=WEIGHT_BYTES[settings.precision] * weights,
+        weights=WEIGHT_BYTES[work.precision] * weights,
         accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
-        moments=0 if parallel.optimizer_state_offload else slot_bytes(settings, updated),
-        stashes=int(GAPS * sum(_stashes(settings, stages, number) for number in numbers)),
+        moments=0 if parallel.optimizer_state_offload else work.optimizer.slot_bytes(updated),
+        stashes=int(GAPS * sum(_stashes(work, stages, number) for number in numbers)),
         # Stages that share a device may run at once.
-        working=int(GAPS * sum(_working(settings, stages, number) for number in numbers)),
-        logits=int(GAPS * _logits(settings)) if _reads_word_table(config, blocks) else 0,
+        working=int(GAPS * sum(_working(work, stages, number) for number in numbers)),
+        logits=int(GAPS * _logits(work)) if _reads_word_table(config, blocks) else 0,
         update=int(GAPS * max(reduced, update)),
     )
 
 
-def _stashes(settings: TrainSettings, stages: Stages, number: int) -> int:
+def _stashes(work: Workload, stages: Stages, number: int) -> int:
     """Return the saved bytes of a stage for all micro-batches between forward and backward."""
-    parallel = settings.parallel
+    parallel = work.parallel
     blocks = stages[number]
     if number == len(stages) - 1:  # forward and backward are one function
         return 0
-    micro_batches = settings.global_batch.grad_acc_steps_per_replica
+    micro_batches = work.batch.grad_acc_steps_per_replica
     in_flight = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
     if not parallel.recompute:
-        each = sum(saved_bytes(settings, block, stashed=True) for block in blocks)
-        each += _input(settings, stages[number + 1][0]) + _kernel_copies(settings, blocks)
+        each = sum(saved_bytes(work, block, stashed=True) for block in blocks)
+        each += _input(work, stages[number + 1][0]) + _kernel_copies(work, blocks)
     else:
         inputs = blocks if parallel.recompute_by == "layer" else blocks[:1]
-        each = sum(_input(settings, block) for block in inputs)
+        each = sum(_input(work, block) for block in inputs)
     return min(micro_batches, in_flight) * each
 
 
-def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
+def _working(work: Workload, stages: Stages, number: int) -> int:
     """Return the peak bytes of a stage for one micro-batch, without its stash and the logits."""
-    parallel = settings.parallel
+    parallel = work.parallel
     blocks = stages[number]
-    config = settings.bert_config
-    saved = [saved_bytes(settings, block, stashed=False) for block in blocks]
+    config = work.model
+    saved = [saved_bytes(work, block, stashed=False) for block in blocks]
     shapes = BACKWARD_TEMPORARIES if "hid" in blocks else {}
-    temporaries = sum(FLOAT32 * n * count_elements(settings, shape) for shape, n in shapes.items())
+    temporaries = sum(FLOAT32 * n * count_elements(work, shape) for shape, n in shapes.items())
     elements = weights_of(config)
     if _reads_word_table(config, blocks):
         elements[blocks[-1]] += config.vocab_size * config.hidden_size  # the shared word embeddings
-    gradients = [WEIGHT_BYTES[settings.precision] * elements[name] for name in blocks]
-    kernels = _kernel_copies(settings, blocks)
+    gradients = [WEIGHT_BYTES[work.precision] * elements[name] for name in blocks]
+    kernels = _kernel_copies(work, blocks)
     by_layer = parallel.recompute and parallel.recompute_by == "layer"
     if number == len(stages) - 1:
         # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
         *body, heads = saved
-        below = sum(_input(settings, name) for name in blocks[:-1]) if by_layer else sum(body)
+        below = sum(_input(work, name) for name in blocks[:-1]) if by_layer else sum(body)
         layer = max(body, default=0) if by_layer else 0
-        logits = _logits(settings) if _reads_word_table(config, blocks) else 0
+        logits = _logits(work) if _reads_word_table(config, blocks) else 0
         return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
@@ -263,40 +255,40 @@ def _working(settings: TrainSettings, stages: Stages, number: int) -> int:
     return (max(saved) if by_layer else sum(saved)) + temporaries + max(gradients) + kernels
 
 
-def _kernel_copies(settings: TrainSettings, blocks: Sequence[str]) -> int:
+def _kernel_copies(work: Workload, blocks: Sequence[str]) -> int:
     """Return the bytes of kernels in 16 bits, or times the factors of Unit Scaling."""
-    if not settings.precision.startswith("mixed") and getattr(settings, "scaling", None) is None:
+    if not work.precision.startswith("mixed") and not work.has_factors:
         return 0
-    config = settings.bert_config
+    config = work.model
     table = config.vocab_size * config.hidden_size if _reads_word_table(config, blocks) else 0
     cast = sum(weights_of(config)[block] for block in blocks if block != "emb")
-    return COMPUTE_BYTES[settings.precision] * (cast + table)
+    return COMPUTE_BYTES[work.precision] * (cast + table)
 
 
-def _logits(settings: TrainSettings) -> int:
-    complete = LOGITS[settings.deterministic] * FLOAT32 * count_elements(settings, "BPV")
-    return complete // settings.parallel.embedding_serialization_factor
+def _logits(work: Workload) -> int:
+    complete = LOGITS[work.deterministic] * FLOAT32 * count_elements(work, "BPV")
+    return complete // work.parallel.embedding_serialization_factor
 
 
-def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
+def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
     """Return the bytes that the gradient of a block reads for one micro-batch.
 
     `stashed`: forward and backward are two functions, which save more tensors than a single function. Between two
     products everything is float32 in every precision. TensorFlow's layers that XLA compiles save inputs, and recompute
     dropout.
     """
-    config = settings.bert_config
+    config = work.model
     more = int(stashed)
-    scaled = more * int(getattr(settings, "scaling", None) is not None)  # values before a factor
+    scaled = more * int(work.has_factors)  # values before a factor
     hidden = int(config.hidden_dropout_prob > 0.0)
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32
-    compute = COMPUTE_BYTES[settings.precision]
-    bsd = count_elements(settings, "BSD")
-    bnss = _scores(settings)
+    compute = COMPUTE_BYTES[work.precision]
+    bsd = count_elements(work, "BSD")
+    bnss = _scores(work)
     is_large = bsd > COMPILED_CHAIN_ELEMENTS
-    is_compiled = is_large and settings.compile != "nothing"
-    products = config.products(count_elements(settings, "BS"))
+    is_compiled = is_large and work.compile != "nothing"
+    products = config.products(count_elements(work, "BS"))
     activated = [product.rows * product.outputs for product in products if product.is_activated]
     bsf = sum(activated)
     gates = sum(product.rows * product.outputs for product in products if product.is_gate)
@@ -313,10 +305,10 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     layer += gates * (compute if is_compiled else 2 * wide)
     if block == "hid" and is_compiled:
         return layer + (2 + more) * compute * bnss + 2 * compute * bsf
-    changed = int(bool(dropout) or settings.precision != "float32")
+    changed = int(bool(dropout) or work.precision != "float32")
     if block in LAST_BLOCKS:
-        bd = count_elements(settings, "BD")
-        bpd = count_elements(settings, "BPD")
+        bd = count_elements(work, "BD")
+        bpd = count_elements(work, "BPD")
         saved = Saved(compute, wide, more, bd, bpd, bsd)
         return _last_blocks(config)[block].saved(saved)
     return {
@@ -327,42 +319,40 @@ def saved_bytes(settings: TrainSettings, block: str, *, stashed: bool) -> int:
     }[block]
 
 
-def _saved_by_xla(settings: TrainSettings, kind: str, compute: int) -> int:
+def _saved_by_xla(work: Workload, kind: str, compute: int) -> int:
     """Return the bytes that the gradient of a layer reads for one micro-batch; masks of dropout are bytes."""
-    config = settings.bert_config
-    bsd = count_elements(settings, "BSD")
-    scores = _scores(settings)
+    config = work.model
+    bsd = count_elements(work, "BSD")
+    scores = _scores(work)
     masks = bsd * config.RESIDUALS * (config.hidden_dropout_prob > 0.0)
     masks += scores * (1 + compute) * (config.attention_probs_dropout_prob > 0.0)
     operands = (3 + config.GATE_TENSORS) * bsd + scores
-    for product in config.products(count_elements(settings, "BS")):
+    for product in config.products(count_elements(work, "BS")):
         operands += product.rows * product.inputs * product.has_own_input
         results = (JAX_GELU[kind] - 1) * product.is_activated + product.is_gate
         operands += product.rows * product.outputs * results
     return compute * operands + FLOAT32 * JAX_NORM[kind] * config.LAYER_NORMS * bsd + masks
 
 
-def _scores(settings: TrainSettings) -> int:
+def _scores(work: Workload) -> int:
     """Return the elements of the attention probabilities that a layer saves, on average."""
-    keys = settings.bert_config.keys_saved(settings.max_seq_length, settings.engine)
-    return count_elements(settings, "BNS") * keys // settings.bert_config.num_hidden_layers
+    keys = work.model.keys_saved(work.max_seq_length, work.engine)
+    return count_elements(work, "BNS") * keys // work.model.num_hidden_layers
 
 
-def _input(settings: TrainSettings, block: str) -> int:
+def _input(work: Workload, block: str) -> int:
     """Return the bytes of a block's input, the only tensor that recomputation saves."""
     shape = "BSD" if block in ("hid", GATHER.name) else "BPD"
-    return (
-        0 if block == "emb" else COMPUTE_BYTES[settings.precision] * count_elements(settings, shape)
-    )
+    return 0 if block == "emb" else COMPUTE_BYTES[work.precision] * count_elements(work, shape)
 
 
-def count_elements(settings: TrainSettings, shape: str) -> int:
+def count_elements(work: Workload, shape: str) -> int:
     """Return the elements of a tensor of one micro-batch; P includes the position of [CLS]."""
-    config = settings.bert_config
+    config = work.model
     sizes = {
-        "B": settings.global_batch.micro_batch_size * settings.texts_per_example,
-        "S": settings.max_seq_length,
-        "P": settings.positions_read,
+        "B": work.batch.micro_batch_size * work.texts_per_example,
+        "S": work.max_seq_length,
+        "P": work.positions_read,
         "N": config.num_attention_heads,
         "D": config.hidden_size,
         "F": config.intermediate_size,

@@ -9,10 +9,11 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import NamedTuple
 
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.errors import ConfigError
+from bert_cli.planning.workload import Workload
 from bert_cli.text import count
 
 MOST_EXAMPLES = 1 << 53  # above, a number of examples is not exact in float64
@@ -111,20 +112,58 @@ class Plan:
         return count(self.examples_per_step, "example")
 
 
-def make_plan(
-    settings: PretrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
-) -> Plan:
-    """Return the plan of a pre-training run on a corpus of this size (None: synthetic examples).
+class Length(NamedTuple):
+    """The length of a run: examples or epochs, and the step from which a branch decays."""
 
-    Raises ConfigError if the length of the run is unknown, or if the decay starts at its end.
+    samples: int | None = None
+    epochs: float | None = None
+    decay_from: int | None = None
+
+    def examples(self, epoch: float | None) -> int:
+        """Return the number of examples that a run reads, in its first stage if it has several.
+
+        `epoch` is the number of sequences in an epoch; None for synthetic examples. Raises ConfigError if the length is
+        unknown.
+        """
+        if self.samples is not None:
+            return self.samples
+        if self.epochs is None:
+            remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
+            raise ConfigError(
+                "num_epochs", "is not set, and neither is total_num_train_samples", remedy
+            )
+        if epoch is None:
+            problem = "has no effect on synthetic examples, which have no epochs"
+            raise ConfigError(
+                f"num_epochs ({self.epochs:g})", problem, "set --total-num-train-samples"
+            )
+        if self.epochs * epoch > MOST_EXAMPLES:
+            where = f"num_epochs ({self.epochs:g})"
+            raise ConfigError(where, "makes a run without end", "lower it")
+        return max(1, round(self.epochs * epoch))
+
+
+def length_of(order: TrainSettings, decay_from: int | None = None) -> Length:
+    """Return the length that settings describe."""
+    return Length(order.total_num_train_samples, order.num_epochs, decay_from)
+
+
+def make_plan(
+    work: Workload,
+    length: Length,
+    corpus_examples: int | None,
+    sequences_per_example: float = 1.0,
+) -> Plan:
+    """Return the plan of a run on a corpus of this size (None: synthetic examples), rounded up to full steps.
+
+    With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
+    section 3.3), so a run of packs reads the same number of samples in fewer steps. Raises ConfigError if the length of
+    the run is unknown, or if the decay starts at its end.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
-    samples = [
-        samples_of(settings, epoch),
-        *(stage.total_num_train_samples for stage in settings.stages),
-    ]
-    plan = plan_of(settings, samples, corpus_examples, sequences_per_example)
-    first = settings.decay_from
+    samples = [length.examples(epoch), *(stage.samples for stage in work.later)]
+    plan = _whole_plan(work, samples, corpus_examples, sequences_per_example)
+    first = length.decay_from
     if first is None:
         return plan
     if first >= plan.total_steps:
@@ -134,52 +173,23 @@ def make_plan(
     return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
 
 
-def samples_of(settings: TrainSettings, epoch: float | None) -> int:
-    """Return the number of examples that a run reads, in its first stage if it has several.
-
-    `epoch` is the number of sequences in an epoch; None for synthetic examples.
-    """
-    epochs = settings.num_epochs
-    samples = settings.total_num_train_samples
-    if samples is not None:
-        return samples
-    if epochs is None:
-        remedy = "give --num-epochs, passes over the records, or --total-num-train-samples"
-        raise ConfigError(
-            "num_epochs", "is not given, and neither is total_num_train_samples", remedy
-        )
-    if epoch is None:
-        problem = "has no effect on synthetic examples, which have no epochs"
-        raise ConfigError(f"num_epochs ({epochs:g})", problem, "give --total-num-train-samples")
-    if epochs * epoch > MOST_EXAMPLES:
-        raise ConfigError(f"num_epochs ({epochs:g})", "makes a run without end", "lower it")
-    return max(1, round(epochs * epoch))
-
-
-def plan_of(
-    settings: TrainSettings,
+def _whole_plan(
+    work: Workload,
     samples: Sequence[int],
     corpus_examples: int | None,
-    sequences_per_example: float = 1.0,
+    sequences_per_example: float,
 ) -> Plan:
-    """Return the plan of a run that reads this many examples in each stage, rounded up to full steps.
-
-    With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
-    section 3.3), so a run of packs reads the same number of samples in fewer steps.
-    """
-    batch = settings.global_batch
+    batch = work.batch
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
-    examples_per_step = batch.examples
-    sequences = examples_per_step * sequences_per_example
-    stages = (settings, *settings.later_stages)
-    segments, total_steps = _segments(stages, samples, sequences_per_example)
-    rate = settings.optimizer_opts.learning_rate
+    sequences = batch.examples * sequences_per_example
+    segments, total_steps = _segments(work.stages, samples, sequences_per_example)
+    rate = work.rate
     scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
     ends = [*(segment.first_step for segment in segments[1:]), total_steps]
     return Plan(
         total_steps=total_steps,
         warmup_steps=int(rate.warmup_frac * total_steps),
-        examples_per_step=examples_per_step,
+        examples_per_step=batch.examples,
         micro_batch_size=batch.micro_batch_size,
         micro_batches_per_step=micro_batches,
         examples=sum(
@@ -192,7 +202,7 @@ def plan_of(
         rate_follows_batch=rate.reference_batch_size is not None,
         segments=segments,
         decay_step=decay_step(rate, total_steps) if rate.schedule_name == "wsd" else None,
-        mask_probabilities=settings.mask_probabilities,
+        mask_probabilities=work.mask_probabilities,
     )
 
 
@@ -203,17 +213,17 @@ def decay_step(rate: LearningRate, total_steps: int) -> int:
 
 
 def _segments(
-    stages: Sequence[TrainSettings], samples: Sequence[int], sequences_per_example: float
+    stages: Sequence[Workload], samples: Sequence[int], sequences_per_example: float
 ) -> tuple[tuple[Segment, ...], int]:
     """Return the segments of a run that reads so many sequences in each stage, and its number of steps.
 
     A growing batch has up to MOST_SIZES sizes before the last; each size is used for the same number of sequences.
     """
     segments: list[Segment] = []
-    growth = stages[0].global_batch.growth_frac * sum(samples)
+    growth = stages[0].batch.growth_frac * sum(samples)
     step = before = read = 0
-    for stage, (settings, stage_examples) in enumerate(zip(stages, samples, strict=True)):
-        batch = settings.global_batch
+    for stage, (work, stage_examples) in enumerate(zip(stages, samples, strict=True)):
+        batch = work.batch
         done = 0.0
         examples = 0
         last = batch.grad_acc_steps_per_replica

@@ -20,6 +20,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import load
 from bert_cli.planning.layout import propose
+from bert_cli.planning.workload import workload_of
 
 SMALL = {
     "max_seq_length": 32,
@@ -189,7 +190,9 @@ def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkey
     ):
         assert load(kind, flags, "bert bench")[0].generated_dataset == synthetic, flags
     flags = [*TINY, "--parallel.layout", "auto", "--json", "x.json"]
-    chosen = propose(load(BenchPretrainSettings, flags, "bert bench")[0], "GPU", 1, 10**11, 1)
+    chosen = propose(
+        workload_of(load(BenchPretrainSettings, flags, "bert bench")[0]), "GPU", 1, 10**11, 1
+    )
     assert chosen.json_file == Path("x.json") and chosen.generated_dataset
 
 

@@ -105,6 +105,7 @@ def test_a_toy_of_one_file_and_one_row_trains_resumes_and_plans_on_both_engines(
     for losses in shared:  # layers share traces in both runs
         assert losses == pytest.approx(expected, rel=1e-5)
     from bert_cli.planning import layout
+    from bert_cli.planning.workload import workload_of
 
     last = tmp_path / "tensorflow" / "first" / "step_00000002"
     described = json.loads((last / "config.json").read_text(encoding="utf-8"))
@@ -115,7 +116,9 @@ def test_a_toy_of_one_file_and_one_row_trains_resumes_and_plans_on_both_engines(
     assert weights["model.layers.0.attn.Wqkv.weight"].shape == (48, 16)
     assert weights["model.layers.0.mlp.Wi.weight"].shape == (64, 16)
     settings, _ = load(PretrainSettings, ["--config", str(tmp_path / "jax" / "config")], "pretrain")
-    assert layout.parameters(settings) == sum(math.prod(w.shape) for w in weights.values())
+    assert layout.parameters(workload_of(settings)) == sum(
+        math.prod(w.shape) for w in weights.values()
+    )
 
 
 @pytest.mark.tensorflow

@@ -14,6 +14,7 @@ from support.settings import RUN, SHAPE, merged
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.planning.memory import estimate
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.look.doctor import checkpoint_bytes
 
 # Adds the rows before the settings read the table, and runs commands.
@@ -92,10 +93,10 @@ def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_pa
 def test_the_memory_of_a_layout_and_the_size_of_a_checkpoint_ask_the_optimizer(monkeypatch):
     adamw = merged(CONFIG, {"optimizer_opts": {"name": "AdamW"}})
     settings = DoctorSettings.model_validate(adamw)
-    moments = estimate(settings)[0].moments
+    moments = estimate(workload_of(settings))[0].moments
     size = checkpoint_bytes(settings)
     one_slot = OptimizerKind("", lambda shape: {"momentum": Slot(shape)})
     monkeypatch.setitem(OPTIMIZERS, "AdamW", one_slot)
-    assert estimate(settings)[0].moments == moments / 2
+    assert estimate(workload_of(settings))[0].moments == moments / 2
     # float32 weights and one slot instead of two
     assert checkpoint_bytes(settings) == size * 2 / 3

@@ -15,7 +15,8 @@ from bert_cli.config.use import AverageSettings, ExportSettings, PredictSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import changed, describe, load, named_configs, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
-from bert_cli.planning.plan import plan_of
+from bert_cli.planning.plan import Length, make_plan
+from bert_cli.planning.workload import workload_of
 
 SMALL = {
     "max_seq_length": 32,
@@ -260,7 +261,7 @@ def test_a_modernbert_has_the_numbers_of_ettin(size):
     assert (
         tuple(getattr(config, name) for name in sizes),
         (options.learning_rate.max_learning_rate, options.weight_decay_rate),
-        round(parameters(settings) / 1e6, 1),
+        round(parameters(workload_of(settings)) / 1e6, 1),
     ) == ETTIN[size]
     assert settings.global_batch.examples == 4608 and options.name == "StableAdamW"
 
@@ -321,8 +322,8 @@ def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path):
     config = write(tmp_path / "c.json", {**SMALL, "parallel": parallel})
     settings, _ = pretrain("--config", config, "--parallel.layout", "auto")
     complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
-    assert stages_of(settings) == (complete, [0])
-    chosen = propose(settings, "GPU", 2, 10**12).parallel
+    assert stages_of(workload_of(settings)) == (complete, [0])
+    chosen = propose(workload_of(settings), "GPU", 2, 10**12).parallel
     assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
 
 
@@ -397,8 +398,8 @@ def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):
     for command, words in cases:
         kind = COMMANDS[command].settings_class()
         first, loaded = load(kind, words, "bert")
-        samples = [10**6] * (1 + len(first.later_stages))
-        assert loaded.no_effect == {} and plan_of(first, samples, 10**6).total_steps > 0
+        plan = make_plan(workload_of(first), Length(samples=10**6), 10**6)
+        assert loaded.no_effect == {} and plan.total_steps > 0
         if words[0] == "--config":
             assert first.about.command.startswith(
                 f"bert {command} --config configs/{words[1]}.json"

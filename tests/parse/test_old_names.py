@@ -12,7 +12,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import leaves, load
 from bert_cli.parse.old_names import MODEL_HAS, NO_EFFECT, RENAMES
-from bert_cli.planning.plan import plan_of
+from bert_cli.planning.workload import workload_of
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
 BERT = {
@@ -83,7 +83,7 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name, tmp_path)
     batch = CONFIGS[name]["global_batch"]
     assert settings.global_batch.model_dump() == batch
     product = batch["replicas"] * batch["micro_batch_size"] * batch["grad_acc_steps_per_replica"]
-    assert plan_of(settings, [10**6], None).examples_per_step == product
+    assert workload_of(settings).batch.examples == product
     given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
     blocks = [block for stage in settings.parallel.pipeline_stages for block in stage]
     unused = {"enc_out", "pool"} - set(settings.last_blocks)

@@ -3,10 +3,9 @@
 from functools import partial
 
 import pytest
-from support.settings import RUN, merged, small_run
+from support.settings import RUN, merged, plan_of, small_run
 
 from bert_cli.planning import checks
-from bert_cli.planning.plan import make_plan
 
 STAGE = {"max_seq_length": 64, "max_predictions_per_seq": 9, "total_num_train_samples": 16}
 settings_of = partial(small_run, merged(RUN, {"global_batch": {"micro_batch_size": 16}}))
@@ -14,16 +13,16 @@ settings_of = partial(small_run, merged(RUN, {"global_batch": {"micro_batch_size
 
 @pytest.mark.parametrize(("epochs", "warns"), [(100, False), (101, True)])
 def test_many_epochs_are_a_warning(epochs, warns):
-    (check,) = checks.of_epochs(make_plan(settings_of(num_epochs=epochs), 1600))
+    (check,) = checks.of_epochs(plan_of(settings_of(num_epochs=epochs), 1600))
     assert check.warns == warns and ("it will overfit" in check.text) == warns
     assert f"{epochs}.00 epochs of 1,600 examples" in check.text
 
 
 def test_synthetic_examples_and_stages_have_no_epochs_to_check():
     many = {"total_num_train_samples": 16_000}
-    assert checks.of_epochs(make_plan(settings_of(**many), None)) == []
-    assert checks.of_epochs(make_plan(settings_of(**many, stages=[STAGE]), 2)) == []
-    assert checks.of_epochs(make_plan(settings_of(**many), 2))[0].warns
+    assert checks.of_epochs(plan_of(settings_of(**many), None)) == []
+    assert checks.of_epochs(plan_of(settings_of(**many, stages=[STAGE]), 2)) == []
+    assert checks.of_epochs(plan_of(settings_of(**many), 2))[0].warns
 
 
 def test_a_vocabulary_that_is_large_for_its_text_is_a_warning():

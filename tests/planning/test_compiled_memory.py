@@ -9,6 +9,7 @@ from bert_cli.config.tools import PlanSettings, PlanSquadSettings
 from bert_cli.parse.load import load
 from bert_cli.planning.layout import fullest
 from bert_cli.planning.targets import ACCELERATORS
+from bert_cli.planning.workload import workload_of
 
 PAGE = Path(__file__).parents[2] / "docs/measured.md"
 COMMON = [
@@ -31,7 +32,7 @@ def test_the_estimate_is_within_10_percent_of_the_compiler_in_all_cases_of_the_t
         is_squad = words[0] == "squad"
         shape = PlanSquadSettings if is_squad else PlanSettings
         settings = load(shape, [*COMMON, *words[is_squad:], *batch], "plan")[0]
-        needed = fullest(settings, ACCELERATORS[target].kind)[1].total / 1e9
+        needed = fullest(workload_of(settings), ACCELERATORS[target].kind)[1].total / 1e9
         assert needed == pytest.approx(float(compiled), rel=0.1), flags
         assert (f"{needed:.2f}", f"{round(100 * (needed / float(compiled) - 1)):+d}") == (
             estimated,

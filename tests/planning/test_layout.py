@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 from support.settings import small_run
@@ -15,7 +16,8 @@ from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of
-from bert_cli.planning.plan import make_plan
+from bert_cli.planning.plan import Length, Plan, make_plan
+from bert_cli.planning.workload import Workload, workload_of
 
 GB = 10**9
 SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
@@ -36,11 +38,15 @@ def corpora(monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
 
 
-def shipped(name: str, *flags: str) -> PretrainSettings:
-    return load(PretrainSettings, ["--config", name, *flags], "bert pretrain")[0]
+def planned(work: Workload) -> Plan:
+    return make_plan(work, Length(samples=10**6), 10**6)
 
 
-def settings(
+def shipped(name: str, *flags: str) -> Workload:
+    return workload_of(load(PretrainSettings, ["--config", name, *flags], "bert pretrain")[0])
+
+
+def order(
     replicas: int = 1,
     accumulation: int = 8,
     precision: str = "float32",
@@ -56,6 +62,10 @@ def settings(
         precision=precision,
         parallel=parallel,
     )
+
+
+def settings(**changes: Any) -> Workload:
+    return workload_of(order(**changes))
 
 
 @pytest.mark.parametrize("config", [TINY, GROUP, GROUP.model_copy(update={"ffn_groups": 1})])
@@ -140,12 +150,12 @@ def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
     }
     size = 4 if precision == "float32" else 2
     is_copied = block == "hid" and (scaling is not None or precision == "mixed_bfloat16")
-    given = settings(precision=precision, config=config).model_copy(update={"scaling": scaling})
+    given = order(precision=precision, config=config).model_copy(update={"scaling": scaling})
     traced = (
         traced_stash(name, given, 1 if compiled else math.inf)
         - is_copied * size * elements[config.architecture]
     )
-    counted = output + memory.saved_bytes(given, block, stashed=True)
+    counted = output + memory.saved_bytes(workload_of(given), block, stashed=True)
     assert counted == pytest.approx(traced, rel=0.02)
 
 
@@ -243,25 +253,24 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
     given = shipped(name)
     for devices, gigabytes in ((1, 80), (7, 10)):
         chosen = propose(given, "GPU", devices, gigabytes * GB)
-        before, after = make_plan(given, 10**6), make_plan(chosen, 10**6)
+        before, after = planned(given), planned(chosen)
         assert after.examples_per_step == before.examples_per_step
         assert after.micro_batches_per_step == before.micro_batches_per_step
-        changed = {"global_batch", "parallel"}
-        assert chosen.model_dump(exclude=changed) == given.model_dump(exclude=changed)
+        assert chosen._replace(batch=given.batch, parallel=given.parallel) == given
         assert chosen.parallel.schedule == given.parallel.schedule
-        assert chosen.global_batch.replicas * len(estimate(chosen)) <= devices
+        assert chosen.batch.replicas * len(estimate(chosen)) <= devices
         assert all(one.total <= layout.USABLE * gigabytes * GB for one in estimate(chosen))
         assert all(stage.count("hid") for stage in stages_of(chosen)[0][1:-1])
 
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     given = shipped("pretrain_tiny_128_phase1")
-    seven = propose(given, "GPU", 7, 80 * GB).global_batch
+    seven = propose(given, "GPU", 7, 80 * GB).batch
     assert (seven.replicas, seven.grad_acc_steps_per_replica) == (6, 100)
     given = shipped(LARGE)
     assert len(estimate(propose(given, "GPU", 8, 7 * GB))) == 2
     four = propose(given, "GPU", 8, 7 * GB, processes=4)
-    assert (four.global_batch.replicas, len(estimate(four))) == (4, 2)
+    assert (four.batch.replicas, len(estimate(four))) == (4, 2)
     for name, devices, processes, problem in (
         (
             "pretrain_tiny_128_phase1",
@@ -279,12 +288,12 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
 def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
     before = shipped("pretrain_demo_128_phase1")
     with pytest.raises(ConfigError, match="among 2 processes; give --g") as error:
-        layout.check_processes(before.global_batch, 2, is_auto=is_auto)
+        layout.check_processes(before.batch, 2, is_auto=is_auto)
     flags = error.value.remedy.removeprefix("give ").split()
     changed = shipped("pretrain_demo_128_phase1", *flags)
-    layout.check_processes(changed.global_batch, 2, is_auto=is_auto)
-    assert (changed.global_batch.micro_batch_size, changed.global_batch.replicas) == (16, 2)
-    assert changed.global_batch.examples == before.global_batch.examples
+    layout.check_processes(changed.batch, 2, is_auto=is_auto)
+    assert (changed.batch.micro_batch_size, changed.batch.replicas) == (16, 2)
+    assert changed.batch.examples == before.batch.examples
 
 
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():
@@ -302,7 +311,7 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
     sizes = []
     for kind, devices, gigabytes in (("GPU", 8, 80), ("GPU", 1, 24), ("CPU", 1, 80)):
         chosen = layout.choose(given, kind, devices, gigabytes * GB)
-        batch = chosen.global_batch
+        batch = chosen.batch
         assert batch.examples == 65_280 and batch.replicas <= devices
         assert len(estimate(chosen)) == 1 and layout.fits(chosen, "GPU", gigabytes * GB)
         sizes.append(batch.micro_batch_size)
@@ -311,20 +320,18 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
         if kind == "GPU":
             twice = {"micro_batch_size": batch.micro_batch_size * larger[0]}
             bigger = batch.model_copy(update=twice)
-            assert not layout.fits(
-                chosen.model_copy(update={"global_batch": bigger}), "GPU", gigabytes * GB
-            )
+            assert not layout.fits(chosen._replace(batch=bigger), "GPU", gigabytes * GB)
     # On a CPU larger ones are no faster: 32 sequences of 128.
     assert sizes[0] > sizes[1] > sizes[2] == 32
     again = layout.choose(layout.with_micro_batch(given, 16), "GPU", 8, 80 * GB)
-    assert again.global_batch.micro_batch_size == 16 and again.global_batch.examples == 65_280
+    assert again.batch.micro_batch_size == 16 and again.batch.examples == 65_280
 
 
 def test_an_open_micro_batch_keeps_a_given_layout():
     given = shipped(BASE, "--global-batch.micro-batch-size", "auto")
     chosen = layout.choose(given, "GPU", 16, 24 * GB)
-    assert chosen.parallel == given.parallel and chosen.global_batch.replicas == 4
-    assert chosen.global_batch.micro_batch_size > 32 and chosen.global_batch.examples == 65_280
+    assert chosen.parallel == given.parallel and chosen.batch.replicas == 4
+    assert chosen.batch.micro_batch_size > 32 and chosen.batch.examples == 65_280
 
 
 def test_memory_that_a_larger_micro_batch_would_use_is_named():
@@ -335,15 +342,15 @@ def test_memory_that_a_larger_micro_batch_would_use_is_named():
     )
     assert size * accumulation == 65_280 // 8 and size >= 64
     flags = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
-    batch = chosen.global_batch.model_copy(update=flags)
-    assert layout.fits(chosen.model_copy(update={"global_batch": batch}), "GPU", 80 * GB)
+    batch = chosen.batch.model_copy(update=flags)
+    assert layout.fits(chosen._replace(batch=batch), "GPU", 80 * GB)
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
 
 
 # --- engine jax
 
 
-def with_jax(*flags: str) -> PretrainSettings:
+def with_jax(*flags: str) -> Workload:
     return shipped(BASE, "--engine", "jax", "--parallel.layout", "auto", *flags)
 
 
@@ -352,12 +359,12 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
     chosen = propose(given, "GPU", 8, 80 * GB)
     parallel = chosen.parallel
     assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
-    assert make_plan(chosen, 10**6).examples_per_step == make_plan(given, 10**6).examples_per_step
-    assert chosen.global_batch.replicas == 8 and chosen.precision == given.precision
-    assert propose(given, "GPU", 8, 80 * GB, 4).global_batch.replicas % 4 == 0
+    assert planned(chosen).examples_per_step == planned(given).examples_per_step
+    assert chosen.batch.replicas == 8 and chosen.precision == given.precision
+    assert propose(given, "GPU", 8, 80 * GB, 4).batch.replicas % 4 == 0
     flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"
     divided = propose(with_jax(*flags), "GPU", 8, 80 * GB)
-    assert divided.global_batch.replicas == 4 and divided.parallel.tensor == [2]
+    assert divided.batch.replicas == 4 and divided.parallel.tensor == [2]
     assert divided.parallel.recompute and divided.parallel.shard_weights
     with pytest.raises(ConfigError, match=r"4 processes times the 4 of parallel.tensor"):
         propose(with_jax("--parallel.tensor", "4"), "GPU", 8, 80 * GB, 4)

@@ -10,20 +10,23 @@ from support.settings import RUN, merged, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.planning.memory import Estimate, estimate
+from bert_cli.planning.workload import workload_of
 
 # Compiles the step of each settings read, and prints the bytes of its arguments and temporaries on one device.
 PROGRAM = """
 import json, math, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 4)
-from bert_cli.planning.plan import make_plan
+from bert_cli.planning.plan import length_of, make_plan
+from bert_cli.planning.workload import workload_of
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.tasks.run import build, corpora, resolve
 for values in json.loads(sys.stdin.read()):
     settings = PretrainSettings.model_validate(values)
-    plan, replicas = make_plan(settings, None), settings.global_batch.replicas
+    plan = make_plan(workload_of(settings), length_of(settings), None)
+    replicas = settings.global_batch.replicas
     devices = (("CPU:0",) * math.prod(settings.parallel.tensor_shape),) * replicas
     mesh = Mesh(resolve.layout_of(settings), devices, "", Processes(()))
     engine, _, _ = build.build_run(settings, mesh, plan)
@@ -65,7 +68,7 @@ def settings_of(
 
 
 def estimated(*layout: object, **more: object) -> Estimate:
-    return estimate(settings_of(*layout, **more))[0]
+    return estimate(workload_of(settings_of(*layout, **more)))[0]
 
 
 def test_the_estimate_is_near_the_memory_of_the_compiled_step():
@@ -104,7 +107,7 @@ def test_tensor_divides_matrices_and_logits_along_axes_that_it_divides():
     assert two.logits == one.logits // 2
     odd = {"bert_config": {"vocab_size": 6001}}
     assert estimated(1, {"tensor": 2}, **odd).logits == estimated(**odd).logits
-    assert estimate(settings_of(1, {"tensor": [2, 2]})) == [square] * 4
+    assert estimate(workload_of(settings_of(1, {"tensor": [2, 2]}))) == [square] * 4
 
 
 def test_chunks_of_the_vocabulary_divide_the_logits():

@@ -3,10 +3,10 @@
 from functools import partial
 
 import pytest
-from support.settings import RUN, merged, small_run
+from support.settings import RUN, merged, plan_of, small_run
 
 from bert_cli.errors import ConfigError
-from bert_cli.planning.plan import describe, make_plan
+from bert_cli.planning.plan import describe
 
 EIGHT = {
     "max_seq_length": 64,
@@ -33,7 +33,7 @@ def assert_consecutive(plan):
 
 
 def test_a_plain_run_has_equal_steps():
-    plan = make_plan(settings_of(), 500)
+    plan = plan_of(settings_of(), 500)
     assert plan.total_steps == 63 and plan.examples == 1008 and plan.step_sizes is None
     assert plan.sample_indices(5) == range(80, 96) and plan.micro_batches(5) == range(40, 48)
     assert_consecutive(plan)
@@ -41,7 +41,7 @@ def test_a_plain_run_has_equal_steps():
 
 def test_a_batch_grows_linearly_in_the_examples_that_were_read():
     settings = settings_of(global_batch={"start_fraction": 0.25, "growth_frac": 0.6})
-    plan = make_plan(settings, 500)
+    plan = plan_of(settings, 500)
     sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
     assert sizes == sorted(sizes) and sorted(set(sizes)) == [2, 3, 4, 5, 6, 7, 8]
     # Each of the six smaller sizes reads a sixth of 60 % of the examples, in complete steps.
@@ -49,22 +49,22 @@ def test_a_batch_grows_linearly_in_the_examples_that_were_read():
     assert assert_consecutive(plan) == {0: plan.examples} and 1000 <= plan.examples < 1016
     assert "grows from 2 to 8 micro-batches by step" in describe(plan)
     many = settings_of(global_batch={"start_fraction": 0.01, "grad_acc_steps_per_replica": 500})
-    assert len(make_plan(many, 500).segments) <= 17
+    assert len(plan_of(many, 500).segments) <= 17
 
 
 def test_stages_follow_one_another_with_their_own_examples():
     later = [{**STAGE, "micro_batch_size": 1}, {**STAGE, "total_num_train_samples": 60}]
-    plan = make_plan(settings_of(stages=later), 500)
+    plan = plan_of(settings_of(stages=later), 500)
     assert assert_consecutive(plan) == {0: 1008, 1: 104, 2: 64}
     assert plan.total_steps == 63 + 13 + 8  # the third has micro-batches of one example too
     assert "stage 3 from step 76, with 8 micro-batches of 1" in describe(plan)
 
 
 def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_last_step():
-    plan = make_plan(settings_of(masking={"start_probability": 0.3, "probability": 0.15}), 500)
+    plan = plan_of(settings_of(masking={"start_probability": 0.3, "probability": 0.15}), 500)
     values = [plan.mask_probability(step) for step in (0, 31, 62, 70)]
     assert values == pytest.approx([0.3, 0.225, 0.15, 0.15])
-    assert make_plan(settings_of(), 500).mask_probability(3) is None
+    assert plan_of(settings_of(), 500).mask_probability(3) is None
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_decay_starts_before_the_end():
     rate = {"max_learning_rate": 0.01, "schedule_name": "wsd", "warmup_frac": 0.5}
     optimizer = {"name": "LAMB", "learning_rate": rate}
     branch = {"optimizer_opts": optimizer, "pretrained_ckpt_path": "runs/x"}
-    plan = make_plan(settings_of(**branch, decay_from=20), 500)
+    plan = plan_of(settings_of(**branch, decay_from=20), 500)
     assert plan.decay_step == 20 and plan.warmup_steps == 20
     with pytest.raises(ConfigError, match=r"decay_from \(63\).*--total-num-train-samples"):
-        make_plan(settings_of(**branch, decay_from=63), 500)
+        plan_of(settings_of(**branch, decay_from=63), 500)
 
 
 def test_a_batch_that_cannot_grow_is_refused():
     settings = settings_of(global_batch={"start_fraction": 0.97})
     with pytest.raises(ConfigError, match=r"start_fraction \(0.97\).*of 8 micro-batches"):
-        make_plan(settings, 500)
+        plan_of(settings, 500)
 
 
 def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
@@ -112,7 +112,7 @@ def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
         "stages": [{**STAGE, "total_num_train_samples": 600}],
     }
     growing = {"start_fraction": 0.5, "growth_frac": 1.0}
-    plan = make_plan(settings_of(**changes, global_batch=growing), 500)
+    plan = plan_of(settings_of(**changes, global_batch=growing), 500)
     sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
     assert sizes == sorted(sizes)
     read = {size: 2 * size * sizes.count(size) for size in sorted(set(sizes))}
@@ -122,15 +122,13 @@ def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
 
 def test_the_fingerprint_of_the_steps_changes_with_their_sizes():
     growing = {"global_batch": {"start_fraction": 0.25}}
-    plans = [
-        make_plan(settings_of(**growing, total_num_train_samples=n), 500) for n in (1000, 2000)
-    ]
+    plans = [plan_of(settings_of(**growing, total_num_train_samples=n), 500) for n in (1000, 2000)]
     assert len(plans[0].segments) == len(plans[1].segments)
     assert plans[0].step_sizes != plans[1].step_sizes
 
 
 def test_a_run_of_few_steps_decays_on_its_last_one():
-    assert make_plan(settings_of(**WSD, total_num_train_samples=80), 500).decay_step == 4
+    assert plan_of(settings_of(**WSD, total_num_train_samples=80), 500).decay_step == 4
 
 
 # --- the numbers of the original: 4 replicas of 510 micro-batches of 32
@@ -143,31 +141,31 @@ planned = partial(small_run, merged(RUN, ORIGINAL))
 
 
 def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_up():
-    plan = make_plan(planned(total_num_train_samples=460_849_152), None)
+    plan = plan_of(planned(total_num_train_samples=460_849_152), None)
     assert (plan.examples_per_step, plan.total_steps, plan.warmup_steps) == (65_280, 7_060, 1_976)
     assert plan.micro_batches_per_step == 2_040
     batch = {"micro_batch_size": 8, "replicas": 1, "grad_acc_steps_per_replica": 2_040}
-    plan = make_plan(planned(global_batch=batch, total_num_train_samples=34_239_360), 10**6)
+    plan = plan_of(planned(global_batch=batch, total_num_train_samples=34_239_360), 10**6)
     assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
-    plan = make_plan(planned(total_num_train_samples=65_281), None)
+    plan = plan_of(planned(total_num_train_samples=65_281), None)
     assert (plan.total_steps, plan.examples) == (2, 130_560)
     with pytest.raises(
         ConfigError,
-        match=r"num_epochs: is not given, and neither is total_num_train_samples; give --num-epochs",
+        match=r"num_epochs: is not set, and neither is total_num_train_samples; set --num-epochs",
     ):
-        make_plan(planned(), 10**6)
+        plan_of(planned(), 10**6)
 
 
 def test_epochs_are_a_number_of_examples_that_the_records_decide():
     for epochs, records, sequences, samples in ((2.5, 130_560, 1.0, 326_400), (3, 1000, 2.5, 7500)):
         # Of a small batch: steps of 65,280 examples would not show the packs.
-        plan = make_plan(small_run(num_epochs=epochs), records, sequences)
+        plan = plan_of(small_run(num_epochs=epochs), records, sequences)
         number = small_run(total_num_train_samples=samples)
-        assert plan == make_plan(number, records, sequences)
-    assert make_plan(planned(num_epochs=0.001), 10).total_steps == 1
+        assert plan == plan_of(number, records, sequences)
+    assert plan_of(planned(num_epochs=0.001), 10).total_steps == 1
     problem = r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
     with pytest.raises(ConfigError, match=problem):
-        make_plan(planned(num_epochs=3), None)
+        plan_of(planned(num_epochs=3), None)
     for changes, problem in (
         ({"total_num_train_samples": 40}, "both give the length"),
         ({"stages": [STAGE]}, "no effect with stages"),
@@ -177,9 +175,9 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
 
 
 def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
-    text = describe(make_plan(planned(total_num_train_samples=65_280), 130_560))
+    text = describe(plan_of(planned(total_num_train_samples=65_280), 130_560))
     assert "1 step of 65,280 examples" in text and "65,280 examples, 0.5 epochs of 130,560" in text
-    assert "a pack holds 2.50 sequences" in describe(make_plan(planned(num_epochs=1), 1000, 2.5))
+    assert "a pack holds 2.50 sequences" in describe(plan_of(planned(num_epochs=1), 1000, 2.5))
     rate = {"optimizer_opts": {"learning_rate": {"reference_batch_size": 1024}}}
-    scaled = make_plan(planned(num_epochs=1, **rate), 1000, 2.5)
+    scaled = plan_of(planned(num_epochs=1, **rate), 1000, 2.5)
     assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)

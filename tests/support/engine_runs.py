@@ -65,11 +65,12 @@ class Result(NamedTuple):
 
 def run(described: str) -> Result:
     """Run a case, JSON of the arguments of `case`, on the engine that it names."""
+    from support.settings import plan_of
+
     from bert_cli.config import finetune as kinds
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.optim.schedule import LossScale
     from bert_cli.parallel.cluster import Processes
-    from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora, finetune, resolve, start
     from bert_cli.train import checkpoint
     from bert_cli.train.loop import copy_state
@@ -80,7 +81,7 @@ def run(described: str) -> Result:
         settings: Any = corpora.with_sizes_of_records(PretrainSettings.model_validate(of["values"]))
         mesh = resolve.open_mesh(settings, Processes(()))
         stream = corpora.open_stream(settings)
-        plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+        plan = plan_of(settings, stream.epoch_size, stream.sequences_per_example)
         sample = stream.first_micro_batches(len(mesh.devices))
         held_out = [stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5)]
     else:

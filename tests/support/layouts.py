@@ -6,14 +6,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from support.settings import RUN, SHAPE, merged, small_run
+from support.settings import RUN, SHAPE, merged, plan_of, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
-from bert_cli.planning.plan import make_plan
 from bert_cli.tasks.run import build, corpora
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.train.loop import State, Step
@@ -58,7 +57,7 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
 def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step, Any]:
     """Return engine, state, step and stream of a run."""
     mesh = open_mesh(settings, Processes(()))
-    plan = make_plan(settings, None)
+    plan = plan_of(settings, None)
     run = build.build_run(settings, mesh, plan)
     return *run, corpora.open_stream(settings)
 

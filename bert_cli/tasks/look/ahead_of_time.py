@@ -17,6 +17,7 @@ from bert_cli.parallel.engine import Batch
 from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.targets import Target
+from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import format_bytes, format_duration
 
@@ -57,21 +58,22 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     accelerator = target.accelerator
     kind = accelerator.kind
     stages = (settings, *settings.later_stages)
-    settings = max(stages, key=lambda stage: layout.fullest(stage, kind)[1].total)
+    settings = max(stages, key=lambda stage: layout.fullest(workload_of(stage), kind)[1].total)
+    work = workload_of(settings)
     where = f"--compile-for ({target.name})"
-    number = settings.global_batch.replicas * len(layout.estimate(settings))
+    number = work.batch.replicas * len(layout.estimate(work))
     print_line(f"\ncompiling for {number} x {accelerator.title}, which may take minutes")
     began = time.monotonic()
     with quiet_imports():
         compiled, needed = _compiled(settings, kind, devices)
     seconds = time.monotonic() - began
-    estimated = layout.fullest(settings, kind)[1].total
+    estimated = layout.fullest(work, kind)[1].total
     limit = accelerator.memory
     least = "at least " if compiled is None else ""
     size = f"{format_bytes(needed)} by the compiler"
     problem = f"a device needs {least}{size}, and has {format_bytes(limit)}"
     if compiled is None:
-        raise DeviceError(where, problem, _remedy(settings, kind, limit * estimated / needed))
+        raise DeviceError(where, problem, _remedy(work, kind, limit * estimated / needed))
     print_line(f"compiled in {format_duration(seconds)}\n")
     difference = f"{estimated / needed - 1:+.0%}"
     memory = compiled.memory_analysis()
@@ -84,7 +86,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     ]
     print_table(("memory of each device", ""), rows, right=(1,))
     if needed > limit:
-        raise DeviceError(where, problem, _remedy(settings, kind, limit * estimated / needed))
+        raise DeviceError(where, problem, _remedy(work, kind, limit * estimated / needed))
 
 
 def micro_batch(settings: TrainSettings) -> Batch:
@@ -137,9 +139,9 @@ def refused_bytes(message: str) -> int | None:
     return int(float(size[1]) * 2 ** (10 * (1 + "KMGT".index(size[2]))))
 
 
-def _remedy(settings: TrainSettings, kind: str, memory: float) -> str:
+def _remedy(work: Workload, kind: str, memory: float) -> str:
     """Return flags of a layout that fits by the estimate."""
-    batch = settings.global_batch
+    batch = work.batch
     sizes = [batch.micro_batch_size]
     while sizes[-1] % 2 == 0:
         sizes.append(sizes[-1] // 2)
@@ -151,11 +153,11 @@ def _remedy(settings: TrainSettings, kind: str, memory: float) -> str:
     )
     for size in sizes:
         for choice in choices:
-            smaller = layout.with_micro_batch(changed(settings, parallel=choice), size)
+            smaller = layout.with_micro_batch(work.with_parallel(**choice), size)
             if layout.fits(smaller, kind, int(memory)):
                 flags = [f"--parallel.{name.replace('_', '-')}" for name in choice]
                 if size < batch.micro_batch_size:
-                    steps = smaller.global_batch.grad_acc_steps_per_replica
+                    steps = smaller.batch.grad_acc_steps_per_replica
                     flags.append(f"--global-batch.micro-batch-size {size}")
                     flags.append(f"--global-batch.grad-acc-steps-per-replica {steps}")
                 return f"give {' '.join(flags)}, which fits by the estimate"

@@ -23,8 +23,9 @@ from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.parse.load import changed
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
-from bert_cli.planning.memory import WEIGHT_BYTES, estimate, slot_bytes
-from bert_cli.planning.plan import Plan, make_plan
+from bert_cli.planning.memory import WEIGHT_BYTES, estimate
+from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
@@ -138,7 +139,9 @@ def check_run(settings: DoctorSettings, report: Report) -> None:
         if has_no_length
         else report.attempt(
             "plan",
-            lambda: make_plan(settings, *epoch),
+            lambda: make_plan(
+                workload_of(settings), length_of(settings, settings.decay_from), *epoch
+            ),
             lambda plan: (
                 f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
                 f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
@@ -190,17 +193,18 @@ def check_layout(
 ) -> DoctorSettings:
     """Check that processes divide the replicas and the devices suffice; return the settings with the layout."""
     kind, number, _ = devices
-    if resolve.is_open(settings):
+    work = workload_of(settings)
+    if work.is_open:
         continued = newest_checkpoint(settings.save_ckpt_path)
         chosen = report.attempt(
             "layout",
             lambda: resolve.with_layout(settings, devices, processes.count, continued),
-            lambda fit: f"chosen: {'; '.join(layout.describe_layout(fit, kind)) or 'one device'}",
+            lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit), kind)),
         )
         return chosen or settings
     replicas = settings.global_batch.replicas
-    stages = len(estimate(settings))
-    idle = layout.idle(settings)
+    stages = len(estimate(work))
+    idle = layout.idle(work)
     needed = replicas // processes.count * stages
     text = f"{count(replicas, 'replica')} of {count(stages, 'device')}"
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
@@ -231,15 +235,16 @@ def check_memory(
 ) -> None:
     """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
     what = "memory of a run"
+    work = workload_of(settings)
     if kind != "CPU":
-        device, largest = layout.fullest(settings, kind)
+        device, largest = layout.fullest(work, kind)
         needed = largest.total
         total = memory
         free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
         local = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
-        needed = max(1, local) * sum(part.total for part in estimate(settings))
+        needed = max(1, local) * sum(part.total for part in estimate(work))
         total, free = machine.memory()
         text = f"all devices of this host together need {format_bytes(needed)}"
     values = {"needed": needed, "there": total, "free": free}
@@ -247,7 +252,7 @@ def check_memory(
     text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
     if needed > usable:
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
-        if needed > max(part.total for part in estimate(settings)):  # of several devices
+        if needed > max(part.total for part in estimate(work)):  # of several devices
             remedy = f"{layout.AUTO}, {remedy}"
         report.add("error", what, text, remedy, **values)
     elif needed > free:
@@ -259,8 +264,9 @@ def check_memory(
 
 def checkpoint_bytes(settings: DoctorSettings) -> int:
     """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
-    weights = layout.parameters(settings)
-    return weights * WEIGHT_BYTES[settings.precision] + slot_bytes(settings, weights)
+    work = workload_of(settings)
+    weights = layout.parameters(work)
+    return weights * WEIGHT_BYTES[work.precision] + work.optimizer.slot_bytes(weights)
 
 
 def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) -> None:
@@ -389,7 +395,7 @@ def check_first_loss(
         optimizer_opts={"stochastic_rounding": False},
         stages=[],
     )
-    needed = estimate(settings)[0].total
+    needed = estimate(workload_of(settings))[0].total
     (_, free) = machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {format_bytes(needed)}, and {format_bytes(free)} are free"

@@ -13,11 +13,11 @@ from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import Planning, PlanTargetsSettings
 from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
-from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
-from bert_cli.planning.plan import describe, make_plan
+from bert_cli.planning.plan import describe, length_of, make_plan
 from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
+from bert_cli.planning.workload import Workload, laid_out, workload_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
 from bert_cli.text import count, format_bytes
@@ -41,12 +41,11 @@ def run(settings: Planning) -> None:
     devices = settings.devices if target is None else target.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    requested: TrainSettings = settings
+    order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
-        requested = with_sizes_of_records(settings)
-    is_open = requested.parallel.layout == "auto"
-    is_open |= requested.global_batch.examples_per_step is not None
-    if target is not None and is_open:
+        order = with_sizes_of_records(settings)
+    requested = workload_of(order)
+    if target is not None and requested.is_open:
         memory = target.accelerator.memory
     chosen = requested
     if requested.parallel.layout == "auto" and (devices is None or memory is None):
@@ -55,11 +54,12 @@ def run(settings: Planning) -> None:
         raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
     if memory is not None:
         chosen = layout.choose(requested, kind, devices or 1, memory, processes)
-    elif requested.global_batch.examples_per_step is not None:
+    elif requested.batch.examples_per_step is not None:
         print_line(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
-    _print_layout(chosen, kind)
+    default = "" if "bert_config" in order.model_fields_set else " (default of --bert-config)"
+    _print_layout(chosen, kind, default, _describe_length(order, chosen))
     _check_devices(chosen, devices, processes)
     if memory is not None and target is None:
         _check_memory(chosen, kind, memory)
@@ -68,7 +68,7 @@ def run(settings: Planning) -> None:
     if devices is not None and memory is not None:
         _print_alternatives(requested, {layout.shape(chosen)}, kind, devices, memory, processes)
     if target is not None:
-        ahead_of_time.report(chosen, target, described)
+        ahead_of_time.report(laid_out(order, chosen), target, described)
 
 
 def list_targets(settings: PlanTargetsSettings) -> None:
@@ -89,38 +89,37 @@ def list_targets(settings: PlanTargetsSettings) -> None:
     print_line(f"\na target is a name and a number of devices: {EXAMPLES}")
 
 
-def _check_memory(settings: TrainSettings, kind: str, memory: int) -> None:
-    device, estimate = layout.fullest(settings, kind)
+def _check_memory(work: Workload, kind: str, memory: int) -> None:
+    device, estimate = layout.fullest(work, kind)
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
-    if not layout.fits(settings, kind, memory):
+    if not layout.fits(work, kind, memory):
         remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
     print_line(f"fits: {needed}; {usable}")
-    for line in layout.idle_memory(settings, kind, memory):
+    for line in layout.idle_memory(work, kind, memory):
         print_line(line)
 
 
-def _print_layout(settings: TrainSettings, kind: str) -> None:
-    batch = settings.global_batch
-    parallel = settings.parallel
-    stages, mapping = stages_of(settings)
-    pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(settings)), 'device')}"
+def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
+    batch = work.batch
+    parallel = work.parallel
+    stages, mapping = stages_of(work)
+    pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(work)), 'device')}"
     again = f"recomputing each {parallel.recompute_by}"
     shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
-    model = settings.bert_config
-    default = "" if "bert_config" in settings.model_fields_set else " (default of --bert-config)"
+    model = work.model
     print_line(
         f"model: {model.architecture}, {count(model.num_hidden_layers, 'layer')} of {model.hidden_size}{default}, "
-        f"{layout.parameters(settings) / 1e6:.1f} M parameters, precision {settings.precision}\n"
-        f"{_describe_length(settings)}\n"
-        f"  {layout.shape(settings) if settings.engine == 'jax' else shape}, each "
+        f"{layout.parameters(work) / 1e6:.1f} M parameters, precision {work.precision}\n"
+        f"{length}\n"
+        f"  {layout.shape(work) if work.engine == 'jax' else shape}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{again if parallel.recompute else 'no recomputation'}\n"
     )
     # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
     # Devices of `tensor` are equal, so the first stands for all.
-    exact = map(asdict, estimate(settings, kind)[: max(mapping) + 1])
+    exact = map(asdict, estimate(work, kind)[: max(mapping) + 1])
     devices = [
         Estimate(**{name: round(n, -5) for name, n in device_estimate.items()})
         for device_estimate in exact
@@ -140,35 +139,34 @@ def _print_layout(settings: TrainSettings, kind: str) -> None:
     print_line(f"\nin MB (10^6 bytes): total = {FORMULA}")
     print_line(f"device {fullest}: {terms['total']} = {numbers}")
     if len(stages) > 1:
-        idle = f"{layout.idle(settings):.1%}"
+        idle = f"{layout.idle(work):.1%}"
         print_line(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
     if batch.replicas > 1 and parallel.shard_weights:
         print_line(
             "in each micro-batch the weights are gathered and the gradients reduced, sharded"
         )
     elif batch.replicas > 1:
-        reduced = layout.reduced_bytes(settings)
+        reduced = layout.reduced_bytes(work)
         sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{format_bytes(reduced)} of gradients in {parallel.reduce_precision}"
         print_line(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 
-def _describe_length(settings: TrainSettings) -> str:
+def _describe_length(order: TrainSettings, work: Workload) -> str:
     """Return the plan as text; the number of steps is left out if it follows from records."""
-    if isinstance(settings, PretrainSettings) and settings.total_num_train_samples is not None:
-        return describe(make_plan(settings, None))
-    epochs = settings.num_epochs
-    batch = settings.global_batch
+    if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
+        return describe(make_plan(work, length_of(order, order.decay_from), None))
+    epochs = order.num_epochs
     length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
-    return f"  {length} in steps of {count(batch.examples, 'example')}"
+    return f"  {length} in steps of {count(work.batch.examples, 'example')}"
 
 
-def _check_devices(settings: TrainSettings, devices: int | None, processes: int) -> None:
-    replicas = settings.global_batch.replicas
-    each = len(estimate(settings))
+def _check_devices(work: Workload, devices: int | None, processes: int) -> None:
+    replicas = work.batch.replicas
+    each = len(estimate(work))
     needed = replicas * each
     remedy = "give --parallel.layout auto to choose a layout that fits"
-    layout.check_processes(settings.global_batch, processes)
+    layout.check_processes(work.batch, processes)
     if devices is not None and needed > devices:
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
@@ -177,13 +175,13 @@ def _check_devices(settings: TrainSettings, devices: int | None, processes: int)
 
 
 def _print_alternatives(
-    requested: TrainSettings, seen: set[str], kind: str, devices: int, memory: int, processes: int
+    requested: Workload, seen: set[str], kind: str, devices: int, memory: int, processes: int
 ) -> None:
     """Print the choices of `auto`, with and without recomputation, whose shapes are not in `seen`."""
     choices = {"--parallel.layout auto": requested}
     if not requested.parallel.recompute:
         flags = "--parallel.layout auto --parallel.recompute"
-        choices[flags] = changed(requested, parallel={"recompute": True})
+        choices[flags] = requested.with_parallel(recompute=True)
     for flags, choice in choices.items():
         try:
             shape = layout.shape(layout.propose(choice, kind, devices, memory, processes))
@@ -194,15 +192,15 @@ def _print_alternatives(
         seen.add(shape)
 
 
-def _flags(settings: TrainSettings) -> str:
-    batch = settings.global_batch
-    (stages, mapping) = stages_of(settings)
-    parallel = settings.parallel
+def _flags(work: Workload) -> str:
+    batch = work.batch
+    (stages, mapping) = stages_of(work)
+    parallel = work.parallel
     pipeline = (
         f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "
         f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
     )
-    if settings.engine == "jax":
+    if work.engine == "jax":
         pipeline = "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null"
         pipeline += f" --parallel.tensor '{parallel.tensor}'"
         if parallel.replicated_tensor_sharding:

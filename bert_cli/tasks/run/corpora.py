@@ -26,7 +26,8 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
-from bert_cli.planning.plan import Plan, make_plan
+from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.workload import workload_of
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def describe_vocabulary(
 
 def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
     """Return the plan of a run on these examples, and make the stream follow it."""
-    plan = make_plan(settings, stream.epoch_size, stream.sequences_per_example)
+    length = length_of(settings, settings.decay_from)
+    size = stream.epoch_size
+    plan = make_plan(workload_of(settings), length, size, stream.sequences_per_example)
     stream.follow(plan)
     return plan
 

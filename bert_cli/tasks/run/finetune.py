@@ -28,7 +28,8 @@ from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomicall
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
-from bert_cli.planning.plan import Plan, plan_of, samples_of
+from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
@@ -322,7 +323,7 @@ def open_features(
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
     size = len(features) // group
-    plan = plan_of(settings, [samples_of(settings, size)], size)
+    plan = make_plan(workload_of(settings), length_of(settings), size)
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count

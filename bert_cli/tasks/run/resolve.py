@@ -29,6 +29,7 @@ from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.plan import Plan
+from bert_cli.planning.workload import laid_out, workload_of
 from bert_cli.processes import print_error, print_line, quiet_imports
 from bert_cli.tasks.run.models import Source, find_source
 from bert_cli.train import checkpoint
@@ -142,12 +143,6 @@ def with_shape_of(settings: Settings, source: Source | None) -> Settings:
     return changed(settings, bert_config=shape)
 
 
-def is_open(settings: TrainSettings) -> bool:
-    """Return whether the settings leave the layout or the micro-batch to the devices."""
-    leaves_micro_batch = settings.global_batch.examples_per_step is not None
-    return settings.parallel.layout == "auto" or leaves_micro_batch
-
-
 def with_layout(
     settings: Settings, devices: Devices, processes: int, continued: Path | None
 ) -> Settings:
@@ -156,10 +151,12 @@ def with_layout(
     `devices` belong to one process. Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
     """
     kind, number, memory = devices
-    if continued is not None and settings.global_batch.examples_per_step is not None:
+    work = workload_of(settings)
+    if continued is not None and work.batch.examples_per_step is not None:
         fixed = checkpoint.read_state(continued).fixed
-        settings = layout.with_micro_batch(settings, fixed.get("micro_batch_size", 1))
-    return layout.choose(settings, kind, processes * number, memory, processes)
+        work = layout.with_micro_batch(work, fixed.get("micro_batch_size", 1))
+    chosen = layout.choose(work, kind, processes * number, memory, processes)
+    return laid_out(settings, chosen)
 
 
 def runtime(engine: str) -> Runtime:
@@ -239,15 +236,17 @@ def take_devices(
         stack.enter_context(redirect_stdout(open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
     if settings.about is not None:
         print_line(f"{settings.about.what}\n{settings.about.expect}")
-    if is_open(settings) or settings.require_gpu:
+    is_open = workload_of(settings).is_open
+    if is_open or settings.require_gpu:
         devices = find_devices(settings.engine, processes, require_gpu=settings.require_gpu)
-    if is_open(settings):
+    if is_open:
         kind, number, memory = devices
         is_auto = settings.global_batch.examples_per_step is not None
         settings = with_layout(settings, devices, processes.count, continued)
         what = f"micro-batch {settings.global_batch.micro_batch_size}" if is_auto else "layout"
         chosen_for = f"{processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
-        lines = [f"{what}: chosen for {chosen_for}", *layout.idle_memory(settings, kind, memory)]
+        lines = [f"{what}: chosen for {chosen_for}"]
+        lines += layout.idle_memory(workload_of(settings), kind, memory)
         print_line("\n".join(lines))
     try:
         mesh = open_mesh(settings, processes, stop)

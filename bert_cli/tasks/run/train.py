@@ -14,6 +14,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
+from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import build, hooks, saving, start
 from bert_cli.tasks.run.build import Run
@@ -99,12 +100,15 @@ def _describe(resolved: ResolvedRun) -> None:
     """Print the plan of the run and its warnings."""
     settings = resolved.settings
     mesh = resolved.mesh
-    lines = layout.describe_layout(settings, mesh.kind)
+    work = workload_of(settings)
+    lines = layout.describe_layout(work, mesh.kind)
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
     is_cpu = "cpu" in str(mesh.devices[0][0]).lower()
-    lines += layout.slow_steps(settings, sum(map(len, mesh.devices)) if is_cpu else 0)
+    lines += layout.slow_steps(
+        work, sum(map(len, mesh.devices)) if is_cpu else 0, is_dry_run=settings.dry_run
+    )
     print_line("\n".join(["plan:", describe(resolved.plan), *(f"  {line}" for line in lines)]))
     for check in checks.of_epochs(resolved.plan):
         if check.warns:

@@ -18,7 +18,7 @@ from support.corpora import (
     open_stream,
     sequences_of,
 )
-from support.settings import small_run
+from support.settings import plan_of, small_run
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.examples.reader import (
@@ -31,7 +31,6 @@ from bert_cli.data.examples.reader import (
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.planning.plan import make_plan
 
 COUNTS = [100, 7, 0, 142, 1]
 WIDE = 2 * S
@@ -123,7 +122,7 @@ def test_a_step_that_cannot_be_divided_is_refused():
 
 def test_of_a_growing_batch_the_processes_read_equal_parts_of_each_step():
     batch = {"replicas": 2, "grad_acc_steps_per_replica": 4, "start_fraction": 0.25}
-    plan = make_plan(small_run(global_batch=batch, total_num_train_samples=200), None)
+    plan = plan_of(small_run(global_batch=batch, total_num_train_samples=200), None)
     assert len(plan.segments) == 4
     for step in range(plan.total_steps):
         parts = [Batching(16, 2, rank, 2, plan).sample_indices(step) for rank in (0, 1)]

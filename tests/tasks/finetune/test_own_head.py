@@ -12,6 +12,7 @@ from bert_cli.cli import main
 from bert_cli.facts import heads
 from bert_cli.parse.load import load
 from bert_cli.planning import layout, memory
+from bert_cli.planning.workload import workload_of
 from bert_cli.train.history import Run
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -39,9 +40,11 @@ def test_a_task_of_one_file_and_one_record_trains_resumes_plans_and_predicts(
     assert {"regressor.weight", "regressor.bias"} < set(trained)
     assert json.loads((last / "config.json").read_text())["architectures"] == ["BertForTextLength"]
     assert Run(run).kind == "length"
-    assert layout.parameters(settings) == sum(math.prod(w.shape) for w in trained.values())
-    assert all(device.total > 0 for device in memory.estimate(settings))
-    assert "mean_pool length_head" in " ".join(layout.describe_layout(settings, "CPU"))
+    assert layout.parameters(workload_of(settings)) == sum(
+        math.prod(w.shape) for w in trained.values()
+    )
+    assert all(device.total > 0 for device in memory.estimate(workload_of(settings)))
+    assert "mean_pool length_head" in " ".join(layout.describe_layout(workload_of(settings), "CPU"))
 
     shutil.rmtree(last)
     toy_task.run(settings)

@@ -14,6 +14,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
 from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning.memory import estimate
+from bert_cli.planning.workload import workload_of
 
 BASE = ["plan", "--config", "pretrain_base_128_phase1"]
 SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
@@ -30,7 +31,7 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
         assert main(["plan", "--config", name]) == 0
         text = capsys.readouterr().out
         words = ["--config", name, "--generated-dataset"]
-        devices = estimate(load(PretrainSettings, words, "bert pretrain")[0])
+        devices = estimate(workload_of(load(PretrainSettings, words, "bert pretrain")[0]))
         assert [row[0] for row in rows(text)] == [str(n) for n in range(len(devices))]
         assert all(10**6 < one.total < 10**12 for one in devices)
         for row in rows(text):
@@ -146,8 +147,10 @@ def without_a_model() -> int:
 def test_the_estimate_is_near_the_peak_memory_of_a_run(layout, without_a_model):
     flags = {**PLAIN, **LAYOUTS[layout]}
     settings, _ = load(PretrainSettings, flags_of(flags), "bert pretrain")
-    estimated = sum(one.total for one in estimate(settings))
-    activations = sum(one.stashes + one.working + one.logits for one in estimate(settings))
+    estimated = sum(one.total for one in estimate(workload_of(settings)))
+    activations = sum(
+        one.stashes + one.working + one.logits for one in estimate(workload_of(settings))
+    )
     assert activations > 0.75 * estimated
     measured = peak(flags) - without_a_model
     assert estimated == pytest.approx(measured, rel=0.25)

@@ -14,6 +14,7 @@ from support.tiny_models import TINY, WORDS, metrics_of, write_model
 
 from bert_cli.cli import main
 from bert_cli.planning.layout import estimate
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import corpora, pretrain
 from bert_cli.train import health
 from bert_cli.train.checkpoint import complete_checkpoints
@@ -201,7 +202,7 @@ def test_the_sizes_of_the_records_are_those_of_the_run_unless_they_are_set(home,
     plain = settings_of(dataset_dir=folder)
     sized = sized_by(plain)
     assert sized.max_sequences_per_pack == 3
-    assert estimate(sized) != estimate(plain)
+    assert estimate(workload_of(sized)) != estimate(workload_of(plain))
     assert corpora.open_stream(sized)[0]["next_sentence_labels"].shape == (2, 4, 3)
     several = [{"path": str(tmp_path / "none")}, {"path": folder}]
     assert sized_by(settings_of(dataset_dir=several)).max_sequences_per_pack == 3

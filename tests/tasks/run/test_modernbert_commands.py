@@ -124,17 +124,17 @@ def test_the_losses_of_a_hundred_steps_are_those_of_pytorch(home):
     need("torch", "transformers")
     import torch
     import transformers
+    from support.settings import plan_of
 
     from bert_cli.model.hf import hf_config, to_hf
     from bert_cli.parallel.cluster import Processes
-    from bert_cli.planning.plan import make_plan
     from bert_cli.tasks.run import build, corpora, resolve
 
     changes = {"total_num_train_samples": 400, "bert_config__hidden_dropout_prob": 0.0}
     flags = flags_of(RUN_OF_RECORDS | SHAPE | {"dataset-dir": home / "single"}, **changes)
     settings = corpora.with_sizes_of_records(load(PretrainSettings, flags, "test")[0])
     reader = corpora.open_stream(settings)
-    plan = make_plan(settings, reader.epoch_size)
+    plan = plan_of(settings, reader.epoch_size)
     run = build.build_run(settings, resolve.open_mesh(settings, Processes(())), plan)
     described = hf_config(settings.bert_config)
     model = transformers.ModernBertForMaskedLM(
