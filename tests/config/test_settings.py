@@ -20,7 +20,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import load
 from bert_cli.planning.layout import propose
-from bert_cli.planning.workload import workload_of
+from bert_cli.planning.workload import laid_out, workload_of
 
 SMALL = {
     "max_seq_length": 32,
@@ -190,9 +190,8 @@ def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkey
     ):
         assert load(kind, flags, "bert bench")[0].generated_dataset == synthetic, flags
     flags = [*TINY, "--parallel.layout", "auto", "--json", "x.json"]
-    chosen = propose(
-        workload_of(load(BenchPretrainSettings, flags, "bert bench")[0]), "GPU", 1, 10**11, 1
-    )
+    given = load(BenchPretrainSettings, flags, "bert bench")[0]
+    chosen = laid_out(given, propose(workload_of(given), "GPU", 1, 10**11, 1))
     assert chosen.json_file == Path("x.json") and chosen.generated_dataset
 
 
