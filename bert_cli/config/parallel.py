@@ -130,7 +130,7 @@ class Parallel(Settings):
         if not stages or len(stages) != len(devices):
             problem = f"lists {count(len(devices), 'device')} for {count(len(stages), 'stage')}"
             raise SettingError(name, problem, "give one for each stage")
-        if set(devices) != set(range(max(devices) + 1)):
+        if sorted(set(devices)) != list(range(len(set(devices)))):
             raise SettingError(name, f"{devices} leaves a device out", "number them from 0")
         readers = [name for name, block in LAST_BLOCKS.items() if block.reads_word_table]
         sharing = {"emb", *readers}

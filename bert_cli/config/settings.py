@@ -22,6 +22,8 @@ from bert_cli.files import is_utf8
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=10**7)]
 """A size for which memory is allocated before any other check could reject it."""
+Devices = Annotated[int, Field(ge=1, le=10**6)]
+"""A number of devices, processes or replicas; a layout is searched among all of them."""
 Depth = Annotated[int, Field(ge=1, le=1000)]
 """A number of layers; each layer costs milliseconds before the memory of a run is checked."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]

@@ -11,6 +11,7 @@ from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings
 from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings, RelationDistillation
 from bert_cli.config.settings import (
+    Devices,
     JsonFile,
     MemorySize,
     Positive,
@@ -92,11 +93,11 @@ class Planning(TrainSettings):
     OPENS_FILES: ClassVar[bool] = False
     SAVES: ClassVar[bool] = False
 
-    devices: Positive | None = None
+    devices: Devices | None = None
     """Number of devices; by default as many as the layout needs."""
     memory: MemorySize | None = None
     """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
-    processes: Positive = 1
+    processes: Devices = 1
     """Number of processes; the devices are divided among them, and each replica is in one process."""
     compile_for: str | None = None
     """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.

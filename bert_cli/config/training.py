@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.parallel import Cluster, Parallel, Wandb
-from bert_cli.config.settings import Positive, Probability, SettingError, Settings, is_set
+from bert_cli.config.settings import Devices, Positive, Probability, SettingError, Settings, is_set
 from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
@@ -46,7 +46,7 @@ class GlobalBatch(Settings):
     """Examples that a replica processes at once; they must fit into its memory. `auto` chooses the largest number that
     fits, as long as larger numbers are faster, and adjusts the accumulation to keep the batch of the config, or
     `examples_per_step`."""
-    replicas: Positive = 1
+    replicas: Devices = 1
     """Number of model replicas; they divide the examples of a step."""
     grad_acc_steps_per_replica: Usual[Positive] = 1
     """Number of micro-batches whose gradients a replica accumulates before an update."""

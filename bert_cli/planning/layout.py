@@ -5,6 +5,7 @@ only the number of replicas is chosen.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -210,13 +211,12 @@ def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
         )
     check_processes(batch, processes, is_auto=True)
     limit = work.model.num_hidden_layers + 1
-    shapes: list[Shape] = []
-    for each in (
-        [tensor_devices] if work.engine == "jax" else range(1, min(process_devices, limit) + 1)
-    ):
-        of_each = (processes * n for n in range(1, process_devices // each + 1))
-        shapes.append((max(n for n in of_each if micro_batches % n == 0), each))
-    return shapes
+    is_jax = work.engine == "jax"
+    sizes = [tensor_devices] if is_jax else range(1, min(process_devices, limit) + 1)
+    most = process_devices // sizes[0]
+    divisors = [n for n in range(1, most + 1) if micro_batches % (processes * n) == 0]
+    counts = [divisors[bisect_right(divisors, process_devices // size) - 1] for size in sizes]
+    return [(processes * number, size) for number, size in zip(counts, sizes, strict=True)]
 
 
 def _laid_out(work: Workload, shape: Shape, memory: float) -> Workload:

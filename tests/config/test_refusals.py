@@ -38,6 +38,12 @@ REFUSALS = [
     (f"bench {TINY} --checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
     (f"bench {TINY} --dry-run", "dry_run (--dry-run): has no effect on a measurement"),
     (f"plan {TINY[9:]} --compile-for v5e:2x2", "compiles steps of JAX, and the engine is tensorflow; give"),
+    (f"plan {TINY[9:]} --parallel.layout auto --devices {10**9}", "less than or equal to 1000000"),
+    (
+        f"plan {TINY[9:]} --parallel.pipeline-stages '[[\"emb\"], [\"hid*2\"]]' "
+        "--parallel.pipeline-device-mapping '[0, 300000000]'",
+        "[0, 300000000] leaves a device out; number them from 0",
+    ),
     (f"plan {TINY[9:]} --compile-for h100:8 --devices 8", "has no effect with compile_for"),
     (f"plan {TINY[9:]} --engine jax --compile-for h100:8 --distillation.teacher x", "with distillation"),
     ("extract dump ''", "out: is empty; give a path, '.' for the current folder"),
