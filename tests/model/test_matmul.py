@@ -64,3 +64,54 @@ def test_a_product_for_amx_is_the_plain_one_but_for_its_rounding(on_jax, left, r
     for expected, rounded, result in zip(wide, plain, ours, strict=True):
         assert np.abs(result - expected).max() <= 2**-8 * np.abs(expected).max()
         assert np.abs(result - expected).max() <= np.abs(rounded - expected).max() + 1e-5
+
+
+def product_forms(left, right, transpose_a, transpose_b):
+    """Return the products of forward and backward pass: contracted axes, dtypes, and layouts that are fixed."""
+    import jax
+    import jax.numpy as jnp
+
+    x, y = (jnp.zeros(shape, jnp.bfloat16) for shape in (left, right))
+    options = {"transpose_a": transpose_a, "transpose_b": transpose_b, "uses_amx": True}
+
+    def both(x, y):
+        product, pull = jax.vjp(partial(fused.matmul, **options), x, y)
+        return pull(product)
+
+    lines = jax.make_jaxpr(both)(x, y).jaxpr.eqns
+    found = []
+    for line in lines:
+        (axes, *_), *_ = (line.params.get("dimension_numbers", ((None,),)),)
+        name = line.primitive.name
+        if name == "dot_general":
+            ranks = [operand.aval.ndim for operand in line.invars]
+            dtypes = [value.aval.dtype.name for value in (*line.invars, *line.outvars)]
+            found.append((axes[0][0] == ranks[0] - 1, dtypes))
+        elif name == "layout_constraint":
+            order = line.params["layout"].major_to_minor
+            found.append(("stored", tuple(order) == tuple(range(line.invars[0].aval.ndim))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "transposes", "is_for_amx"),
+    [
+        ((64, 32), (32, 48), (False, False), True),
+        ((64, 1), (1, 48), (False, False), True),
+        ((64, 32), (32, 7), (False, False), False),
+        ((7, 32), (32, 48), (False, False), False),
+        ((64, 4), (48, 4), (False, True), True),
+        ((64, 48), (4, 48), (False, True), False),
+        ((4, 64), (4, 48), (True, False), True),
+        ((64, 4), (64, 48), (True, False), False),
+    ],
+)
+def test_only_a_large_product_has_the_form_of_amx(on_jax, left, right, transposes, is_for_amx):
+    """By the rows and columns of its result: the library refuses fewer than 8 of these."""
+    forms = on_jax(product_forms, left, right, *transposes)
+    if not is_for_amx:
+        assert not [form for form in forms if form[0] == "stored"]
+        return
+    assert forms.count(("stored", True)) == len(forms) - 3 == 9
+    products = [form for form in forms if form[0] != "stored"]
+    assert products == [(True, ["bfloat16", "bfloat16", "float32"])] * 3
