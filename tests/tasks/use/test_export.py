@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need
+from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need, opened
 
 from bert_cli.config.load import load
 from bert_cli.config.use import ExportSettings
+from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.records.tokenizer import (
     SPECIAL_TOKENS,
@@ -89,6 +90,8 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
     assert f"export: {tmp_path / 'out'}, " in out and "outputs differ by at most" in out
     assert "; a text may have at most 40 tokens" in out and len(out.splitlines()) == 2
     result = outputs_of(tmp_path / "out", form, columns())
+    number = sum(value.numel() for value in opened(models[name], MODELS[name][0]).parameters())
+    assert f" with {number:,} parameters: " in (tmp_path / "out" / "README.md").read_text()
     assert result.keys() == expected.keys()
     for output, value in expected.items():
         assert result[output].shape == value.shape
@@ -305,36 +308,75 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     assert not {i for node in products for i in node.input} & weights.keys(), "only q k' and p v"
     in_float = [t.name for t in weights.values() if t.data_type == 1 and len(t.dims) == 2]
     assert not in_float
+    for product in (node.input[1] for node in graph.node if node.op_type == "MatMulInteger"):
+        scale = weights[product.replace("_quantized", "_scale")]
+        assert [*scale.dims] == [weights[product].dims[1]], "each column of a product has its scale"
+    if name == "pretraining":
+        pooler = load_file(models[name] / "model.safetensors")["bert.pooler.dense.weight"]
+        scales = onnx.numpy_helper.to_array(weights["model.bert.pooler.dense.weight_scale"])
+        np.testing.assert_allclose(127 * scales, np.abs(pooler).max(axis=1), rtol=0.01)
     result = outputs_of(tmp_path / "out", "onnx", columns())
     for output, value in in_torch(models[name], MODELS[name][0], columns()).items():
         correlation = np.corrcoef(result[output].ravel(), value.ravel())[0, 1]
         assert 0.97 < correlation < 0.999999, output
 
 
-def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(tmp_path, capsys):
+# Output, its shape [50, 4 positions, ...], and labels of the model.
+COMPARED = {
+    "fraction of equal predictions": (("logits",), (50, 3), ("a", "b", "c")),
+    "fraction of equal predictions of masks": (("prediction_logits",), (50, 4, 9), ("a", "b")),
+    "fraction of equal predictions of ends": (("start_logits", "end_logits"), (50, 4), ("a", "b")),
+    "rank correlation of the scores": (("logits",), (50, 1), None),
+    "rank correlation of the similarities of texts": (("last_hidden_state",), (50, 4, 8), None),
+}
+PADDING = 3
+
+
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+@pytest.mark.parametrize("what", COMPARED)
+def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_path, capsys):
+    """Changes in padding do not count; outputs that are all equal have no rank correlation."""
     draw = np.random.default_rng(3)
     columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
-    columns["attention_mask"][:, 3] = 0  # changes in padding do not count
-    shapes = {
-        "fraction of equal predictions": ("logits", (50, 3), "two"),
-        "fraction of equal predictions ": ("prediction_logits", (50, 4, 9), "masked"),
-        "rank correlation of the scores": ("logits", (50, 1), "score"),
-        "rank correlation of the similarities": ("last_hidden_state", (50, 4, 8), "bare"),
-    }
-    for what, (output, shape, name) in shapes.items():
-        values = draw.standard_normal(shape).astype(np.float32)
-        source = SimpleNamespace(folder=tmp_path)
-        names = None if name == "score" else ("a", "b", "c")
-        model = SimpleNamespace(source=source, label_names=names, has_several_labels=False)
-        for noise, warns in ((1e-3, False), (1.0, True)):
-            other = values + noise * draw.standard_normal(shape).astype(np.float32)
-            if len(shape) == 3:
-                other[:, 3] = 9.0 * draw.standard_normal(other[:, 3].shape)
-            functions = [lambda columns, v=v, o=output: {o: v} for v in (values, other)]
-            sentence = int8.compare(model, [columns], *functions)
-            assert what.strip() in sentence
-            message = capsys.readouterr().err
-            assert ("warning: precision (int8): the" in message) == warns, (what, noise, sentence)
+    columns["attention_mask"][:, PADDING] = 0
+    names, shape, labels = COMPARED[what]
+    values = {name: draw.standard_normal(shape).astype(np.float32) for name in names}
+    model = SimpleNamespace(
+        source=SimpleNamespace(folder=tmp_path), label_names=labels, has_several_labels=False
+    )
+    for change, warns in (
+        (lambda x: x + 1e-3 * draw.standard_normal(x.shape), False),
+        (lambda x: x + draw.standard_normal(x.shape), True),
+        (np.zeros_like, True),
+    ):
+        other = {name: change(x).astype(np.float32) for name, x in values.items()}
+        if len(shape) == 3 or len(names) == 2:
+            for x in other.values():
+                x[:, PADDING] = 90.0 + draw.standard_normal(x[:, PADDING].shape)
+        sentence = int8.compare(model, [columns], lambda _: values, lambda _, x=other: x)
+        assert " ".join(what.split()[:4]) in sentence
+        assert float(sentence.rsplit(" ", 1)[1]) < 20, "padding is as far as 90"
+        message = capsys.readouterr().err
+        assert ("warning: precision (int8): the" in message) == warns, sentence
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_path, capsys):
+    """The second text differs after [CLS] alone."""
+    for name, content in embedding_files(pooling, 8, 40).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    draw = np.random.default_rng(3)
+    columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
+    values = draw.standard_normal((50, 4, 8)).astype(np.float32)
+    other = np.concatenate([values[:, :1], draw.standard_normal((50, 3, 8))], 1, dtype=np.float32)
+    model = SimpleNamespace(
+        source=SimpleNamespace(folder=tmp_path), label_names=None, has_several_labels=False
+    )
+    outputs = ({"last_hidden_state": x} for x in (values, other))
+    sentence = int8.compare(model, [columns], *(lambda _, x=x: x for x in outputs))
+    assert ("texts 1.0000, " in sentence) == (pooling == "cls")
+    assert bool(capsys.readouterr().err) == (pooling == "mean")
 
 
 # --- static vectors
