@@ -359,6 +359,15 @@ def test_memory_that_a_larger_micro_batch_would_use_is_named():
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
 
 
+def test_a_larger_micro_batch_leaves_a_pipeline_hardly_more_idle():
+    """By at most 5 % of a step, though any size fits into the memory."""
+    given = settings(accumulation=64, **ON_THREE)
+    (line,) = layout.idle_memory(given, "GPU", 80 * GB)
+    assert "micro-batch 16 would fit" in line
+    more = [idle(layout.with_micro_batch(given, size)) - idle(given) for size in (16, 32)]
+    assert more[0] < 0.05 < more[1]
+
+
 # --- engine jax
 
 

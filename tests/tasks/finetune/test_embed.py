@@ -544,7 +544,7 @@ def teachers(home):
         folder = write_model(home / name, config, seed=9)
         reordered = [*PIECES[:5], *reversed(PIECES[5:])]
         write_vocabulary(folder, "".join(f"{p}\n" for p in reordered).encode(), Normalization())
-        for file, content in embeddings.embedding_files("mean", size, 24).items():
+        for file, content in embeddings.embedding_files("mean", size, 8).items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
     return home

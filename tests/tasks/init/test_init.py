@@ -18,6 +18,7 @@ from bert_cli.cli import main
 from bert_cli.config.init import InitSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.records.tokenizer import Normalization, write_vocabulary
+from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.tasks.init import recipe, run, text
 from bert_cli.tasks.run import build, train
 
@@ -144,7 +145,9 @@ def test_all_passages_of_the_document_of_a_query_are_relevant(at_home):
     assert judged == expected and len(lines) == 27
     texts = {row["_id"]: row["text"] for row in rows_of(at_home / "judged/search/corpus.jsonl")}
     held_out = [row["text"] for row in rows_of(at_home / "judged/text/held_out.jsonl")]
-    assert all(text in held_out[int(name[0]) - 1] for name, text in texts.items())
+    for row in rows_of(at_home / "judged/search/queries.jsonl"):
+        document = held_out[int(row["_id"][0]) - 1]
+        assert document.index(row["text"]) < document.index(texts[row["_id"]])
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -165,13 +168,30 @@ def test_a_model_of_sentences_gets_pairs_alone_and_keeps_its_pooling(pooling, at
 def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
     (at_home / "book.txt").write_text("\n".join(SENTENCES * 8) + "\n")
     words = ["init", "book.txt", "book", "--from", "model", "--for", "search"]
-    assert main([*words, "--documents", "files"]) == 0
+    assert main([*words, "--documents", "files", "--engine", "jax"]) == 0
+    assert json.loads((at_home / "book/embed.json").read_text())["engine"] == "jax"
     train, held_out = (rows_of(at_home / f"book/text/{part}.jsonl") for part in run.PARTS)
     lines = [line for row in (*train, *held_out) for line in row["text"].splitlines()]
     assert sorted(lines) == sorted(SENTENCES * 8)
     assert len(train) > len(held_out) >= 1
     assert max(len(row["text"]) for row in (*train, *held_out)) < 21_000
     assert rows_of(at_home / "book/search/queries.jsonl")
+
+
+@pytest.mark.parametrize(("number", "held_out"), [(2, 1), (6, 2), (10, 2), (30, 3)])
+def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, tmp_path):
+    text.divide(tmp_path, [["A short text."]] * number, number, lambda line: [line], False)
+    sizes = [len(rows_of(tmp_path / f"text/{part}.jsonl")) for part in run.PARTS]
+    assert sizes == [number - held_out, held_out]
+
+
+def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
+    (tmp_path / "a.txt").write_text("the film was \u2603\n\n" * 300)
+    parts, _ = text.files.recognise_all(tmp_path / "a.txt", text.files.Reading())
+    facts = text.read_facts(
+        parts, text.files.Reading(), find_vocabulary(str(home / "model"), cased=False)
+    )
+    assert (facts.unknown, facts.pieces_per_word) == (0.25, 1.0)
 
 
 def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):

@@ -183,15 +183,22 @@ def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(tmp_path):
     assert (tmp_path / "hf" / "tokenizer.json").is_file()
 
 
-def test_an_encoder_of_other_pieces_is_refused(models):
+def test_an_encoder_of_other_pieces_is_refused(models, tmp_path, monkeypatch):
     need("tensorflow_text")
     tokenizer = read_tokenizer(models["bare"])
     encoder = strings.text_encoder(tokenizer, 40)
     strings.compare_encoders(tokenizer, encoder, 40)
-    with pytest.raises(CheckpointError, match=r"texts \(\"The cat sat.*is split differently"):
-        strings.compare_encoders(
-            tokenizer, lambda *texts: encoder(*[t + " cat" for t in texts]), 40
-        )
+
+    def other(*texts):
+        return encoder(*[text + " cat" for text in texts])
+
+    message = r"texts \(\"The cat sat.*is split differently"
+    with pytest.raises(CheckpointError, match=message):
+        strings.compare_encoders(tokenizer, other, 40)
+    monkeypatch.setattr(export, "text_encoder", lambda *_: other)
+    with pytest.raises(CheckpointError, match=message):
+        bert_export(models["bare"], tmp_path / "out", "--format", "saved-model", "--texts")
+    assert not (tmp_path / "out").exists()
 
 
 def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_refused(tmp_path):
@@ -287,7 +294,7 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path, monkeypatch):
     ["pretraining", *(pytest.param(n, marks=pytest.mark.slow) for n in ("question", "group"))],
 )
 def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
-    name, models, tmp_path, capfd
+    name, models, tmp_path, monkeypatch, capfd
 ):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     import onnx
@@ -295,7 +302,9 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     texts = tmp_path / "texts.jsonl"
     fields = {"question": "where is the cat", "context": "the cat sat on the mat in paris"}
     row = fields if name == "question" else {"text": "the cat is in paris ."}
-    texts.write_text(f"{json.dumps(row)}\n" * 20)
+    long = {field: f"{text} " * 20 for field, text in row.items()}  # more than 40 positions
+    texts.write_text(f"{json.dumps(row)}\n" * 19 + f"{json.dumps(long)}\n" * 9)
+    monkeypatch.setattr(int8, "MAX_TEXTS", 20)
     words = ["--format", "onnx", "--precision", "int8", "--compare-on", texts]
     bert_export(models[name], tmp_path / "out", *words)
     printed = capfd.readouterr()
@@ -382,17 +391,22 @@ def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_pa
 # --- static vectors
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_static_vectors_open_in_sentence_transformers_and_are_principal_components(
-    models, tmp_path, capfd
+    pooling, models, tmp_path, capfd
 ):
-    """The judge is NumPy on PyTorch's mean vectors of [CLS] piece [SEP], weighted by Zipf's law."""
+    """The judge is NumPy on PyTorch's vectors of [CLS] piece [SEP], weighted by Zipf's law."""
     need("torch")
     from sentence_transformers import SentenceTransformer
 
     texts = ["the cat sat on the mat", "paris is in france .", "we like to eat"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
+    source = shutil.copytree(models["bare"], tmp_path / "model")
+    for name, content in embedding_files(pooling, 32, 40).items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(content)
     words = ["--format", "static", "--dimensions", "8", "--compare-on", tmp_path / "texts.txt"]
-    bert_export(models["bare"], tmp_path / "out", *words)
+    bert_export(source, tmp_path / "out", *words)
     printed = capfd.readouterr().out
     assert "3 texts: rank correlation of the similarities" in printed
     assert f"{len(PIECES)} vectors of 8 values" in printed
@@ -400,7 +414,8 @@ def test_static_vectors_open_in_sentence_transformers_and_are_principal_componen
     assert table.shape == (len(PIECES), 8) and not table[:5].any(), "special tokens have no vector"
     ids = np.array([[2, piece, 3] for piece in range(5, len(PIECES))])
     inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
-    hidden = in_torch(models["bare"], "BertModel", inputs)["last_hidden_state"].mean(1)
+    hidden = in_torch(models["bare"], "BertModel", inputs)["last_hidden_state"]
+    hidden = hidden.mean(1) if pooling == "mean" else hidden[:, 0]
     left, values, _ = np.linalg.svd(hidden - hidden.mean(0), full_matrices=False)
     chance = 1.0 / np.arange(2, len(PIECES) + 2)
     weights = 1e-4 / (1e-4 + chance / chance.sum())
