@@ -138,7 +138,6 @@ def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
     ("policy", "options", "dtype"),
     [
         ("mixed_bfloat16", {}, "bfloat16"),
-        ("float16", {}, "float16"),
         ("mixed_bfloat16", {"uses_amx": True}, "float32"),
         ("mixed_float16", {"factors": {"hid_0/kernel": Factor(0.5, 0.5)}}, "float32"),
     ],

@@ -245,6 +245,10 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     for name in ("losses", "is_correct", "vector_gradients"):
         np.testing.assert_array_equal(np.concatenate([one[name] for one in both]), complete[name])
     assert not np.array_equal(both[0]["vector_gradients"], both[1]["vector_gradients"])
+    for name in ("losses", "is_correct"):
+        of_text = np.zeros(24)
+        of_text[index[index >= 0]] = complete[name][index >= 0]
+        assert np.array_equal(of_text[::2], of_text[1::2]) and len({*of_text}) > 1, name
     assert not complete["vector_gradients"][index < 0].any()
     assert complete["vector_gradients"][index >= 0].any(axis=1).all()
 

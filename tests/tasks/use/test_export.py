@@ -91,7 +91,8 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
     assert "; a text may have at most 40 tokens" in out and len(out.splitlines()) == 2
     result = outputs_of(tmp_path / "out", form, columns())
     number = sum(value.numel() for value in opened(models[name], MODELS[name][0]).parameters())
-    assert f" with {number:,} parameters: " in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f" with {number:,} parameters: " in card and f"library_name: {form}\n" in card
     assert result.keys() == expected.keys()
     for output, value in expected.items():
         assert result[output].shape == value.shape
@@ -341,6 +342,11 @@ COMPARED = {
 PADDING = 3
 
 
+def model_of(folder, labels=None):
+    source = SimpleNamespace(folder=folder)
+    return SimpleNamespace(source=source, label_names=labels, has_several_labels=False)
+
+
 @pytest.mark.filterwarnings("ignore:An input array is constant")
 @pytest.mark.parametrize("what", COMPARED)
 def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_path, capsys):
@@ -350,9 +356,7 @@ def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_p
     columns["attention_mask"][:, PADDING] = 0
     names, shape, labels = COMPARED[what]
     values = {name: draw.standard_normal(shape).astype(np.float32) for name in names}
-    model = SimpleNamespace(
-        source=SimpleNamespace(folder=tmp_path), label_names=labels, has_several_labels=False
-    )
+    model = model_of(tmp_path, labels)
     for change, warns in (
         (lambda x: x + 1e-3 * draw.standard_normal(x.shape), False),
         (lambda x: x + draw.standard_normal(x.shape), True),
@@ -379,11 +383,8 @@ def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_pa
     columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
     values = draw.standard_normal((50, 4, 8)).astype(np.float32)
     other = np.concatenate([values[:, :1], draw.standard_normal((50, 3, 8))], 1, dtype=np.float32)
-    model = SimpleNamespace(
-        source=SimpleNamespace(folder=tmp_path), label_names=None, has_several_labels=False
-    )
     outputs = ({"last_hidden_state": x} for x in (values, other))
-    sentence = int8.compare(model, [columns], *(lambda _, x=x: x for x in outputs))
+    sentence = int8.compare(model_of(tmp_path), [columns], *(lambda _, x=x: x for x in outputs))
     assert ("texts 1.0000, " in sentence) == (pooling == "cls")
     assert bool(capsys.readouterr().err) == (pooling == "mean")
 

@@ -351,23 +351,18 @@ def test_a_wrong_model_is_refused_with_a_suggestion(tmp_path, monkeypatch, capsy
         assert f"MODEL ({model}): " in error and suggestion in error
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("masked", "[MASK] a cat sat on a"),
-        ("text", "the a cat sat on a"),
-        ("bare", "a cat sat on a mat"),
-    ],
-)
-def test_a_text_that_just_fits_is_not_truncated(name, words, models, capsys, tmp_path):
-    path = as_file(tmp_path, "texts.txt", words, f"{words} dog")
-    rows = predict(capsys, models[name], "--input", path, "--max-seq-length", "8")
-    assert [row.get("truncated") for row in rows] == [None, True]
+FITTING = {
+    "masked": {"text": "[MASK] a cat sat on a"},
+    "text": {"text": "the a cat sat on a"},
+    "bare": {"text": "a cat sat on a mat"},
+    "question": {"context": "the cat sat on the mat", "question": "where is a cat sat on"},
+}
 
 
-def test_a_question_that_just_fits_is_not_truncated(models, capsys, tmp_path):
-    questions = ("where is the cat", "where is the cat now")
-    lines = [{"question": question, "context": "the cat sat on the mat"} for question in questions]
-    path = as_file(tmp_path, "questions.jsonl", *lines)
-    rows = predict(capsys, models["question"], "--input", path, "--max-query-length", "4")
+@pytest.mark.parametrize("name", FITTING)
+def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
+    *_, (field, words) = FITTING[name].items()
+    path = as_file(tmp_path, "a.jsonl", FITTING[name], FITTING[name] | {field: f"{words} dog"})
+    limit = ["--max-query-length", 6] if name == "question" else ["--max-seq-length", 8]
+    rows = predict(capsys, models[name], "--input", path, *limit)
     assert [row.get("truncated") for row in rows] == [None, True]
