@@ -233,9 +233,8 @@ def test_a_position_reads_exactly_its_window(length, window, config):
 
 def test_rotary_positions_are_exact_where_products_have_16_bits(config):
     attention = build_block("hid_1", config, seed=1, policy="mixed_bfloat16").attention
-    positions = np.arange(4001, 4001 + SHORT)
-    columns = {"position_ids": positions[None].astype(np.int32)}
-    columns["input_mask"] = np.ones((1, SHORT), np.int32)
+    positions = np.arange(4001, 4001 + SHORT, dtype=np.int32)
+    columns = {"position_ids": positions[None], "input_mask": np.ones((1, SHORT), np.int32)}
     angles = positions[:, None] / 10.0 ** np.array([0.0, 0.25, 0.5, 0.75])
     for turned, function in zip(attention._rotation(columns, 8), (np.cos, np.sin), strict=True):
         np.testing.assert_allclose(turned[0, :, 0], function(angles), atol=5e-4)

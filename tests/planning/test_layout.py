@@ -358,7 +358,6 @@ def test_memory_that_a_larger_micro_batch_would_use_is_named():
 
 
 def test_a_larger_micro_batch_leaves_a_pipeline_hardly_more_idle():
-    """By at most 5 % of a step, though any size fits into the memory."""
     given = settings(accumulation=64, **ON_THREE)
     (line,) = layout.idle_memory(given, "GPU", 80 * GB)
     assert "micro-batch 16 would fit" in line

@@ -203,14 +203,11 @@ def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):
     assert 40 < facts.long_document < 300 and not facts.is_cut
 
 
-FRENCH = (
-    "Le chat noir était assis près de la fenêtre, et la pluie tombait déjà sur la forêt d'été. "
-)
-
-
 def test_the_commands_keep_accents_of_other_languages_and_the_case_of_a_model(at_home):
-    french = "".join(json.dumps({"body": FRENCH * 4}) + "\n" for _ in range(30))
-    (at_home / "french.jsonl").write_text(french)
+    sentence = (
+        "Le chat noir était assis près de la fenêtre, et la pluie tombait déjà sur la forêt. "
+    )
+    (at_home / "french.jsonl").write_text((json.dumps({"body": sentence * 4}) + "\n") * 30)
     cased = shutil.copytree(at_home / "model", at_home / "cased")
     write_vocabulary(cased, (cased / "vocab.txt").read_bytes(), Normalization(cased=True))
     scripts = {}

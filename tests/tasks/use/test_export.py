@@ -321,10 +321,6 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     for product in (node.input[1] for node in graph.node if node.op_type == "MatMulInteger"):
         scale = weights[product.replace("_quantized", "_scale")]
         assert [*scale.dims] == [weights[product].dims[1]], "each column of a product has its scale"
-    if name == "pretraining":
-        pooler = load_file(models[name] / "model.safetensors")["bert.pooler.dense.weight"]
-        scales = onnx.numpy_helper.to_array(weights["model.bert.pooler.dense.weight_scale"])
-        np.testing.assert_allclose(127 * scales, np.abs(pooler).max(axis=1), rtol=0.01)
     result = outputs_of(tmp_path / "out", "onnx", columns())
     for output, value in in_torch(models[name], MODELS[name][0], columns()).items():
         correlation = np.corrcoef(result[output].ravel(), value.ravel())[0, 1]
