@@ -20,7 +20,16 @@ from bert_cli.errors import (
     needs_extra,
     printable,
 )
-from bert_cli.processes import NO_LOGS, print_error, print_help, print_line, quiet_imports
+from bert_cli.processes import (
+    NO_LOGS,
+    STOP_SIGNALS,
+    open_streams,
+    print_error,
+    print_help,
+    print_line,
+    quiet_imports,
+    set_result,
+)
 
 VERSIONS = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 # --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NO_LOGS is shown.
@@ -87,15 +96,33 @@ def dispatch(arguments: Sequence[str]) -> None:
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
     if getattr(settings, "dry_run", False):
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
+    kind = _kind_of(name, settings)
+    set_result(kind == "shows")
     notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
-    # `--json -` prints JSON alone on standard output.
-    prints_json = str(getattr(settings, "json_file", None)) == "-"
     for line in (*notes, *loaded.notes):
-        (print_error if prints_json else print_line)(line)
-    with _engine(settings, f"bert {name}"):
-        with quiet_imports():
-            run = COMMANDS[name].run_function()
-        run(settings)
+        (print_error if _prints_json(settings) else print_line)(line)
+    try:
+        with _engine(settings, f"bert {name}"):
+            with quiet_imports():
+                run = COMMANDS[name].run_function()
+            run(settings)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*["the same command continues"] * (kind == "continues")) from None
+
+
+def _prints_json(settings: object) -> bool:
+    """Return whether standard output has JSON alone (`--json -`)."""
+    return str(getattr(settings, "json_file", None)) == "-"
+
+
+def _kind_of(name: str, settings: object) -> str:
+    """Return the kind of a command with these settings; `bert launch` is of the kind of what it starts."""
+    if getattr(settings, "dry_run", False) or _prints_json(settings):
+        return "shows"
+    if getattr(settings, "json_file", None):
+        return "writes"
+    started, _ = split_command(getattr(settings, "command", None) or [name])
+    return COMMANDS[started].kind if started in COMMANDS else "writes"
 
 
 @contextmanager
@@ -138,11 +165,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Python and TensorFlow may need seconds to exit after the command. Signals are ignored during that
     time, because a signal would turn the exit code of a complete run into -15 or -2.
     """
+    open_streams()
+    set_result(True)
     try:
         return _exit_code(sys.argv[1:] if arguments is None else arguments)
     finally:
+        set_result(False)  # what Python writes at its end cannot change the exit code
         if arguments is None:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
 
 
@@ -151,15 +181,12 @@ def _exit_code(arguments: Sequence[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS)
     try:
         dispatch(arguments)
-    except BrokenPipeError:
-        # The output was piped to a program such as `head` that has ended.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BertError as error:
         for line in str(error).splitlines():
             print_error(f"bert: {printable(line)}")
         return error.exit_code
-    except KeyboardInterrupt:
-        print_error("bert: interrupted; the same command continues")
+    except KeyboardInterrupt as interrupt:
+        print_error("; ".join(["bert: interrupted", *map(str, interrupt.args)]))
         return 130
     except Exception as error:
         known = _known_failure(error)

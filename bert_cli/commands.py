@@ -21,6 +21,8 @@ class Command(NamedTuple):
     """Module and class of the settings, relative to `config` and without the ending `Settings`."""
     help: str
     """The line of `bert --help`."""
+    kind: str
+    """`continues` when it is started again, `writes` files from the start, or `shows` its result on standard output."""
 
     def settings_class(self) -> "type[BaseModel]":
         """Import and return the settings class."""
@@ -74,7 +76,11 @@ _ROWS = {
     "compare": ("tasks.look.runs", "tools.Compare", "compare settings and results of two runs"),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
-COMMANDS = {name: Command(*row) for name, row in _ROWS.items()}
+# By the first word; all other commands continue.
+_SHOW = ("inspect", "doctor", "predict", "evaluate", "plan", "runs", "compare", "completion")
+_WRITE = ("init", "export", "shrink", "average", "bench", "plot")
+_KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
+COMMANDS = {n: Command(*row, _KINDS.get(n.split()[0], "continues")) for n, row in _ROWS.items()}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -6,6 +6,7 @@ callers need no checks. Every output is written to a partial file and renamed wh
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TextIO, TypeVar
 
@@ -31,11 +32,13 @@ Value = TypeVar("Value")
 BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16 MB
 STATE = "state.json"
 OWN_CHECKSUM = "own_crc32c"
-"""The file that completes a checkpoint, and its key for the checksum of its other entries."""
+"""The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries."""
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 PARTIAL = ".partial_"
 """Prefix of the name of a folder that is being written or removed."""
+MADE = ".made.json"
+"""The file by which the same command recognises the folder that it has written."""
 
 
 def _check_inner(name: str) -> str:
@@ -55,7 +58,7 @@ def read_json(path: Path, kind: type[Value], error: type[BertError], remedy: str
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
     Raises `error` with the path and `remedy` for a file that cannot be read, is not UTF-8 or JSON,
-    nests too deeply, or does not match `kind`.
+    nests too deeply, does not match `kind`, or has another checksum than its own (`with_checksum`), which is left out.
     """
     try:
         text = path.read_bytes()
@@ -68,6 +71,8 @@ def parse_json(
     source: str, text: bytes, kind: type[Value], error: type[BertError], remedy: str
 ) -> Value:
     """Return JSON text as a value of `kind`, as `read_json` does; the error names `source`."""
+    if OWN_CHECKSUM.encode() in text:
+        text = _without_checksum(source, text, error, remedy)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
         value: Value = adapter.validate_json(text)
@@ -76,6 +81,19 @@ def parse_json(
         field = ".".join(map(str, first["loc"]))
         raise error(f"{source} ({field})" if field else source, first["msg"], remedy) from None
     return value
+
+
+def _without_checksum(source: str, text: bytes, error: type[BertError], remedy: str) -> bytes:
+    try:
+        record = json_with_unique_keys(text.decode())
+    except ValueError as failure:
+        raise error(source, f"Invalid JSON: {failure}", remedy) from None
+    saved = record.pop(OWN_CHECKSUM, None) if isinstance(record, dict) else None
+    if saved not in (None, actual := json_crc32c(record)):
+        problem = f"has changed since it was saved (crc32c {actual}, not {saved})"
+        remedy += f"; if you have edited it, remove {OWN_CHECKSUM} from it"
+        raise error(source, problem, remedy)
+    return json.dumps(record).encode()
 
 
 def json_with_unique_keys(text: str) -> Any:
@@ -94,6 +112,15 @@ def json_with_unique_keys(text: str) -> Any:
         raise
     except (ValueError, RecursionError) as error:  # also an integer of more than 4,300 digits
         raise json.JSONDecodeError(str(error), text, 0) from None
+
+
+def check_regular(*paths: Path) -> None:
+    """Raise CheckpointError for a FIFO, socket or device in the place of a file: reading it would not end."""
+    for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(
+                str(path), "is no regular file", "move it away, or copy the file there"
+            )
 
 
 def is_utf8(value: object) -> bool:
@@ -136,12 +163,12 @@ def output_json(path: Path, value: JSON) -> None:
 
 
 class Checksums(BaseModel):
-    """The entries of state.json that verify a checkpoint."""
+    """The entries of state.json that verify a checkpoint, and of MADE that verify another folder."""
 
     crc32c: dict[InnerPath, str] = {}
     """Checksum of each other file; older checkpoints have none."""
-    own_crc32c: str | None = None
-    """Checksum of the other entries; older checkpoints have none."""
+    origin: str = ""
+    """What an output folder was made from, by `origin_of`."""
 
 
 def file_crc32c(path: Path) -> str:
@@ -153,11 +180,21 @@ def file_crc32c(path: Path) -> str:
     return str(checksum.digest().hex())
 
 
-def json_crc32c(record: Mapping[str, JSON]) -> str:
-    """Return the CRC32C of a JSON object without its own checksum, whatever its layout on disk."""
-    content = {name: value for name, value in record.items() if name != OWN_CHECKSUM}
-    text = json.dumps(content, sort_keys=True)
+def crc32c_of_files(folder: Path) -> dict[str, str]:
+    """Return the CRC32C of each file below a folder by its path in the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_crc32c(path) for path in files}
+
+
+def json_crc32c(record: JSON) -> str:
+    """Return the CRC32C of a value of JSON, whatever its layout on disk."""
+    text = json.dumps(record, sort_keys=True)
     return str(google_crc32c.Checksum(text.encode()).digest().hex())
+
+
+def with_checksum(record: JSONObject) -> JSONObject:
+    """Return a JSON object with the checksum of its entries, which `read_json` verifies."""
+    return record | {OWN_CHECKSUM: json_crc32c(json.loads(json.dumps(record)))}
 
 
 def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
@@ -174,10 +211,6 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
     )
     remedy = remedy or f"{restore} {STATE} from it"
     saved = read_json(state, Checksums, CheckpointError, remedy)
-    actual = json_crc32c(read_json(state, JSONObject, CheckpointError, remedy))
-    if saved.own_crc32c not in (None, actual):
-        problem = f"has changed since it was saved (crc32c {actual}, not {saved.own_crc32c})"
-        raise CheckpointError(str(state), problem, remedy)
     for name, crc32c in saved.crc32c.items():
         if name.endswith(but):
             continue
@@ -202,64 +235,115 @@ def name_path(path: Path, size: float | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror
+        # shutil.Error, of several files, has the number in its text alone.
+        number = re.search(r"\[Errno (\d+)\]", str(error)) if error.errno is None else None
+        code = int(number[1]) if number else error.errno
+        reason = error.strerror or str(error)
         # A copy or a rename writes the second path and only reads the first.
         written = str(error.filename2 or error.filename or path)
-        if error.errno in DISK_IS_FULL:
+        if code in DISK_IS_FULL:
             free = free_bytes(path)
             needed = round(size or 0)
             missing = "that is not enough"
             if needed > free:
                 sizes = f"{format_bytes(needed - free)} of the {format_bytes(needed)}"
                 missing = f"{sizes} to write are missing"
-            reason = f"{os.strerror(error.errno)}, {format_bytes(free)} are free and {missing}"
-        elif error.filename is not None or error.errno is None:
+            reason = f"{os.strerror(code)}, {format_bytes(free)} are free and {missing}"
+        elif error.filename is not None or code is None:
             raise
-        raise OSError(error.errno, reason, written) from error
+        raise OSError(code, reason, written) from error
 
 
 @contextmanager
 def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
     """Yield the path of a partial file, and rename it to `path` when the block succeeds.
 
-    Readers of `path` see the old file or the new file, never a part. The partial file is removed when
-    the block fails. OSErrors are raised as by `name_path`.
+    Readers of `path` see the old file or the new file, never a part. The partial file is removed when the block fails,
+    and after a kill by the next call for the same `path`. OSErrors are raised as by `name_path`.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    with name_path(path, size):
-        try:
-            yield partial
-            fsync_paths([partial])
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    with name_path(path, size), _own_partial(path) as partial:
+        yield partial
+        fsync_paths([partial])
+        os.replace(partial, path)
 
 
 @contextmanager
-def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
-    """Yield a partial folder next to `path`, and rename it to `path` when the block succeeds.
+def atomic_folder(path: Path, size: float | None = None, origin: str = "") -> Iterator[Path]:
+    """Yield a partial folder, and rename it to `path` when the block succeeds.
 
     Only an empty folder is replaced. The files are forced to the disk before the rename, so that a power cut cannot
-    leave a damaged folder of that name. The partial folder is removed when the block fails. OSErrors are raised as by
-    `name_path`.
+    leave a damaged folder of that name. The partial folder is removed when the block fails, and after a kill by the
+    next call for the same `path`. `check_new_folder` recognises the folder by its `origin`. OSErrors are raised as by
+    `name_path`, ConfigError if another command has written `path` meanwhile.
     """
-    partial = path.parent / f"{PARTIAL}{path.name}"
-    shutil.rmtree(partial, ignore_errors=True)
-    with name_path(path, size):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with name_path(path, size), _own_partial(path) as lock:
+        partial = path.with_name(f"{PARTIAL}{lock.stem[1:]}")
         try:
-            partial.mkdir(parents=True)
+            partial.mkdir()
             yield partial
+            if origin:
+                made = {"origin": origin, "crc32c": crc32c_of_files(partial)}
+                (partial / MADE).write_text(json.dumps(made, indent=1), encoding="utf-8")
             fsync_paths([*partial.rglob("*"), partial])
+            if path.exists():
+                check_new_folder(path)  # another command may have written it meanwhile
             os.replace(partial, path)
             fsync_paths([path.parent])
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def check_new_folder(out: Path) -> None:
-    """Raise ConfigError if an output folder exists and is not empty."""
+@contextmanager
+def _own_partial(path: Path) -> Iterator[Path]:
+    """Yield the partial file of `path`, locked, and remove it; the lock ends with the process.
+
+    Removed before: partial files, and folders with the same random digits, of processes that are gone. Without locks
+    none is known to be gone.
+    """
+    pattern = re.compile(rf"\.(?:partial_)?({re.escape(path.name)}\.[0-9a-f]{{12}})(?:\.part)?")
+    for match in filter(None, map(pattern.fullmatch, os.listdir(path.parent))):
+        leftover = path.with_name(f".{match[1]}.part")
+        with suppress(OSError), lock_file(leftover):
+            shutil.rmtree(path.with_name(f"{PARTIAL}{match[1]}"), ignore_errors=True)
+            leftover.unlink()
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    with ExitStack() as stack:
+        stack.callback(partial.unlink, missing_ok=True)
+        with suppress(LockUnsupportedError):
+            # Another process may hold it for an instant, to see whether it is locked.
+            stack.enter_context(lock_file(partial, attempts=5))
+        yield partial
+
+
+def origin_of(settings: BaseModel, *inputs: str | Path | None) -> str:
+    """Return a hash of a command's settings but its `out`, and of the names, sizes and times of the inputs' files."""
+    values = settings.model_dump()
+    out = values.pop("out")
+    roots = [Path(name) for name in inputs if name is not None]
+    files = sorted(path for root in roots for path in (root, *root.rglob("*")) if path.is_file())
+    stats = [(str(file), file.stat()) for file in files if not file.is_relative_to(out)]
+    compared = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    described = repr((type(settings).__name__, values, compared))
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def check_new_folder(out: Path, origin: str = "") -> bool:
+    """Return whether an output folder is complete: `atomic_folder` made it from `origin`, and no file has changed.
+
+    Raises ConfigError if any other folder exists and is not empty.
+    """
+    if origin and (out / MADE).is_file():
+        made = read_json(out / MADE, Checksums, ConfigError, f"move {out} away")
+        files = ((out / name, crc32c) for name, crc32c in made.crc32c.items())
+        if made.origin == origin and all(
+            path.is_file() and file_crc32c(path) == crc32c for path, crc32c in files
+        ):
+            print_line(f"{out} is complete (nothing to do)")
+            return True
     if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"out ({out})", "exists and is not an empty folder", "give a new one")
+    return False
 
 
 def write_atomically(path: Path, data: bytes) -> None:

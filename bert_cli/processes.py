@@ -1,23 +1,28 @@
-"""The process that runs a command: its cores, imports and terminal, and its child processes.
+"""The process that runs a command: its cores, imports, signals, standard streams and terminal, and its child processes.
 
 A process that is killed by signal 9 cannot end its children. So a child reads from a pipe whose only write end belongs
 to the parent: when the parent ends, for whatever reason, the read returns.
+
+What a command prints is either a log or, on standard output, its result. A log that cannot be written (no reader, a
+closed terminal, a full disk) is lost, and the command goes on. A result that cannot be written ends the command.
 """
 
-import errno
+import io
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_cli.errors import BertError, printable
+from bert_cli.errors import BertError, DataError, printable
 
 if TYPE_CHECKING:  # slow imports, which `bert --help` does not need
     from multiprocessing.connection import Connection
@@ -36,6 +41,9 @@ status = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
 os._exit(status if status >= 0 else 128 - status)
 """
 KERAS_WRAPS = ("sklearn", "matplotlib")
+# A process gets SIGHUP when its terminal is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+REPEAT_SECONDS = 5.0
 NO_LOGS = "3"  # the TF_CPP_MIN_LOG_LEVEL that hides all messages below a fatal error
 
 
@@ -63,6 +71,7 @@ def kill_program(program: "subprocess.Popen[bytes]") -> None:
 
 def die_with_parent(pipe: "Connection") -> None:
     """Give this process a new group, and kill the group when the parent's write end of `pipe` closes."""
+    open_streams()
     os.setpgid(0, 0)
 
     def watch() -> None:
@@ -94,7 +103,8 @@ def quiet_imports() -> Iterator[None]:
             raise
         except BaseException:
             captured.seek(0)
-            os.write(descriptor, captured.read())
+            with suppress(OSError):
+                os.write(descriptor, captured.read())
             raise
         finally:
             os.dup2(descriptor, 2)
@@ -103,24 +113,86 @@ def quiet_imports() -> Iterator[None]:
                 sys.modules.pop(name, None)
 
 
+def on_stop_signals(handler: Callable[[int, Any], object]) -> dict[int, Any]:
+    """Install a handler for the requests to stop, and return the handlers before.
+
+    A signal that is ignored stays ignored: `nohup` lets a run go on when the terminal is closed.
+    """
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    # A handler that was not set from Python is None.
+    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in heard}
+
+
+def is_repeated(number: int, asked: float, seconds: float = REPEAT_SECONDS) -> bool:
+    """Return whether a signal belongs to the request to stop at the time `asked`, by the monotonic clock.
+
+    SLURM and its srun both send SIGTERM. When a terminal is closed, the system and the shell may both send SIGHUP.
+    """
+    return number != signal.SIGINT and time.monotonic() - asked < seconds
+
+
+class _Output(io.FileIO):
+    """Standard output or standard error; no error of the system leaves it while it is a log."""
+
+    result: int | None = None  # the descriptor that is the result of the command, set for all
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or drop them if they are a log that cannot be written.
+
+        For a result raises DataError, or SystemExit(0) if the reader is gone: `bert runs | head` is complete.
+        """
+        try:
+            while (written := super().write(data)) is None:  # another program made it non-blocking
+                select.select([], [self], [])
+            return written
+        except OSError as error:
+            if self.fileno() != _Output.result:
+                return len(data)
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(0) from None
+            remedy = "write to another place, or fix that and run the command again"
+            raise DataError("standard output", str(error.strerror), remedy) from error
+
+
+def open_streams() -> None:
+    """Make standard output and standard error logs that cannot end the process, whoever writes to them.
+
+    Descriptors 0 to 2 that are closed (`>&-`) become /dev/null, so that no file gets their numbers. Call this
+    before anything is opened. A stream that was replaced before, as by a test, stays.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None or stream is getattr(sys, f"__{name}__"):
+            raw = io.BufferedWriter(_Output(number, "w", closefd=False))
+            encoding = stream.encoding if stream else "utf-8"
+            text = io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, text)
+
+
+def set_result(is_result: bool) -> None:
+    """Say whether standard output is the result of the command, or else a log."""
+    _Output.result = 1 if is_result else None
+
+
 def print_line(text: str) -> None:
-    """Print to standard output, and continue if its reader is gone (`| head`, a closed window)."""
-    _write(text, sys.stdout)
+    """Print to standard output, which is a log or the result of the command."""
+    print(text, flush=True)
 
 
 def print_error(text: str) -> None:
-    """Print to standard error, and continue if its reader is gone."""
-    _write(text, sys.stderr)
+    """Print to standard error, a log."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def _write(text: str, stream: TextIO) -> None:
-    try:
-        print(text, file=stream, flush=True)
-    except OSError as error:
-        # The pipe has no reader, or the terminal is closed.
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def note(text: str) -> None:
+    """Print to standard error from a signal handler, which may have interrupted a print."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
 
 
 def console(width: int = 100, stream: TextIO | None = None) -> "Console":
@@ -143,7 +215,7 @@ def console(width: int = 100, stream: TextIO | None = None) -> "Console":
 def print_help(text: str) -> None:
     """Print a help text; on a terminal its headings and flags are coloured."""
     if not sys.stdout.isatty():
-        print(text.rstrip("\n"))
+        print_line(text.rstrip("\n"))
         return
     from rich.text import Text
 
@@ -170,4 +242,4 @@ def print_table(
         return
     with out.capture() as captured:
         out.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print_line("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -29,7 +29,7 @@ class TerminalBar:
 
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
-            with suppress(OSError):
+            with suppress(Exception):
                 self.live.stop()
         self.shown = False
 

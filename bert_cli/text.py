@@ -9,16 +9,20 @@ def count(number: int, what: str) -> str:
 
 def format_bytes(number: float) -> str:
     """Return a number of bytes as text, in powers of ten: 950 bytes, 12.0 kB, 3.4 MB."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f} bytes"
+    text = f"{number:.0f} bytes"
+    for size, unit in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB")):
+        if float(text.split()[0]) < 1000:
+            break
+        text = f"{number / size:.1f} {unit}"
+    return text
 
 
 def format_duration(seconds: float) -> str:
     """Return seconds as text: 78 us, 456 ms, 3.46 s, 42.1 s, 3 min 20 s, 5 h 02 min, 3 d 4 h."""
-    if 0 < seconds < 1:
-        return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+    for size, unit in ((1e6, "us"), (1e3, "ms")):
+        text = f"{size * seconds:.3g}"
+        if 0 < float(text) < 1000:
+            return f"{text} {unit}"
     rounded = round(seconds)
     if rounded < 60:
         return f"{seconds:.3g} s"

@@ -12,6 +12,7 @@ import pytest
 
 from bert_cli import cli
 from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
+from bert_cli.commands import Command
 from bert_cli.config.options import LOG_LEVELS
 
 
@@ -87,16 +88,69 @@ def test_an_error_of_the_system_is_a_message_and_a_defect_keeps_its_traceback(mo
         assert main([]) == code
         assert message in capsys.readouterr().err
     ours = OSError(errno.ENOENT, "ours", cli.__file__)
-    for error in (OSError(errno.EIO, "no path"), ours, KeyError()):
+    # A pipe that breaks elsewhere, as to a worker process, is not the reader of the output.
+    for error in (OSError(errno.EIO, "no path"), ours, KeyError(), BrokenPipeError(32, "a pipe")):
         fail_with(error)
         with pytest.raises(type(error)):
             main([])
 
 
-def test_a_reader_that_hangs_up_is_no_error():
-    code = f"{sys.executable} -m bert_cli --help | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", code], capture_output=True, text=True)
-    assert done.stdout.startswith("usage: bert") and done.stderr == ""
+@pytest.mark.parametrize(
+    ("command", "code", "printed"),
+    [
+        ("--help | head -1", 0, "usage: bert COMMAND [options]"),
+        ("runs . --json - | true", 0, ""),
+        ("--help >&-", 0, ""),
+        ("--help <&- >&- 2>&-", 0, ""),
+        ("--version > /dev/full", 3, "bert: standard output: No space left on device"),
+        ("plan --help > /dev/full", 3, "bert: standard output: No space left on device"),
+        ("runs . > /dev/full", 3, "bert: standard output: No space left on device"),
+        ("runs nowhere 2>&-", 3, ""),
+        ("runs nowhere 2> /dev/full", 3, ""),
+        ("runs nowhere 2>&1 | true", 3, ""),
+        ("preprocess a.txt out 2>&1 | true", 0, ""),
+        ("preprocess a.txt out > /dev/full 2>&1", 0, ""),
+        ("preprocess a.txt out <&- >&- 2>&-", 0, ""),
+        ("preprocess a.txt out --processes 2 <&- >&- 2>&-", 0, ""),
+    ],
+)
+def test_a_log_that_cannot_be_written_is_lost_and_a_result_is_an_error(
+    command, code, printed, tmp_path
+):
+    (tmp_path / "a.txt").write_text("A sentence is here. Another one is there.\n")
+    shell = ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m bert_cli {command}"]
+    done = subprocess.run(shell, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, (done.stdout + done.stderr).partition(";")[0].strip()) == (
+        code,
+        printed,
+    )
+    assert (tmp_path / "out" / "manifest.json").exists() == command.startswith("preprocess")
+
+
+@pytest.mark.parametrize(
+    ("words", "continues"),
+    [
+        ("index a", True),
+        ("pretrain --config pretrain_demo_128_phase1", True),
+        ("pretrain --config pretrain_demo_128_phase1 --dry-run", False),
+        ("launch -- pretrain", True),
+        ("launch -- bench pretrain", False),
+        ("predict a b", False),
+        ("plan --config pretrain_demo_128_phase1", False),
+        ("export a b --format onnx", False),
+        ("inspect a", False),
+    ],
+)
+def test_ctrl_c_promises_that_the_command_continues_only_where_it_does(
+    words, continues, monkeypatch, capsys
+):
+    def interrupted(settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Command, "run_function", lambda command: interrupted)
+    assert main(words.split()) == 130
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert printed == "bert: interrupted" + "; the same command continues" * continues
 
 
 def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):

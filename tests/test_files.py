@@ -1,7 +1,9 @@
 """Atomic files, locks, JSON, sizes; child processes that end with their parent; text on a terminal."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +15,18 @@ from support.processes import assert_gone, wait_for
 from support.terminal import Terminal
 
 import bert_cli
-from bert_cli.errors import CheckpointError, DataError
+from bert_cli import files
+from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import (
+    MADE,
     atomic_file,
     atomic_folder,
+    check_new_folder,
     free_bytes,
     is_locked,
     lock_file,
     name_path,
+    origin_of,
     output_json,
     read_json,
     write_atomically,
@@ -95,7 +101,82 @@ def test_a_copy_that_fills_the_disk_blames_its_target_and_not_its_source(small_d
     source.write_bytes(bytes(1 << 18))
     with pytest.raises(OSError, match="No space left") as error, atomic_folder(folder / "o") as out:
         shutil.copyfile(source, out / "copy")
-    assert error.value.filename == str(folder / ".partial_o" / "copy")
+    assert re.fullmatch(rf"{folder}/\.partial_o\.[0-9a-f]{{12}}/copy", error.value.filename)
+    folder = small_disk(1 << 17)
+    with pytest.raises(OSError, match=r"No space left.*are free") as error:  # noqa: SIM117
+        with atomic_folder(folder / "o") as out:
+            shutil.copytree(source.parent, out, dirs_exist_ok=True)
+    assert (error.value.errno, [*folder.iterdir()]) == (errno.ENOSPC, [])
+
+
+WRITE = """
+import sys, time
+from pathlib import Path
+from bert_cli import files
+path = Path(sys.argv[2])
+with getattr(files, sys.argv[1])(path) as partial:
+    (partial / "one" if partial.is_dir() else partial).write_text("theirs")
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("write", ["atomic_file", "atomic_folder"])
+def test_a_writer_keeps_its_partial_file_beside_another_and_a_killed_one_is_removed(
+    write, tmp_path
+):
+    path = tmp_path / "a[1]"
+    (tmp_path / ".a[1].0123.part").touch()  # not a name of ours
+    others = {*tmp_path.iterdir()}
+    words = [sys.executable, "-c", WRITE, write, str(path)]
+    writers = [
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
+    writers[0].kill()
+    writers[0].communicate()
+    with pytest.raises(ZeroDivisionError), getattr(files, write)(path):
+        raise ZeroDivisionError
+    assert writers[1].communicate() and writers[1].returncode == 0
+    assert {*tmp_path.iterdir()} == {*others, path}
+    assert (path / "one" if path.is_dir() else path).read_text() == "theirs"
+
+
+class Settings(BaseModel):
+    out: Path
+    model: Path
+    size: int = 1
+
+
+def test_a_folder_is_complete_only_for_its_settings_inputs_and_files(tmp_path, capsys):
+    model, out = tmp_path / "model", tmp_path / "model" / "out"
+    model.mkdir()
+    (model / "weights").write_text("1")
+
+    def check(**values):
+        settings = Settings(out=out, model=model, **values)
+        return check_new_folder(out, origin_of(settings, model, None, "name-on-a-hub"))
+
+    assert check() is False
+    with atomic_folder(out, origin=origin_of(Settings(out=out, model=model), model)) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("1")
+    assert check() is True
+    assert capsys.readouterr().out == f"{out} is complete (nothing to do)\n"
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        check(size=2)
+    for path in (model / "weights", out / "inner" / "file", out / MADE):
+        before = path.read_bytes(), path.stat()
+        path.write_text("2")
+        with pytest.raises(ConfigError, match=r"is not an empty folder|made.json"):
+            check()
+        path.write_bytes(before[0])
+        os.utime(path, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
+    assert check() is True
+    (out / "inner" / "more").touch()
+    with pytest.raises(ConfigError, match="is not an empty folder"), atomic_folder(out):
+        pass
 
 
 def test_a_lock_is_exclusive_follows_no_link_and_keeps_the_content(tmp_path):

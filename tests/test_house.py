@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
-    "errors": -1, "text": -1, "files": 0, "processes": 0, "progress": 1, "config": 1, "planning": 2, "commands": 2,
-    "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": -1, "__main__": 8,
+    "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1, "config": 1, "planning": 2, "commands": 2,
+    "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": -2, "__main__": 8,
 }  # fmt: skip
 HEAVY = {"tensorflow", "jax", "keras", "torch", "transformers"}
 ENGINES = ("tensorflow", "jax")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config import heads
-from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.finetune import FinetuneSettings, check_once
 from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import SettingError, Settings
 from bert_cli.text import count
@@ -95,10 +95,9 @@ class EmbedSettings(FinetuneSettings):
         return sorted(sizes, reverse=True)
 
     @model_validator(mode="after")
-    def _check_matryoshka(self) -> "EmbedSettings":
-        sizes = self.matryoshka or []
-        if repeated := {size for size in sizes if sizes.count(size) > 1}:
-            raise SettingError("matryoshka", f"names {min(repeated)} twice", "give each size once")
+    def _check_lists(self) -> "EmbedSettings":
+        for name in ("matryoshka", "text_column", "validation_column"):
+            check_once(name, getattr(self, name) or [])
         return self
 
     @model_validator(mode="after")

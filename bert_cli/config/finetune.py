@@ -5,6 +5,7 @@ A task has the settings of any training run, with defaults that are known to wor
 comes from the pretrained model.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -111,6 +112,13 @@ class FinetuneSettings(TrainSettings):
             name = "global_batch.start_fraction"
             raise SettingError(name, "is a setting of pre-training", "leave it out")
         return self
+
+
+def check_once(name: str, values: Sequence[object]) -> None:
+    """Raise SettingError for a value that comes twice in a list."""
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise SettingError(name, f"names {value} twice", "name each once")
 
 
 def window_error(
@@ -255,4 +263,5 @@ class ClassifySettings(TaskSettings):
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
             raise SettingError("text_column", problem, "give one or two")
+        check_once("text_column", [self.label_column, *self.text_column])
         return self

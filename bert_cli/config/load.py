@@ -9,6 +9,7 @@ reported at once: the path of the setting, the file or flag of its value, and th
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -344,7 +345,7 @@ def _expand(name: str, value: Any, errors: list[ConfigError] | None, remedy: str
     if not isinstance(value, str):
         return value
     path = os.path.expanduser(os.path.expandvars(value))
-    if "$" in path and errors is not None:
+    if re.search(r"\$[\w{]", path) and errors is not None:
         errors.append(ConfigError(f"{name} ({value})", "the variable is not set", remedy))
     return path
 

@@ -1,6 +1,6 @@
 """Markers of settings: facts about a setting besides its type, in its `Annotated`, and functions that read them.
 
-A marker also holds for a class that declares the setting again.
+A marker also holds for a class that declares the setting again: `Settings` copies it.
 """
 
 from collections.abc import Iterator
@@ -47,13 +47,9 @@ class OnlyWith:
 
 
 def markers_of(settings: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    """Yield (setting name, marker) for all markers of a class and of its base classes."""
-    kinds = [kind for kind in settings.__mro__ if issubclass(kind, BaseModel)]
-    for name in settings.model_fields:
-        for kind in kinds:
-            if name in kind.model_fields:
-                for marker in kind.model_fields[name].metadata:
-                    yield name, marker
+    """Yield (setting name, marker) for all markers of a class."""
+    for name, about in settings.model_fields.items():
+        yield from ((name, marker) for marker in about.metadata)
 
 
 def marked(settings: type[BaseModel], marker: str) -> set[str]:

@@ -34,8 +34,8 @@ MAX_SCORED = 2048
 QUERIES = 512
 """Queries of a global layer whose scores are in memory together."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-BIASES["decoder_bias"] = True
-"""Entry of `config.json` -> whether the model has the bias; other models are refused."""
+FIXED: Mapping[str, Any] = {**BIASES, "decoder_bias": True, "classifier_activation": "gelu"}
+"""Entry of `config.json` -> its only supported value."""
 
 
 class ModernBertConfig(BertConfig):
@@ -159,9 +159,9 @@ class ModernBertConfig(BertConfig):
         Raises ValidationError for biases, layers that are not global at a regular distance, and
         scaled rotary positions.
         """
-        for name, has_bias in BIASES.items():
-            if described.get(name, has_bias) != has_bias:
-                raise _refusal(name, described[name], f"only {has_bias} is supported")
+        for name, value in FIXED.items():
+            if described.get(name, value) != value:
+                raise _refusal(name, described[name], f"only {value} is supported")
         values = super().from_hf(described)
         values |= {ours: described[name] for ours, name in RENAMED.items() if name in described}
         for name, kind in THETAS.items():

@@ -314,11 +314,13 @@ def _value(option: Option, words: Any) -> Any:
             values += json_with_unique_keys(text)
         elif text.lstrip().startswith("{"):
             values.append(json_with_unique_keys(text))
-        else:
-            items = next(csv.reader([text], skipinitialspace=True), [])
-            if not items and option.is_path:
-                items = [text]  # an empty path, which validation rejects
-            values += items
+        elif option.flags and text:
+            try:
+                values += next(csv.reader([text], skipinitialspace=True))
+            except csv.Error:  # a line end
+                values += text.split(",")
+        else:  # an empty value, or a positional argument, which the shell has split
+            values.append(text)
     return values
 
 

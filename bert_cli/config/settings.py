@@ -67,6 +67,15 @@ class Settings(BaseModel):
     FORMER: ClassVar[tuple[str, ...]] = ()
     """Former settings of a command without configs, which accepts the value that they always have now."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Keep the markers of a setting that a class declares again."""
+        for name, about in cls.model_fields.items():
+            for base in cls.__mro__[1:]:
+                for marker in getattr(base, "model_fields", {}).get(name, about).metadata:
+                    if isinstance(marker, str | OnlyWith) and marker not in about.metadata:
+                        about.metadata.append(marker)
+
     @field_validator("*", mode="wrap")
     @classmethod
     def _check_value(

@@ -32,6 +32,13 @@ LEAVES = {
 }
 
 
+SWITCHES = (
+    *("is_decoder", "add_cross_attention", "is_encoder_decoder", "pruned_heads", "adapters"),
+    *("quantization_config", "rope_scaling", "use_rotary_embeddings", "use_relative_positions"),
+)
+"""Entries of a config.json that change the arithmetic of a model, unless their value is empty."""
+
+
 def part_of(name: str, config: BertConfig) -> Part:
     """Return the name of Hugging Face's tensor of our weight, and the weight's part of a fused tensor."""
     path, _, leaf = name.rpartition("/")
@@ -141,6 +148,24 @@ def hf_config(
     return described
 
 
+def class_of(tensors: Mapping[str, Array], config: BertConfig) -> JSONObject:
+    """Return the entries of a `config.json` for the class of a model, found by the parts in its file.
+
+    As in transformers, a classifier beside a pooler is for texts, and one without a pooler for tokens.
+    """
+    architecture = ARCHITECTURES[config.architecture]
+    parts = _optional_parts(config)
+    has = {ours for ours, part in parts.items() if any(n.startswith(f"{part}.") for n in tensors)}
+    for head in architecture.heads.values():
+        if head.needs and has.issuperset(head.needs):
+            name = head.hf_classes[0 if has.issuperset(head.parts) else -1]
+            entries: JSONObject = {"architectures": [architecture.hf_prefix + name]}
+            if "classifier.weight" in tensors:
+                entries["num_labels"] = len(tensors["classifier.weight"])
+            return entries
+    return {"architectures": [f"{architecture.hf_prefix}BertModel"]}
+
+
 def class_entries(config: BertConfig, name: str) -> JSONObject:
     """Return the entries of a `config.json` that select the class `name`, also in a file of `class_files`."""
     architecture = ARCHITECTURES[config.architecture]
@@ -166,8 +191,13 @@ def class_files(config: BertConfig) -> dict[str, bytes]:
 def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
     """Return the shape of the model that a `config.json` describes.
 
-    Raises CheckpointError for a model that cannot be built: no BERT, another activation, relative positions.
+    Raises CheckpointError for a model that cannot be built: no BERT, another activation, relative positions, SWITCHES.
     """
+    for name in SWITCHES:
+        if described.get(name):
+            problem = "makes it another model than an encoder of this tool"
+            remedy = "give another model, or correct it if the weights were trained without"
+            raise CheckpointError(f"{where} ({name} {described[name]!r})", problem, remedy)
     kind = described.get("model_type", "bert")
     if kind not in ARCHITECTURES:
         raise CheckpointError(f"{where} (model_type {kind})", "is not a BERT", "give a BERT model")

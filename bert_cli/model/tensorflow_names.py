@@ -125,6 +125,12 @@ def is_object_based(names: Mapping[str, Any]) -> bool:
     return any(name.endswith(VARIABLE) for name in names)
 
 
+def is_training(name: str) -> bool:
+    """Return whether this is a variable of training in a TensorFlow 1 checkpoint, such as a slot WEIGHT/NAME."""
+    row = re.sub(r"/layer_\d+/", "/layer_{}/", name)
+    return bool(TRAINING.fullmatch(name)) or any(row.startswith(f"{known}/") for known in NAMES)
+
+
 def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict[str, Array]:
     """Return the weights of a TensorFlow 1 checkpoint under Hugging Face's names and in its layout.
 
@@ -139,7 +145,7 @@ def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict
             hf_name = NAMES[row].format(number[1] if number else "")
             # The output weights of classifiers are [outputs, inputs] already.
             renamed[hf_name] = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
-        elif not TRAINING.fullmatch(name):
+        elif not is_training(name):
             unknown.append(name)
     if unknown or not renamed:
         names = f"{len(unknown)} variables are not BERT's: {', '.join(sorted(unknown))}"

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import IO, NamedTuple, TextIO
+from typing import IO, NamedTuple
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError, DeviceError
 from bert_cli.parallel.devices import gpus_of
-from bert_cli.processes import print_error
+from bert_cli.processes import is_repeated, on_stop_signals, open_streams, print_error, print_line
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_SECONDS = 0.2
 LAST_LINES = 12  # of a failed process' standard error that are shown again
 KILL_SECONDS = 5.0  # until a remote shell that does not end is killed
@@ -59,10 +58,7 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
     """
     events: Events = queue.SimpleQueue()
     children: list[_Child] = []
-    before = {
-        number: signal.signal(number, lambda received, _: events.put(signal.Signals(received)))
-        for number in SIGNALS
-    }
+    before = on_stop_signals(lambda received, _: events.put(signal.Signals(received)))
     try:
         for process in processes:
             children.append(_Child(process, events))
@@ -100,8 +96,8 @@ class _Child:
             raise ConfigError(where, f"{problem} ({error.strerror})", "check its name") from error
         self.send(signal.SIGCONT)  # no request, but shows the process that it has a launcher
         self.printers = [
-            threading.Thread(target=self._print, args=streams, daemon=True)
-            for streams in ((self.popen.stdout, sys.stdout), (self.popen.stderr, sys.stderr))
+            threading.Thread(target=self._print, args=source, daemon=True)
+            for source in ((self.popen.stdout, False), (self.popen.stderr, True))
         ]
         self.waiter = threading.Thread(target=self._wait, daemon=True)
         for thread in (*self.printers, self.waiter):
@@ -127,19 +123,15 @@ class _Child:
         self.code = code if code >= 0 else 128 - code
         self.events.put(self)
 
-    def _print(self, source: IO[bytes], target: TextIO) -> None:
+    def _print(self, source: IO[bytes], is_error: bool) -> None:
+        # Reads to the end, whatever happens to the output: a process blocks if nobody reads what it writes.
         with source:
             for line in source:
                 text = line.decode("utf-8", "replace").rstrip("\r\n")
-                if target is sys.stderr and text.strip():
+                if is_error and text.strip():
                     self.last_lines.append(text)
-                try:
-                    with _Child.printing:
-                        target.write(f"[{self.process.rank}] {text}\n")
-                        target.flush()
-                except BrokenPipeError:
-                    # Keep reading: a process blocks if its output is not read.
-                    self.events.put(signal.SIGPIPE)
+                with _Child.printing, suppress(Exception):
+                    (print_error if is_error else print_line)(f"[{self.process.rank}] {text}")
 
 
 Events = queue.SimpleQueue[_Child | signal.Signals]
@@ -151,7 +143,7 @@ def _wait_for_all(
     """Wait until all have ended; return the first process that failed, None if none failed."""
     running = list(children)
     failed: _Child | None = None
-    request: signal.Signals | None = None
+    asked: float | None = None
     until = float("inf")
     while running:
         try:
@@ -159,28 +151,26 @@ def _wait_for_all(
             event = events.get(timeout=POLL_SECONDS)
         except queue.Empty:
             if time.monotonic() > until:
-                _print_line(f"{_ranks(running)} did not end in {grace_seconds:g} s: killed")
                 _kill(running)
+                _print_line(f"{_ranks(running)} did not end in {grace_seconds:g} s: killed")
                 until = float("inf")
             continue
         if isinstance(event, _Child):
             running.remove(event)
             # A process that was still starting has no handler and ends by the request itself.
-            was_stopped = request is not None and event.code == 128 + signal.SIGTERM
+            was_stopped = asked is not None and event.code == 128 + signal.SIGTERM
             if event.code and failed is None and not was_stopped:
                 failed = event
                 _send(running, signal.SIGTERM)
                 _report(failed, running)
                 until = time.monotonic() + grace_seconds
-        elif request is None and failed is None:
-            request = event
-            _print_line(f"{request.name}: all processes save and stop; a second request kills them")
+        elif asked is None and failed is None:
+            asked = time.monotonic()
             _send(running, signal.SIGTERM)
-        elif event != signal.SIGPIPE:
+            _print_line(f"{event.name}: all processes save and stop; a second request kills them")
+        elif asked is None or not is_repeated(event, asked):
             _kill(running)
             raise KeyboardInterrupt
-    if failed is None and request == signal.SIGPIPE:
-        raise BrokenPipeError
     if failed is None and any(child.code for child in children):
         raise KeyboardInterrupt
     return failed
@@ -239,8 +229,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
     elif cores := cores_of(local_rank, count):
         os.sched_setaffinity(0, cores)
     child = subprocess.Popen(program, stdin=DEVNULL, process_group=0)
-    for number in SIGNALS:
-        signal.signal(number, lambda received, _: child.send_signal(received))
+    on_stop_signals(lambda received, _: child.send_signal(received))
     threading.Thread(target=_obey, args=(child, grace_seconds), daemon=True).start()
     code = child.wait()
     _kill_group(child)
@@ -287,8 +276,8 @@ def _socket_and_core(core: int) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    open_streams()
     rank_here, processes_here, grace, *command = sys.argv[1:]
     exit_code = main(int(rank_here), int(processes_here), float(grace), command)
     # Without Python's shutdown, which takes time: the launcher blames the process that ends first.
-    sys.stderr.flush()
     os._exit(exit_code)

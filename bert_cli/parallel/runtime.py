@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.engine import Block, Engine
+from bert_cli.parallel.group import ProcessGroup
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ class Runtime(Protocol):
         Raises StoppedWhileJoiningError if a stop is requested before all have joined, ConfigError or DeviceError for a
         layout that does not fit the processes or devices.
         """
+
+    def group_of(self, mesh: Mesh) -> ProcessGroup:
+        """Return the processes of a mesh."""
 
     def used_memory(self, mesh: Mesh) -> tuple[int, int]:
         """Return the current and the peak memory in bytes, each of the fullest accelerator of this process."""

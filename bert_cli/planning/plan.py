@@ -15,6 +15,7 @@ from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.text import count
 
+MOST_EXAMPLES = 1 << 53  # above, a number of examples is not exact in float64
 MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
 
 
@@ -150,6 +151,8 @@ def samples_of(settings: TrainSettings, epoch: float | None) -> int:
     if epoch is None:
         problem = "has no effect on synthetic examples, which have no epochs"
         raise ConfigError(f"num_epochs ({epochs:g})", problem, "give --total-num-train-samples")
+    if epochs * epoch > MOST_EXAMPLES:
+        raise ConfigError(f"num_epochs ({epochs:g})", "makes a run without end", "lower it")
     return max(1, round(epochs * epoch))
 
 

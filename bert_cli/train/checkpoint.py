@@ -7,16 +7,18 @@ impossible value (not finite, or a changed byte) is neither saved nor loaded.
 """
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -25,18 +27,16 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.shards.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import (
-    JSON,
-    OWN_CHECKSUM,
     PARTIAL,
     STATE,
     JSONObject,
     LockUnsupportedError,
     atomic_folder,
-    file_crc32c,
-    json_crc32c,
+    crc32c_of_files,
     lock_file,
     read_json,
     verify_checkpoint,
+    with_checksum,
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
@@ -85,24 +85,53 @@ class Format:
         return self.optimizer.slots(tuple(weights[weight].shape))[slot]
 
 
-class SavedState(BaseModel):
-    """The content of state.json, besides its checksums."""
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+"""A number that every reader of JSON keeps."""
+
+
+class _FixedOptimizer(BaseModel, extra="allow"):
+    learning_rate: JSONObject = {}
+
+
+class _Fixed(BaseModel, extra="allow"):
+    model_config = ConfigDict(strict=True)
+    total_steps: Count = 0
+    micro_batch_size: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    known_rows: Count = 0
+    decay_from: Count | None = None
+    matryoshka: Sequence[Count] | None = None
+    optimizer_opts: _FixedOptimizer = _FixedOptimizer()
+
+
+def _check_fixed(fixed: JSONObject) -> JSONObject:
+    _Fixed.model_validate(fixed)
+    return fixed
+
+
+class SavedSettings(BaseModel):
+    """The settings in a state.json, also in one that another program wrote."""
 
     model_config = ConfigDict(strict=True)
-    step: NonNegativeInt
-    loss_scale: LossScale
-    fixed: JSONObject
+    fixed: Annotated[JSONObject, AfterValidator(_check_fixed)] = {}
     settings: JSONObject = {}
     versions: dict[str, str] = {}
+
+
+class SavedState(SavedSettings):
+    """The content of state.json, besides its checksums."""
+
+    step: Count
+    loss_scale: LossScale
+    fixed: Annotated[JSONObject, AfterValidator(_check_fixed)]
 
 
 class Best(BaseModel):
     """The content of best.json."""
 
     model_config = ConfigDict(strict=True)
-    step: NonNegativeInt
-    value: float
-    scored: NonNegativeInt = 0
+    step: Count
+    value: FiniteFloat
+    scored: Count = 0
     """The last step that was scored; 0 in older files, which do not have it."""
 
 
@@ -170,7 +199,7 @@ def remove_partial_checkpoints(folder: Path) -> list[str]:
     partial = sorted(folder.glob(f"{PARTIAL}*"))
     for path in partial:
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name.removeprefix(PARTIAL) for path in partial]
+    return [path.name.removeprefix(PARTIAL).partition(".")[0] for path in partial]
 
 
 def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
@@ -192,13 +221,17 @@ def read_best(folder: Path) -> Best | None:
 
 
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
-    """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good."""
+    """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good.
+
+    NaN is worse than any number.
+    """
     best = Best(step=step, value=value)
     old = read_best(folder)
-    if old and value <= old.value and (folder / checkpoint_name(old.step)).is_dir():
+    is_worse = old and (value <= old.value or math.isnan(value))
+    if old and is_worse and (folder / checkpoint_name(old.step)).is_dir():
         best = old
-    record: JSON = {"step": best.step, "metric": name, "value": best.value, "scored": step}
-    write_json_atomically(folder / BEST, record)
+    record = {"step": best.step, "metric": name, "value": best.value, "scored": step}
+    write_json_atomically(folder / BEST, with_checksum(record))
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -247,13 +280,9 @@ def save(
                 "versions": package_versions(PACKAGES),
             }
             _write_model(partial, state, form, record)
-            record["crc32c"] = {
-                file.relative_to(partial).as_posix(): file_crc32c(file)
-                for file in sorted(partial.rglob("*"))
-                if file.is_file()
-            }
-            record[OWN_CHECKSUM] = json_crc32c(json.loads(json.dumps(record)))
-            (partial / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+            record["crc32c"] = crc32c_of_files(partial)
+            text = json.dumps(with_checksum(record), indent=1)
+            (partial / STATE).write_text(text, encoding="utf-8")
     except OSError as error:
         remedy = "make room or choose another save_ckpt_path, then run the same command again"
         raise DataError(str(path), f"cannot be written ({error.strerror})", remedy) from error
@@ -315,7 +344,6 @@ def read_state(path: Path) -> SavedState:
     if checkpoint_name(saved.step) != path.name:
         problem = f"belongs to another checkpoint than its folder {path.name}"
         raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, _remove(path))
-    verify_checkpoint(path, but=("",), remedy=_remove(path))  # state.json alone
     return saved
 
 
@@ -370,9 +398,9 @@ def resume(
 def _without_end(fixed: JSONObject) -> JSONObject:
     """Return fixed settings without the settings in which a branch may differ."""
     free = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
-    rate = fixed["optimizer_opts"]["learning_rate"]
+    rate = fixed.get("optimizer_opts", {}).get("learning_rate", {})
     peak = {name: rate.get(name) for name in ("max_learning_rate", "reference_batch_size")}
-    options = {**fixed["optimizer_opts"], "learning_rate": peak}
+    options = {**fixed.get("optimizer_opts", {}), "learning_rate": peak}
     return {n: value for n, value in fixed.items() if n not in free} | {"optimizer_opts": options}
 
 

@@ -123,10 +123,10 @@ class Run:
         """Return whether as many evaluations as `early_stop` followed the best one."""
         evaluations = self.settings.get("early_stop")
         best = _read_object(self.folder / BEST)
-        if not evaluations or not best:
+        if not isinstance(evaluations, int) or not isinstance(best.get("step"), int):
             return False
         later = (metrics for step, metrics in self.steps.items() if step > best["step"])
-        return sum(f"{HELD_OUT}{best['metric']}" in metrics for metrics in later) >= evaluations
+        return sum(f"{HELD_OUT}{best.get('metric')}" in metrics for metrics in later) >= evaluations
 
     @property
     def written(self) -> float:

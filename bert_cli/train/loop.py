@@ -4,7 +4,6 @@
 """
 
 import math
-import os
 import signal
 import threading
 import time
@@ -24,11 +23,10 @@ from bert_cli.parallel.engine import (
     UpdateRequest,
     Value,
 )
+from bert_cli.processes import REPEAT_SECONDS, is_repeated, note, on_stop_signals
 
 Hook = Callable[["Info"], None]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
-# A process gets SIGHUP when its terminal is closed.
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPING = "saving and stopping; a second request stops at once"
 
 
@@ -171,11 +169,12 @@ class StoppedWhileScoringError(Exception):
 class StopRequest:
     """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request to stop, and the second into KeyboardInterrupt.
 
-    Use it as a context, in the main thread; in other threads it leaves signals alone. A SIGTERM within
-    `repeat_seconds` of the first request counts as the same request: SLURM and its srun both send it.
+    Use it as a context, in the main thread; in other threads it leaves signals alone, as it leaves those that are
+    ignored at the start (`nohup`). A SIGTERM or SIGHUP within `repeat_seconds` of the first request counts as the same
+    request, by `is_repeated`.
     """
 
-    def __init__(self, repeat_seconds: float = 5.0) -> None:
+    def __init__(self, repeat_seconds: float = REPEAT_SECONDS) -> None:
         self.repeat_seconds = repeat_seconds
         self._requested_at: float | None = None
         self._handlers: dict[int, Any] = {}
@@ -187,28 +186,23 @@ class StopRequest:
     def listen(self) -> None:
         """Install the handlers, again if something has replaced them: TensorFlow takes SIGTERM for itself."""
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                before = signal.signal(number, self._note)
-                self._handlers.setdefault(number, before)
+            self._handlers = on_stop_signals(self._note) | self._handlers
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._handlers.items():
-            # A handler that was not set from Python is None.
-            signal.signal(number, handler or signal.SIG_DFL)
+            signal.signal(number, handler)
 
     def __call__(self) -> bool:
         """Return whether a stop was requested."""
         return self._requested_at is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if self._requested_at is not None:
-            if number == signal.SIGTERM and now - self._requested_at < self.repeat_seconds:
+            if is_repeated(number, self._requested_at, self.repeat_seconds):
                 return
             raise KeyboardInterrupt
-        self._requested_at = now
-        # Not `print`, which the handler may have interrupted.
-        os.write(2, f"{signal.Signals(number).name}: {STOPPING}\n".encode())
+        self._requested_at = time.monotonic()
+        note(f"{signal.Signals(number).name}: {STOPPING}")
 
 
 def train(

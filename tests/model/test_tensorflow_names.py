@@ -54,7 +54,9 @@ def write_checkpoint(folder, variables, config):
     with tf.Graph().as_default(), v1.Session() as session:
         for name, value in variables.items():
             v1.get_variable(name, initializer=value, use_resource=False)
-            v1.get_variable(f"{name}/adam_m", initializer=np.zeros_like(value), use_resource=False)
+            for slot in ("adam_m", "MyOptimizer_1"):
+                zeros = np.zeros_like(value)
+                v1.get_variable(f"{name}/{slot}", initializer=zeros, use_resource=False)
         v1.get_variable("global_step", initializer=np.int64(7), use_resource=False)
         session.run(v1.global_variables_initializer())
         v1.train.Saver().save(session, str(folder / "bert_model.ckpt"), write_meta_graph=False)
@@ -98,7 +100,7 @@ def test_data_that_is_cut_or_missing_is_refused(tiny, tmp_path):
     (data,) = tmp_path.glob("*.data-*")
     for damage in (lambda: data.write_bytes(data.read_bytes()[:100]), data.unlink):
         damage()
-        with pytest.raises(CheckpointError, match=r"bert_model\.ckpt: cannot be read"):
+        with pytest.raises(CheckpointError, match=r"have only|bert_model\.ckpt: cannot be read"):
             find_source(str(tmp_path)).tensors()
 
 

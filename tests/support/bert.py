@@ -174,7 +174,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
 def main() -> int:
     """Import what the commands need, serve, and run the request of a child."""
     from bert_cli.commands import COMMANDS
-    from bert_cli.processes import quiet_imports
+    from bert_cli.processes import open_streams, quiet_imports
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -191,8 +191,8 @@ def main() -> int:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stderr = None  # those of the server
+    open_streams()
     sys.argv = ["bert", *request["words"]]
     if request.get("code"):
         exec(compile(request["code"], "<code>", "exec"), {"__name__": "__main__"})

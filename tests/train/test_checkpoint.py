@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import random
 import re
@@ -45,6 +46,7 @@ from bert_cli.train.checkpoint import (
     complete_checkpoints,
     lock_run,
     prune,
+    read_best,
     remove_partial_checkpoints,
     step_of,
     write_best,
@@ -269,9 +271,14 @@ def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", rename)
     saved = save(tmp_path, state_at(3))
-    files = {file.name for file in saved.iterdir()} | {f".partial_{saved.name}"}
+    files = {file.name for file in saved.iterdir()}
     at = calls.index("rename")
-    assert {*calls[:at]} == files and calls[at + 1 :] == [tmp_path.name]
+    folders = {name for name in calls[:at] if name.startswith(f".partial_{saved.name}.")}
+    assert (
+        len(folders) == 1
+        and {*calls[:at]} == files | folders
+        and calls[at + 1 :] == [tmp_path.name]
+    )
 
 
 def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(saved):
@@ -312,6 +319,15 @@ def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
         save_empty(step)
         write_best(tmp_path, step, "f1", value)
         assert pruned(1) == left
+    # A score that is no number is never the best, and any number is better.
+    save_empty(16)
+    write_best(tmp_path, 16, "f1", math.nan)
+    assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
+    shutil.rmtree(tmp_path / "step_00000016")
+    (tmp_path / "best.json").unlink()
+    for value, best in ((math.nan, math.nan), (-1.0, -1.0), (math.nan, -1.0)):
+        write_best(tmp_path, 15, "f1", value)
+        assert read_best(tmp_path).value == pytest.approx(best, nan_ok=True)
     # A best checkpoint that was removed does not hide others.
     assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
     shutil.rmtree(tmp_path / "step_00000015")
@@ -535,6 +551,56 @@ def test_a_wrong_field_of_the_state_or_the_config_is_named(saved, fresh):
     with pytest.raises(CheckpointError) as error:
         models.find_source(str(saved))
     assert str(error.value).startswith(f"{saved / 'config.json'}: ")
+
+
+ODD_STATES = {
+    "empty": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "an empty object": b"{}",
+    "not UTF-8": b'{"step": "\xff"}',
+    "nested": b'{"step": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "no step": {"step": None},
+    "a negative step": {"step": -1},
+    "a fraction": {"step": 5.5},
+    "a switch": {"step": True},
+    "a huge step": {"step": 10**300},
+    "an endless number": b'{"step": ' + b"9" * 5000 + b"}",
+    "infinity": b'{"step": 1e999}',
+    "a scale without value": {"loss_scale": {}},
+    "no number": {"loss_scale": {"value": math.nan, "dynamic": False}},
+    "fixed settings in a list": {"fixed": [1]},
+    "a text as batch": {"fixed": {"micro_batch_size": "8"}},
+    "a batch of 0": {"fixed": {"micro_batch_size": 0}},
+    "a list of options": {"fixed": {"optimizer_opts": []}},
+    "a list as rate": {"fixed": {"optimizer_opts": {"learning_rate": [1]}}},
+    "texts as sizes": {"fixed": {"matryoshka": ["8"]}},
+    "settings in a list": {"settings": [1]},
+    "versions as numbers": {"versions": {"keras": 3}},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_STATES.values(), ids=list(ODD_STATES))
+@pytest.mark.parametrize("is_branch", [False, True])
+def test_an_odd_state_is_an_error_with_path_and_remedy(saved, fresh, odd, is_branch):
+    if isinstance(odd, dict):
+        change_state(saved, **odd)
+    else:
+        (saved / STATE).write_bytes(odd)
+    for read in (
+        lambda: checkpoint.read_state(saved),
+        lambda: checkpoint.resume(saved, *fresh, FIXED, is_branch=is_branch),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            read()
+        assert str(error.value).startswith(str(saved / STATE))
+        assert f"remove {saved} to continue" in str(error.value)
+
+
+def test_a_branch_of_a_state_without_its_schedule_is_an_error(saved, fresh):
+    change_state(saved, fixed={})
+    with pytest.raises(CheckpointError, match="belongs to a run with other settings"):
+        checkpoint.resume(saved, *fresh, FIXED, is_branch=True)
 
 
 def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):

@@ -74,15 +74,14 @@ def test_a_stop_during_a_step_ends_the_loop_without_hooks_and_one_after_it_runs_
     assert not finished and seen == [state.step] == [1]
 
 
-# A process gets SIGHUP when its terminal is closed.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, capfd):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop()
         os.kill(os.getpid(), number)
-        # A scheduler may send a SIGTERM twice, which is one request.
-        if number == signal.SIGTERM:
+        # A scheduler may send SIGTERM twice, a closed terminal SIGHUP, which is one request.
+        if number != signal.SIGINT:
             os.kill(os.getpid(), number)
         assert stop()
         stop.repeat_seconds = 0.0
@@ -90,6 +89,38 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
     assert f"{signal.Signals(number).name}: saving and stopping" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["no reader", "a full disk", "closed"])
+def test_a_request_to_stop_is_noted_when_its_message_cannot_be_written(how):
+    saved = os.dup(2)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        with StopRequest() as stop, open("/dev/full", "wb") as full:
+            os.dup2(write if how == "no reader" else full.fileno(), 2)
+            if how == "closed":
+                os.close(2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop()
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(write)
+
+
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            stop.listen()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # --- a step

@@ -1,16 +1,13 @@
 """metrics.jsonl, the lines of the log, the speed, and a progress bar that cannot end a run."""
 
-import errno
 import io
 import json
 import shutil
 import sys
-from contextlib import nullcontext
 
 import pytest
 from support.terminal import Terminal
 
-from bert_cli import processes
 from bert_cli.train.checkpoint import write_best
 from bert_cli.train.loop import STOPPING
 from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_step, jsonl_reporter
@@ -74,23 +71,6 @@ def test_a_line_of_the_log_has_losses_speed_and_the_time_left_if_it_is_known():
     )
     shown = {name: value for name, value in METRICS.items() if name != "seconds_left"}
     assert format_step(12, 1000, shown | {"skipped": 3}).endswith(" tokens/s  3 skipped")
-
-
-@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
-def test_a_run_continues_when_the_reader_of_its_output_is_gone(number, tmp_path, monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(number, "gone")
-
-    with open(tmp_path / "output", "w") as file:
-        output = Gone()
-        output.fileno = file.fileno
-        monkeypatch.setattr(sys, "stdout", output)
-        with pytest.raises(OSError, match="gone") if number == errno.ENOSPC else nullcontext():
-            processes.print_line("a line")
-        # What follows goes nowhere.
-        file.write("more")
-    assert bool((tmp_path / "output").read_text()) == (number == errno.ENOSPC)
 
 
 def test_the_pace_excludes_the_first_step_and_the_time_between_steps():

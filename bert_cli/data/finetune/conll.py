@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune.features import Features
-from bert_cli.data.finetune.tables import label_numbers, read_lines
+from bert_cli.data.finetune.tables import check_spellings, label_numbers, read_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 
@@ -27,10 +27,13 @@ COMMENTS = "comment lines, left out"
 CUT_SENTENCES = "sentences longer than max_seq_length, cut between words"
 CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
+COUNTED = "sentences whose first column counts the words, which are read from the second"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CHUNK = re.compile(f"[{_HAN}]|[^\\s{_HAN}]+")
+
+Line = tuple[str, list[str]]  # "FILE (line 3)", cells
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,15 @@ class Sentences:
 def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentences:
     """Return the sentences of a CoNLL file; tabs separate columns, or spaces where there are no tabs.
 
-    Without `label_names` the names are O, then B- and I- of each type in the file, sorted. A line that starts with
+    Without `label_names` the names are O, then B- and I- of each type in the file, sorted; a file without a type is
+    refused. Words are in the first column, or in the second after a column that counts them. A line that starts with
     "# " is a comment only if its last column is no label, or if it has no tab in a file of tabs. Raises DataError
     with file and line.
     """
     lines = read_lines(path)
     separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
     remarks: Counter[str] = Counter()
-    words: list[list[str]] = [[]]
-    tags: list[list[tuple[str, str]]] = [[]]
+    rows: list[list[Line]] = [[]]
     columns = 0
     for number, line in enumerate(lines, 1):
         cells = _cells(line, separator)
@@ -70,9 +73,8 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         is_label = bool(cells) and _LABEL.fullmatch(cells[-1]) is not None
         if not cells or cells[0] == DOCUMENT:
             remarks[DOCUMENTS] += bool(cells)
-            if words[-1]:
-                words.append([])
-                tags.append([])
+            if rows[-1]:
+                rows.append([])
         elif line.startswith("# ") and (not is_label or (separator == "\t" and len(cells) == 1)):
             remarks[COMMENTS] += 1
         else:
@@ -83,21 +85,50 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
                     "fix the line; labels are O, B-type or I-type (convert other schemes to BIO)"
                 )
                 raise DataError(where, problem, remedy)
-            words[-1].append(cells[0])
-            tags[-1].append((where, cells[-1]))
-    if not words[-1]:
-        del words[-1], tags[-1]
-    if not words:
+            rows[-1].append((where, cells))
+    rows = list(filter(None, rows))
+    if not rows:
         remedy = "give a CoNLL file, with a word and its label on each line"
         raise DataError(str(path), "contains no sentences", remedy)
+    column = _word_column(rows)
+    words = [[cells[column] for _, cells in sentence] for sentence in rows]
+    tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
+    remarks[COUNTED] = column * len(words)
     remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)
     flat = [tag for sentence in tags for tag in sentence]
-    types = sorted({tag[1:] for _, tag in flat if tag != "O"})
-    names = tuple(label_names or ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI")))
-    numbers = label_numbers(flat, names)
+    if label_names is None:
+        check_spellings((where, tag[2:]) for where, tag in flat if tag != "O")
+        types = sorted({tag[1:] for _, tag in flat if tag != "O"})
+        label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
+        if len(label_names) < 2:
+            problem = "has no entity: the label in the last column of each line is O"
+            raise DataError(str(path), problem, "give a file whose last column labels entities")
+    numbers = label_numbers(flat, label_names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
-    return Sentences(words, labels, names, +remarks)
+    return Sentences(words, labels, tuple(label_names), +remarks)
+
+
+def _word_column(sentences: Sequence[Sequence[Line]]) -> int:
+    """Return the column of the words: 0, or 1 where column 0 counts the words of each sentence.
+
+    Raises DataError where it counts them in most sentences only, or where no word follows.
+    """
+    long = [lines for lines in sentences if len(lines) > 1]
+    if 2 * sum(map(_is_counted, long)) <= len(long):
+        return 0
+    for lines in sentences:
+        for where, cells in lines:
+            if not _is_counted(lines) or len(cells) < 3 or not cells[1]:
+                problem = "column 1 counts the words of sentences, but not here, or no word follows"
+                raise DataError(where, problem, "fix the sentence, or leave out that column")
+    return 1
+
+
+def _is_counted(lines: Sequence[Line]) -> bool:
+    cells = [cells[0] for _, cells in lines]
+    first = int(cells[0][:9]) if cells[0].isdecimal() else 0
+    return cells == [str(first + number) for number in range(len(cells))]
 
 
 def _cells(line: str, separator: str) -> list[str]:

@@ -13,19 +13,36 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from bert_cli.data.finetune import tables
-from bert_cli.errors import DataError
-from bert_cli.files import JSON, JSONObject, Value, read_json
+from bert_cli.data.records.notation import COPY_AGAIN
+from bert_cli.data.records.tokenizer import Normalization, model_max_length, normalization_of
+from bert_cli.errors import CheckpointError, DataError
+from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
 
 Floats = npt.NDArray[np.float32]
 
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
 LIMITS = "sentence_bert_config.json"
-FILES = (MODULES, POOLING, LIMITS)
+DEFAULTS = "config_sentence_transformers.json"
 PACKAGE = "sentence_transformers.models"
 MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+KINDS = ("Transformer", "Pooling", "Normalize")
+"""Kinds of the modules, in their order."""
+APPLIED: Mapping[str, Sequence[JSON]] = {
+    **dict.fromkeys(("max_seq_length", "do_lower_case", "pooling_mode", *MODES, "__version__"), ()),
+    **dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), ()),
+    **dict.fromkeys(("include_prompt", "prompts", "requirements"), ()),
+    "model_type": ["SentenceTransformer"],
+    "similarity_fn_name": ["cosine"],
+    "transformer_task": ["feature-extraction"],
+    "modality_config": [{"text": {"method": "forward", "method_output_name": "last_hidden_state"}}],
+    "module_input_name": ["sentence_embedding"],
+    "module_output_name": ["token_embeddings", "sentence_embedding"],
+}
+"""Setting of these files -> values that are applied, () for all. Empty values of any setting have no effect."""
 BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
 DEPTHS = (10, 100)  # of the recall; nDCG uses the first
 
@@ -97,11 +114,15 @@ def read_retrieval(qrels: Path) -> Retrieval:
 
 
 def _by_id(path: Path) -> dict[str, str]:
-    """Return the texts of a .jsonl by `_id`; a `title` is put before its text."""
-    texts = {}
+    """Return the texts of a .jsonl by `_id`; a `title` is put before its text. Raises DataError for an `_id` twice."""
+    texts: dict[str, str] = {}
     for where, row in tables.json_lines(tables.read_lines(path), str(path)):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
-        texts[tables.label_of(row, "_id", where)] = " ".join(filter(None, words))
+        name = tables.label_of(row, "_id", where)
+        if name in texts:
+            problem = f"has the _id '{name}' of line {1 + list(texts).index(name)}"
+            raise DataError(where, problem, "remove one of them, or change its _id")
+        texts[name] = " ".join(filter(None, words))
     return texts
 
 
@@ -177,29 +198,83 @@ def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, b
     return {name: json.dumps(content, indent=2).encode() for name, content in contents.items()}
 
 
+class _Module(BaseModel):
+    type: str
+    path: InnerPath
+    kwargs: JSONObject = {}
+
+
 def read_embedding(folder: Path) -> JSONObject:
     """Return `pooling`, `normalize` and `max_seq_length` of a sentence-transformers folder; absent values are left out.
 
-    Raises DataError for a pooling that is neither the mean nor [CLS].
+    Raises CheckpointError, which names the entry, for a module or a setting that is not applied.
     """
-
-    def read(name: str, kind: type[Value]) -> Value:
-        path = folder / name
-        remedy = "copy it from the model again"
-        return read_json(path, kind, DataError, remedy) if path.is_file() else kind()
-
+    if _read(folder / DEFAULTS, JSONObject).get("model_type") == "CrossEncoder":
+        return {}  # a classifier of pairs
+    _settings(folder / DEFAULTS)
     values: JSONObject = {}
-    if pooling := read(POOLING, JSONObject):
-        chosen = [
-            MODES.get(name, "") for name, on in pooling.items() if on is True and "_mode_" in name
-        ]
-        values["pooling"] = pooling.get("pooling_mode") or (chosen[0] if len(chosen) == 1 else "")
-        if values["pooling"] not in MODES.values():
-            raise DataError(str(folder / POOLING), "is neither mean nor cls", "give another model")
-    if modules := read(MODULES, list[JSONObject]):
-        values["normalize"] = any(
-            str(module.get("type")).endswith("Normalize") for module in modules
-        )
-    if isinstance(longest := read(LIMITS, JSONObject).get("max_seq_length"), int):
+    limits = _settings(folder / LIMITS)
+    longest = limits.get("max_seq_length")
+    path = folder / POOLING
+    if modules := _modules(folder):
+        values["normalize"] = len(modules) > KINDS.index("Normalize")
+        longest = model_max_length(folder) if longest is None else longest
+        path = folder / modules[1].path / "config.json"
+    if longest is not None:
+        if type(longest) is not int or longest < 3:  # [CLS], a piece, [SEP]
+            raise _refusal(folder / LIMITS, "max_seq_length", longest)
         values["max_seq_length"] = longest
+    normalization = normalization_of(folder) if limits.get("do_lower_case") else Normalization()
+    if normalization is None or normalization.cased:
+        raise _refusal(folder / LIMITS, "do_lower_case", True)
+    if modules or path.exists():
+        pooling = _settings(path)
+        flagged = [mode for name, mode in MODES.items() if pooling.get(name)] or ["mean"]
+        mode = pooling.get("pooling_mode") or flagged
+        values["pooling"] = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+        if values["pooling"] not in MODES.values():
+            raise _refusal(path, "pooling_mode", mode)
     return values
+
+
+def stored_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a sentence-transformers folder, name -> content, at least one of each module."""
+    needed = [f"{module.path}/config.json" for module in _modules(folder)[1:]]
+    names = [name for name in (MODULES, POOLING, LIMITS, DEFAULTS) if (folder / name).is_file()]
+    files = {name: folder / name for name in (*names, *needed)}
+    return {name: p.read_bytes() if p.is_file() else b"{}" for name, p in files.items()}
+
+
+def _modules(folder: Path) -> list[_Module]:
+    """Return the modules of a folder, none without a modules.json. Raises CheckpointError for others than KINDS."""
+    path = folder / MODULES
+    modules = _read(path, list[_Module])
+    for number, module in enumerate(modules):
+        package, _, kind = module.type.rpartition(".")
+        is_known = kind == KINDS[min(number, 2)] and package.startswith("sentence_transformers.")
+        if not is_known or module.kwargs or bool(module.path) != bool(number) or len(modules) == 1:
+            raise _refusal(path, f"{module.path or number}, of {len(modules)},", module.type)
+        if number:
+            _settings(folder / module.path / "config.json")
+    return modules
+
+
+def _settings(path: Path) -> JSONObject:
+    """Return the settings of a file, none if it is absent. Raises CheckpointError for one that is not APPLIED."""
+    content = _read(path, JSONObject)
+    for setting, value in content.items():
+        applied = APPLIED.get(setting, [None])
+        if value and applied and value not in applied:
+            raise _refusal(path, setting, value)
+    return content
+
+
+def _refusal(path: Path, entry: str, value: object) -> CheckpointError:
+    problem = "is not applied by this tool, and the vectors depend on it"
+    remedy = "give another model, or correct or remove the entry if the vectors may lack it"
+    return CheckpointError(f"{path} ({entry} {value!r})", problem, remedy)
+
+
+def _read(path: Path, kind: type[Value]) -> Value:
+    check_regular(path)
+    return read_json(path, kind, CheckpointError, COPY_AGAIN) if path.exists() else kind()

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune import tables
+from bert_cli.data.rows import check_columns
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject
 
@@ -204,7 +205,7 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
     headless = task.headless if is_labelled else ()
     columns = headless or tuple(lines[0].split("\t"))
     needed = [*task.columns, *([task.label] if is_labelled else [])]
-    tables.check_columns(f"{path} (line 1)", needed, columns)
+    check_columns(f"{path} (line 1)", needed, columns)
     first = 0 if headless else 1
     for number, line in enumerate(lines[first:], first + 1):
         cells = line.split("\t")

@@ -45,7 +45,9 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...]  # none for an impossible question, and in a test file
-    is_impossible: bool
+    is_impossible: (
+        bool  # marked so or, without a mark, with no answers in a file where others have some
+    )
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ class _Answer(BaseModel, strict=True):
 
 
 class _Row(BaseModel, strict=True):
-    id: str
+    id: str | int
     question: str
     answers: list[_Answer] | None = None
-    is_impossible: bool = False
+    is_impossible: bool | None = None
 
 
 class _Paragraph(BaseModel, strict=True):
@@ -84,16 +86,17 @@ class _File(BaseModel, strict=True):
 def _read(path: Path) -> list[Question]:
     remedy = "give a SQuAD file, or fix it"
     parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
+    paragraphs = [paragraph for article in parsed.data for paragraph in article.paragraphs]
+    has_answers = any(row.answers for paragraph in paragraphs for row in paragraph.qas)
     return [
         Question(
-            row.id,
+            str(row.id),
             row.question,
             paragraph.context,
             tuple(Answer(answer.text, answer.answer_start) for answer in row.answers or ()),
-            row.is_impossible,
+            has_answers and row.answers == [] if row.is_impossible is None else row.is_impossible,
         )
-        for article in parsed.data
-        for paragraph in article.paragraphs
+        for paragraph in paragraphs
         for row in paragraph.qas
     ]
 
@@ -144,7 +147,10 @@ def _fault(
     if not question.context.strip():
         return "has an empty context", "fix or leave out the paragraph"
     if question.is_impossible and not version_2:
-        return "is marked impossible, which SQuAD 1.1 does not allow", "give --version-2"
+        return (
+            "is marked impossible or has no answer, which SQuAD 1.1 does not allow",
+            "give --version-2",
+        )
     if question.is_impossible and question.answers:
         return "is marked impossible and has answers", "leave out one of them"
     if training and not question.is_impossible and not question.answers:

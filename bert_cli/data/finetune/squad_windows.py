@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length
-from bert_cli.data.finetune.squad import Question, best_score, gold_of, remark_lines
+from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
@@ -29,6 +29,9 @@ Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of training: their answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
+LONG_ANSWERS = (
+    "questions whose answer has more tokens than max_answer_length, so that it is never given"
+)
 COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
@@ -177,6 +180,21 @@ def _answer_pieces(
     spans = np.stack([first, last], axis=1) - texts.starts[context, None]
     spans[[row.is_impossible for row in rows]] = -1
     return spans
+
+
+def long_answers(
+    questions: Sequence[Question], windows: Windows, max_answer_length: int
+) -> tuple[str, ...]:
+    """Return the remark on questions whose first answer has more tokens than the maximum, if there are any."""
+    answers = [row.answers[0] if row.answers else Answer("", 0) for row in questions]
+    begin = np.array([answer.start for answer in answers], np.int32)
+    end = np.array([answer.start + len(answer.text) for answer in answers], np.int32)
+    owner = np.repeat(windows.question, windows.features.lengths)
+    # Each token of a paragraph has one window with the most context.
+    is_inside = windows.best_context & (windows.offsets[:, 1] > begin[owner])
+    sizes = np.bincount(owner[is_inside & (windows.offsets[:, 0] < end[owner])], minlength=len(end))
+    ids = [questions[number].id for number in np.flatnonzero(sizes > max_answer_length).tolist()]
+    return remark_lines({LONG_ANSWERS: ids} if ids else {})
 
 
 def _features(

@@ -1,24 +1,25 @@
 """Texts with labels: the user's CSV, TSV or JSON table, and the metrics of predicted labels.
 
-A line ends at a line feed only, because real text contains U+2028, U+0085 and form feeds. Quotes delimit cells in
-CSV. In TSV they are text: a quote that is never closed would swallow the rows after it.
+A line ends at a line feed only, because real text contains U+2028, U+0085 and form feeds.
 """
 
-import csv
 import gzip
 import io
 import json
-import textwrap
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.rows import check_columns, check_encoding, check_text, listed, refuse_array
+from bert_cli.data.rows import table_rows as rows_of_table
 from bert_cli.data.stream.permutation import permute
 from bert_cli.errors import DataError, nearest
 from bert_cli.files import JSONObject, write_atomically
@@ -26,15 +27,15 @@ from bert_cli.files import JSONObject, write_atomically
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, Mapping[str, Any]]]  # "FILE (line 3)", columns
-Cells = Iterator[tuple[str, list[str]]]
 Column = npt.NDArray[Any]
 
 EMPTY_TEXT = "rows with an empty text, included"
 BLANK = "blank lines, left out"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
 KINDS = (".csv", ".tsv", ".jsonl", ".json", ".txt")
-LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
-LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
+MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
+MOST_EXPANSION = 100  # times the size of a .gz; text has some 3 to 10
+SMALL = 1 << 24  # bytes to which any .gz may unpack
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,15 @@ class TextExamples:
 def read_text(path: Path) -> str:
     """Return a file as text, decompressed if its name ends in .gz, without a byte order mark.
 
-    Raises DataError when it is missing, empty, damaged or not UTF-8 (with the line).
+    Raises DataError when it is missing, empty, damaged, not UTF-8 (with the line), or expands as no text does.
     """
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            limit = SMALL + MOST_EXPANSION * path.stat().st_size
+            data = file.read(limit if path.suffix == ".gz" else -1)
+        if len(data) == limit:
+            problem = f"unpacks to more than {MOST_EXPANSION} times its size"
+            raise DataError(str(path), problem, "unpack it with gunzip if that is right")
     except FileNotFoundError:
         files = {sibling.stem: sibling for sibling in path.parent.glob("*")}
         near = nearest(path.stem, files)
@@ -83,14 +87,20 @@ def read_text(path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         problem = f"cannot be read ({reason})"
         raise DataError(str(path), problem, "check the path and the file") from error
+    return decoded(data, str(path))
+
+
+def decoded(data: bytes, source: str) -> str:
+    """Return bytes as text without a byte order mark. Raises DataError for none, and, with the line, for no UTF-8."""
+    check_encoding(data, source)
     try:
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         problem = f"byte 0x{data[error.start]:02X} is not UTF-8"
-        raise DataError(f"{path} (line {line})", problem, "save the file as UTF-8") from error
+        raise DataError(f"{source} (line {line})", problem, "save it as UTF-8") from error
     if not text.strip():
-        raise DataError(str(path), "is empty", "give a file that contains examples")
+        raise DataError(source, "is empty", "give examples, such as one on each line")
     return text
 
 
@@ -100,13 +110,20 @@ def file_kind(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    r"""Return the lines of a file without their \n or \r\n, and without blank ones at its end."""
-    return [line.removesuffix("\r") for line in read_text(path).rstrip("\r\n").split("\n")]
+    """Return the lines of a file, as `lines_of`."""
+    return lines_of(read_text(path))
+
+
+def lines_of(text: str) -> list[str]:
+    r"""Return the lines of a text without their \n or \r\n, and without blank ones at its end."""
+    return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
 def json_lines(lines: Iterable[str], source: str) -> Rows:
     """Yield the (location, JSON object) of each line. Raises DataError for a line that is not an object."""
     for number, line in enumerate(lines, 1):
+        if number == 1:
+            refuse_array(line, source)
         where = f"{source} (line {number})"
         yield where, _object(_parsed(line, where), where)
 
@@ -121,6 +138,7 @@ def _parsed(text: str, where: str) -> Any:
 def _object(value: object, where: str) -> JSONObject:
     if not isinstance(value, dict):
         raise DataError(where, "is not a JSON object", "give one object per line or item")
+    check_text(value, where)
     return value
 
 
@@ -144,38 +162,17 @@ def text_of(row: Row, name: str, where: str) -> str:
 
 
 def label_of(row: Row, name: str, where: str) -> str:
-    """Return a row's label as a word: true and 3 are "true" and "3". Raises DataError for other types."""
+    """Return a row's label as a word without outer white space: true and 3 are "true" and "3".
+
+    Raises DataError for other types, and for a missing value.
+    """
     check_columns(where, [name], row)
     value = row[name]
-    word = str(value).lower() if isinstance(value, bool) else str(value)
-    if value is None or isinstance(value, list | dict) or not word.strip():
-        raise DataError(where, f"'{name}' is empty or not a label", "give each row a label")
+    word = (str(value).lower() if isinstance(value, bool) else str(value)).strip()
+    if value is None or isinstance(value, list | dict) or word.lower() in MISSING:
+        problem = f"'{name}' is empty or not a label ({repr(value)[:40]})"
+        raise DataError(where, problem, "give each row a label, or leave the row out")
     return word
-
-
-def check_columns(where: str, needed: Iterable[str], columns: Iterable[str]) -> None:
-    """Raise DataError for a column that is absent or occurs twice."""
-    names = list(columns)
-    for name in needed:
-        if name not in names:
-            near = nearest(name, names)
-            remedy = (
-                f"did you mean '{near}'?"
-                if near
-                else "name the columns in the first line, or give another one"
-            )
-            raise DataError(where, f"has no column '{name}', only {listed(names)}", remedy)
-        if names.count(name) > 1:
-            raise DataError(where, f"has two columns '{name}'", "rename one")
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first LISTED_NAMES names in quotes, long ones shortened."""
-    more = len(names) - LISTED_NAMES
-    shown = ", ".join(
-        f"'{textwrap.shorten(name, 40, placeholder='...')}'" for name in names[:LISTED_NAMES]
-    )
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:
@@ -189,6 +186,19 @@ def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.
             raise DataError(where, problem, f"did you mean '{near}'?" if near else "fix the label")
         numbers.append(number_of[word])
     return np.array(numbers, np.int32)
+
+
+def check_spellings(words: Iterable[tuple[str, str]]) -> None:
+    """Raise DataError for labels, as (location, label), that differ only in case, white space or number format."""
+    spellings: dict[object, tuple[str, str]] = {}
+    for where, word in words:
+        plain: object = "".join(word.split()).casefold()
+        with suppress(ArithmeticError):  # it is no number
+            plain = Decimal(word.replace("_", "x")).normalize()
+        before, place = spellings.setdefault(plain, (word, where))
+        if before != word:
+            problem = f"label '{word}' is spelled '{before}' in {place}"
+            raise DataError(where, problem, "spell them alike, or rename one")
 
 
 def sorted_labels(words: Iterable[str]) -> tuple[str, ...]:
@@ -225,6 +235,7 @@ def read_table(
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
     names = None
     if label_column is not None:
+        check_spellings(words)
         names = tuple(label_names or sorted_labels(word for _, word in words))
         if len(names) < 2:
             remedy = "give a file with two labels or more, or another --label-column"
@@ -255,12 +266,14 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
     if kind not in KINDS:
         remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
         raise DataError(str(path), "is of an unknown kind", remedy)
-    if kind == ".csv":
-        yield from _with_header(_csv_cells(path, remarks), needed)
-    elif kind == ".tsv":
-        lines = enumerate(read_lines(path), 1)
-        cells = ((f"{path} (line {number})", line.split("\t")) for number, line in lines)
-        yield from _with_header(cells, needed)
+    if kind in (".csv", ".tsv"):
+        # A carriage return alone ends a line of CSV, too.
+        ends = "" if kind == ".csv" else "\n"
+        lines = io.TextIOWrapper(io.BytesIO(read_text(path).encode()), "utf-8", newline=ends)
+        for where, row in rows_of_table(lines, str(path), kind[1:], needed):
+            remarks[BLANK] += not row
+            if row:
+                yield where, row
     elif kind == ".txt":
         if len(needed) > 1:
             problem = f"has a text on each line, not the columns {listed(needed)}"
@@ -270,42 +283,12 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
                 yield f"{path} (line {number})", {needed[0]: line}
             else:
                 remarks[BLANK] += 1
-    elif kind == ".json" and (text := read_text(path)).lstrip().startswith("["):
+    elif (text := read_text(path)).lstrip().startswith("["):
         for number, item in enumerate(_parsed(text, str(path)), 1):
             where = f"{path} (item {number})"
             yield where, _object(item, where)
     else:
         yield from json_lines(read_lines(path), str(path))
-
-
-def _csv_cells(path: Path, remarks: Counter[str]) -> Cells:
-    """Yield the (location, cells) of each row of a CSV file, the header first."""
-    before = csv.field_size_limit(LONGEST_CELL)
-    where = f"{path} (line 1)"
-    try:
-        reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-        for cells in reader:
-            if cells:
-                yield where, cells
-            else:
-                remarks[BLANK] += 1
-            where = f"{path} (line {reader.line_num + 1})"
-    except csv.Error as error:
-        remedy = "enclose a text that contains quotes in quotes, and double each quote in it"
-        raise DataError(where, f"is not CSV ({error})", remedy) from error
-    finally:
-        csv.field_size_limit(before)
-
-
-def _with_header(cells: Cells, needed: Sequence[str]) -> Rows:
-    """Yield the rows below a header as column -> cell."""
-    first, header = next(cells)
-    check_columns(first, needed, header)
-    for where, row in cells:
-        if len(row) != len(header):
-            problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
-            raise DataError(where, problem, "fix the row")
-        yield where, dict(zip(header, row, strict=True))
 
 
 def hold_out(

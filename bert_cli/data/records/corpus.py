@@ -300,17 +300,22 @@ class RecordFiles:
         if size != 8 * self.records or self._ends[-1] != self.records:
             problem = f"does not hold the offsets of the {self.records} records of corpus.json"
             raise DataError(f"{path} ({size} bytes)", problem, self._remedy)
-        for file in self.corpus.get("other_files", []):
-            path = self.folder / file["name"]
-            if path.name == OFFSETS:
-                continue
-            actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
-            self._compare(path, actual, f"checksum {file['crc32c']}")
+        check_other_files(self.folder, self.corpus, self._remedy, but=OFFSETS)
         for path, size in zip(self._paths, self._sizes.tolist(), strict=True):
             actual = f"{path.stat().st_size} bytes" if path.exists() else "missing"
-            self._compare(path, actual, f"{size} bytes")
+            _compare(path, actual, f"{size} bytes", self._remedy)
 
-    def _compare(self, path: Path, actual: str, expected: str) -> None:
-        if actual != expected:
-            remedy = f"restore the file, or {self._remedy} if it was changed on purpose"
-            raise DataError(f"{path} ({actual})", f"corpus.json says {expected}", remedy)
+
+def check_other_files(folder: Path, corpus: JSONObject, remedy: str, but: str = "") -> None:
+    """Compare the checksums of all files besides the records with corpus.json. Raises DataError where one differs."""
+    for file in corpus.get("other_files", []):
+        path = folder / file["name"]
+        if path.name != but:
+            actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
+            _compare(path, actual, f"checksum {file['crc32c']}", remedy)
+
+
+def _compare(path: Path, actual: str, expected: str, remedy: str) -> None:
+    if actual != expected:
+        remedy = f"restore the file, or {remedy} if it was changed on purpose"
+        raise DataError(f"{path} ({actual})", f"corpus.json says {expected}", remedy)

@@ -22,6 +22,7 @@ from bert_cli.data.records.corpus import (
     CORPUS,
     OFFSETS,
     RecordFiles,
+    check_other_files,
     read_corpus,
     refuse_unfinished,
 )
@@ -45,10 +46,17 @@ from bert_cli.data.records.tokenizer import (
     vocabulary_path,
 )
 from bert_cli.data.records.vocab import find_vocabulary
-from bert_cli.data.shards.manifest import Stats, checksums, known_checksums, package_versions
+from bert_cli.data.shards.manifest import (
+    Stats,
+    checksums,
+    known_checksums,
+    package_versions,
+    visible_files,
+)
 from bert_cli.data.shards.runner import run_in_threads, summary
+from bert_cli.data.text.files import compression_of
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, atomic_file, in_order, write_json_atomically
+from bert_cli.files import JSONObject, atomic_file, write_json_atomically
 from bert_cli.processes import print_line
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
@@ -74,6 +82,8 @@ def run(settings: IndexSettings) -> None:
     processes = settings.processes
     paths = record_files(folder)
     description = _description(folder, settings.vocab)
+    if settings.check and (folder / CORPUS).exists():
+        check_other_files(folder, read_corpus(folder), f"run `bert index {folder}`")
     stale = [path for path in paths if read_index(path) is None]
     # Threads, because the time is spent reading, during which other threads run.
     read = run_in_threads("index", _bytes(stale), write_index, stale, processes)
@@ -112,12 +122,14 @@ def _bytes(paths: list[Path]) -> int:
 
 def record_files(folder: Path) -> list[Path]:
     """Return the record files below a folder, ordered by name; hidden folders hold partial shards."""
-    names = (path.relative_to(folder) for path in folder.rglob("*.tfrecord"))
-    visible = in_order(name for name in names if not any(part[0] == "." for part in name.parts))
-    if not visible:
+    paths = visible_files(folder, "*.tfrecord")
+    if not paths:
+        packed = [path.name for path in visible_files(folder) if path.suffixes[:1] == [".tfrecord"]]
         problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
-        raise DataError(f"folder ({folder})", problem, "give a folder of records")
-    return [folder / name for name in sorted(visible, key=Path.as_posix)]
+        problem += f", only {packed[0]}" if packed else ""
+        remedy = "unpack them first" if packed else "give a folder of records"
+        raise DataError(f"folder ({folder})", problem, remedy)
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
 # --- the index of a file
@@ -138,6 +150,17 @@ def read_index(path: Path) -> Offsets | None:
     return offsets if fits else None
 
 
+def refuse_compressed(path: Path) -> None:
+    """Raise DataError for a record file that was written compressed, in which no record can be found by its byte."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    kind = (
+        "zlib" if head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0 else compression_of(path)
+    )
+    if kind and payload_bytes(head) is None:
+        raise DataError(str(path), f"is compressed with {kind}", "unpack it first")
+
+
 def write_index(path: Path) -> int:
     """Write the index of a record file from its frames, without the payloads; return the size of the file.
 
@@ -154,6 +177,7 @@ def write_index(path: Path) -> int:
             payload = payload_bytes(file.read(HEAD_BYTES))
             length = FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
+                refuse_compressed(path)
                 problem = "no record starts here, or the record is truncated"
                 where = f"{path} (byte {offset} of {size})"
                 raise DataError(where, problem, "make the file again, it is corrupt")
@@ -250,6 +274,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     path = next((path for path in record_files(folder) if path.stat().st_size), None)
     if path is None:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
+    refuse_compressed(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         frame = head + file.read((payload_bytes(head) or 0) + FRAME_BYTES - HEAD_BYTES)

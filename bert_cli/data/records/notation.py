@@ -67,14 +67,31 @@ BYTE_LEVEL = Notation(
 )
 
 
+_LATER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    *(_LATER, _LATER.replace("{1,3}", ""), r"\s+", r"\s", " {2,}"),
+}
+"""Regular expressions of published tokenizers; others may take a time that grows exponentially with the text."""
+
+
 def read_notation(path: Path) -> tuple[JSONObject, Notation]:
     """Return the content of a tokenizer.json and its kind.
 
-    Raises DataError for a kind that is not supported, and for byte-level BPE under another name, whose other files
-    would not be found.
+    Raises DataError for a kind or a regular expression that is not supported, and for byte-level BPE under another
+    name, whose other files would not be found.
     """
     description = read_json(path, JSONObject, DataError, COPY_AGAIN)
-    kind = description.get("model", {}).get("type")
+    patterns: list[str | None] = []
+    parts = [description.get("normalizer"), description.get("pre_tokenizer")]
+    json.loads(json.dumps(parts), object_hook=lambda part: patterns.append(part.get("Regex")))
+    if unknown := {*filter(None, patterns)} - PATTERNS:
+        problem = "is a regular expression of no known tokenizer, whose time has no bound"
+        raise DataError(f"{path} ({min(unknown)!r})", problem, "give another tokenizer")
+    kind = (description.get("model") or {}).get("type")
     if kind == "WordPiece":
         return description, WORDPIECE
     if kind == "BPE" and '"ByteLevel"' in json.dumps(description.get("pre_tokenizer")):

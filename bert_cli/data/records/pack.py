@@ -24,7 +24,7 @@ from bert_cli.data.records.formats import (
 from bert_cli.data.records.index import DESCRIPTION, write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.records.tokenizer import FILES
-from bert_cli.data.shards.manifest import Shard, Stats, Step
+from bert_cli.data.shards.manifest import Shard, Stats, Step, refuse_inside
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.stream.permutation import permute
 from bert_cli.data.stream.source import Packs
@@ -95,9 +95,7 @@ def _pack_length(settings: PackSettings, corpus: JSONObject) -> int:
     if (pack_size := corpus.get("max_sequences_per_pack", 1)) > 1:
         problem = f"is packed already, with up to {pack_size} sequences in a pack"
         raise DataError(f"input ({folder})", problem, "give the folder that it was packed from")
-    if settings.out.absolute().is_relative_to(folder.absolute()):
-        problem = f"is inside {folder}, which would then contain the records of both"
-        raise DataError(f"out ({settings.out})", problem, "choose another folder")
+    refuse_inside(settings.out, folder, "which would then contain the records of both")
     if length < stored:
         problem = f"the records in {folder} have {stored} positions, which may all be filled"
         raise DataError(f"sequence_length ({length})", problem, f"give {stored} or more")

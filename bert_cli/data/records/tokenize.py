@@ -51,6 +51,7 @@ from bert_cli.data.text.files import (
     Reading,
     bundle,
     recognise_all,
+    refuse_output_inside,
     refuse_without_effect,
     shard_of,
     split_part,
@@ -119,6 +120,7 @@ def run(settings: TokenizeSettings) -> None:
     normalization = vocabulary.normalization
     recipe = Recipe(settings, path, vocabulary.sha256, normalization)
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
+    refuse_output_inside(settings.input, settings.out)
     groups, notes = plan_groups(settings.input, group_files, recipe.reading, pairs=settings.nsp)
     parts = [part for _, group in groups for part in group]
     refuse_without_effect(parts, settings.model_fields_set)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -181,8 +182,8 @@ def vocabulary_bytes(path: Path) -> bytes:
 
     Raises DataError for WordPiece that does not split text as BERT does.
     """
-    if path.suffix != ".json":
-        return path.read_bytes()
+    if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
+        return re.sub(rb"\n\s+\Z", b"\n", path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     description, notation = read_notation(path)
     if notation is BYTE_LEVEL:
         return path.read_bytes()
@@ -303,14 +304,16 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     _add_tokens(library, folder)
     ids: dict[str, int] = library.get_vocab()
     _check_special(f"{folder} (tokenizer)", ids)
-    pieces = [""] * (1 + max(ids.values()))
-    for piece, number in ids.items():
-        pieces[number] = piece
+    by_id = {number: piece for piece, number in ids.items()}
+    if (last := max(by_id)) >= 2 * len(by_id):
+        problem = f"is too large for its {len(by_id):,} pieces"
+        raise DataError(f"{folder} (tokenizer, id {last} of {by_id[last]!r})", problem, COPY_AGAIN)
+    pieces = tuple(by_id.get(number, "") for number in range(1 + last))
     special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
     digest = hashlib.sha256(library.to_str().encode()).hexdigest()
     listed = _listed_tokens(folder / TOKENIZER_FILE)
     takes_space = any(token.content == MASK and token.lstrip for token in listed)
-    return TextTokenizer(library, special, tuple(pieces), digest, notation, takes_space)
+    return TextTokenizer(library, special, pieces, digest, notation, takes_space)
 
 
 def _listed_tokens(path: Path) -> list[AddedToken]:
@@ -335,10 +338,8 @@ def _from_json(path: Path) -> tuple["Tokenizer", Notation]:
 def _from_vocabulary(folder: Path) -> "Tokenizer":
     vocabulary = read_vocabulary(folder / VOCAB_FILE)
     # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
-    return library_tokenizer(
-        vocabulary.ids,
-        Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False),
-    )
+    normalization = Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False)
+    return library_tokenizer(vocabulary.ids, normalization)
 
 
 def _tokenizer_json(folder: Path) -> bytes:
@@ -448,6 +449,7 @@ def files_for_model(folder: Path, shape: BertConfig, *, fills_masks: bool) -> di
     if any(token.special for token in added_tokens(folder)):
         splits = bool(config.get("split_special_tokens"))
     config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
+    config.pop("auto_map", None)  # code of the folder that it came from
     config |= {"model_max_length": longest, "split_special_tokens": splits}
     # A class of transformers without segments refuses token_type_ids; their default depends on the version.
     segments = ["token_type_ids"] if shape.type_vocab_size > 1 else []

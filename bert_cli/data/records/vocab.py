@@ -37,7 +37,13 @@ from bert_cli.data.records.tokenizer import (
 from bert_cli.data.shards.manifest import MANIFEST, Shard, Stats, Step, open_output
 from bert_cli.data.shards.runner import Progress, summary
 from bert_cli.data.text.documents import text_blocks
-from bert_cli.data.text.files import Part, Reading, recognise_all, refuse_without_effect
+from bert_cli.data.text.files import (
+    Part,
+    Reading,
+    recognise_all,
+    refuse_output_inside,
+    refuse_without_effect,
+)
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, read_json, verify_checkpoint, write_json_atomically
 from bert_cli.processes import print_error, print_line
@@ -175,6 +181,7 @@ def run(settings: VocabSettings) -> None:
 
     Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
+    refuse_output_inside(settings.input, settings.out)
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
     if base is not None and base.notation is BYTE_LEVEL:
         problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"

@@ -4,6 +4,7 @@ A shard's files are renamed from `OUT/.partial`, then its marker is written in `
 comes last. A folder belongs to one step, one set of settings and one set of inputs; others are rejected.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -182,7 +183,8 @@ class OutputFolder:
 
     def work_folder(self, shard: Shard) -> Path:
         """Return the folder in which a shard is made."""
-        return self.partial / shard.output.as_posix().replace("/", "+")
+        # A hash, because outputs in sub-folders and long names are names of one folder here.
+        return self.partial / hashlib.sha256(str(shard.output).encode()).hexdigest()[:32]
 
     def prepare(self, shard: Shard) -> Shard:
         """Return the shard with its inputs written, so that any process can make it."""
@@ -376,12 +378,32 @@ def finished_files(folder: Path) -> list[Path]:
         problem = "the step that writes it has not finished"
         raise DataError(where, problem, "run that step again; it continues")
     else:
-        paths = ((path, path.relative_to(folder).parts) for path in folder.rglob("*"))
-        files = in_order(p for p, parts in paths if p.is_file() and parts[0][0] != "." != p.name[0])
+        files = visible_files(folder)
     if not files:
         problem = "holds no files" if folder.exists() else "does not exist"
         raise DataError(where, problem, "give a text, or the output folder of the previous step")
     return files
+
+
+def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files below a folder, each once; hidden files and folders, at any depth, belong to programs."""
+    paths = ((path, path.relative_to(folder).parts) for path in folder.rglob(pattern))
+    return each_once(p for p, parts in paths if p.is_file() and not any(n[0] == "." for n in parts))
+
+
+def each_once(paths: Iterable[Path]) -> list[Path]:
+    """Return paths in order, a file with several links once: by its own name if that is among them."""
+    paths = sorted(in_order(paths), key=Path.is_symlink)
+    return in_order({path.resolve(): path for path in reversed(paths)}.values())
+
+
+def refuse_inside(out: Path, folder: Path, problem: str) -> None:
+    """Raise DataError for an output folder that is, or is in, an input folder; one with a hidden name is not read."""
+    inner = out.resolve()
+    root = folder.resolve()
+    if inner.is_relative_to(root) and not any(n[0] == "." for n in inner.relative_to(root).parts):
+        where = f"out ({out})"
+        raise DataError(where, f"is inside {folder}, {problem}", "choose another folder")
 
 
 def read_manifest(folder: Path) -> Manifest:

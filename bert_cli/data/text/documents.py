@@ -4,12 +4,12 @@
 `text_blocks` has the speed that `bert tokenize` needs.
 """
 
-import csv
 import json
 import re
 from collections.abc import Iterator
 from typing import Literal
 
+from bert_cli.data.rows import table_rows
 from bert_cli.data.text import files
 from bert_cli.data.text.wrapping import Joiner
 from bert_cli.errors import DataError
@@ -24,7 +24,6 @@ ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 BLANK_LINES = re.compile(r"\n\s*\n")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 FIELD_REMEDY = "give the field with the text as --text-field"
 
 Kind = Literal["document", "body", "outside"]  # of a line
@@ -203,30 +202,11 @@ def _json_text(line: str, field: str) -> str:
 
 
 def _table_texts(part: files.Part, field: str) -> Iterator[str]:
-    """Yield the cells of a column. Quotes delimit cells in CSV; in TSV they are text."""
+    """Yield the cells of a column."""
     lines = (_decode(line, part, offset) for line, offset in _raw_lines(part))
-    csv.field_size_limit(LONGEST_CELL)
-    rows = csv.reader(lines, strict=True)
-    if part.format == "tsv":
-        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    number = 1
-    try:
-        names = next(rows, [])
-        if names.count(field) != 1:
-            problem = f"has no column {field!r}, only {', '.join(map(repr, names))[:200]}"
-            raise DataError(f"{part.path} (line 1)", problem, FIELD_REMEDY)
-        column = names.index(field)
-        number = rows.line_num + 1
-        for row in rows:
-            if row and len(row) != len(names):
-                raise ValueError(f"it has {len(row)} cells for {len(names)} columns")
-            if row:
-                yield row[column]
-            number = rows.line_num + 1
-    except (csv.Error, ValueError) as error:
-        problem = f"is not a valid row of {part.format.upper()} ({error})"
-        remedy = "fix that row, or add --input-format plain if the file is not a table"
-        raise DataError(f"{part.path} (line {number})", problem, remedy) from None
+    for _, row in table_rows(lines, str(part.path), part.format, [field], FIELD_REMEDY):
+        if row:
+            yield row[field]
 
 
 def _parquet_texts(part: files.Part, field: str) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """Download a Wikipedia dump, resumed where the connection broke, and verify its SHA-1.
 
-Bytes are written to `NAME.SHA1.part`, so a part is continued only while the server lists the same SHA-1.
+Bytes are written to `NAME.SHA1.part`, so a part is continued only while the server lists the same SHA-1. An answer
+that does not continue the part, such as the login page of a network, is written to another file, and replaces the part
+only with the listed SHA-1.
 """
 
 import filecmp
@@ -48,14 +50,10 @@ def run(settings: DownloadSettings) -> None:
     recorded = settings.model_dump(include={"language", "date", "mirror", "sample"})
     packages = [] if settings.sample else ["httpx"]
     with open_output(Step("download", settings.out, recorded, packages)) as output:
-        try:
-            if settings.sample:
-                _copy_sample(settings, output)
-            else:
-                _download(settings, output)
-        except KeyboardInterrupt:
-            print_error("download: interrupted; the same command continues")
-            raise SystemExit(130) from None
+        if settings.sample:
+            _copy_sample(settings, output)
+        else:
+            _download(settings, output)
 
 
 def sample_dump() -> Path:
@@ -99,20 +97,27 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         if settings.date == "latest" and not _exists(client, url):
             url = f"{mirror}/{wiki}/latest/{wiki}-latest-{KIND}"  # mirrors without dated folders
         part = settings.out / f"{name}.{listed}.part"
-        for leftover in settings.out.glob(f"{wiki}-*.part"):
-            if leftover != part:  # of a dump that the server no longer lists
-                leftover.unlink()
-        received = _transfer(client, url, part)
-        sha1 = _sha1(part)
-        if sha1 != listed:  # `latest` may have moved since it was resolved
-            name, listed = _listed(client, mirror, wiki, settings.date)
-            target = settings.out / name
-        if sha1 != listed:
-            part.unlink()
-            problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
-            remedy = "the file was removed; run the command again"
-            raise DataError(f"download ({url})", problem, remedy)
-        os.replace(part, target)
+        _remove_parts(settings.out, wiki, but=part)  # of a dump that the server no longer lists
+        received = 0
+        for is_complete_answer in (False, True):
+            path, earlier, more = _transfer(client, url, part, is_complete_answer)
+            received += more
+            sha1 = _sha1(path)
+            if sha1 != listed:  # `latest` may have moved since it was resolved
+                name, listed = _listed(client, mirror, wiki, settings.date)
+                target = settings.out / name
+            if sha1 == listed:
+                break
+            if path != part or not earlier:
+                path.unlink()
+                problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
+                kept = f" and {part} is kept" if part.exists() else ""
+                remedy = f"the received file was removed{kept}; check the network and run the command again"
+                raise DataError(f"download ({url})", problem, remedy)
+            # The last answer may have continued another file than the earlier ones.
+            os.truncate(part, earlier)
+        os.replace(path, target)
+        _remove_parts(settings.out, wiki)
     _write_manifest(output, target, sha1, url, received, started)
 
 
@@ -153,37 +158,51 @@ def _use_existing(output: OutputFolder, target: Path, listed: str, started: floa
     _write_manifest(output, target, listed, "", 0, started)
 
 
-def _transfer(client: "httpx.Client", url: str, part: Path) -> int:
-    """Receive a file, resumed after every lost connection; return the bytes that came over the network."""
-    received = 0
+def _remove_parts(out: Path, wiki: str, but: Path | None = None) -> None:
+    for part in out.glob(f"{wiki}-*.part"):
+        if part != but:
+            part.unlink()
 
-    def request() -> None:
-        """Request the missing bytes once and append them. Raises ConnectionLostError if it breaks off."""
-        nonlocal received
-        size = _size(part)
-        headers = {"Range": f"bytes={size}-"} if size else {}
+
+def _transfer(
+    client: "httpx.Client", url: str, part: Path, is_complete_answer: bool
+) -> tuple[Path, int, int]:
+    """Receive a file, resumed after every lost connection, or without the part in one complete answer.
+
+    Returns its path, the bytes that earlier answers than the last one sent, and those that came over the network.
+    """
+    complete = part.with_suffix(".complete.part")
+    received = earlier = 0
+
+    def request() -> Path:
+        """Request the missing bytes once and write them. Raises ConnectionLostError if it breaks off."""
+        nonlocal received, earlier, is_complete_answer
+        earlier = 0 if is_complete_answer else _size(part)
+        headers = {"Range": f"bytes={earlier}-"} if earlier else {}
         with _get(client, url, headers) as response:
             if response.status_code == 416:
-                return  # nothing is missing; the SHA-1 shows whether it is the file
+                return part  # nothing is missing; the SHA-1 shows whether it is the file
             ranges = response.headers.get("Content-Range", "")
-            if size and not ranges.startswith(f"bytes {size}-"):
-                part.unlink()
-                bar.advance(-size)
-                if response.status_code == 206:
-                    raise ConnectionLostError("the server sent another range")
-                size = 0
+            if response.status_code == 206 and not ranges.startswith(f"bytes {earlier}-"):
+                is_complete_answer = True
+                raise ConnectionLostError("the server sent another range")
+            is_rest = earlier == _size(part) and (response.status_code == 206 or not earlier)
+            path = part if is_rest else complete
+            earlier = earlier if is_rest else 0
             missing = int(response.headers.get("Content-Length", 0))
-            bar.total = size + missing or None
-            print_line(plan_disk_space("download", 1, missing, size, part.parent, "file"))
-            with name_path(part, missing), open(part, "ab") as file:
+            bar.total = earlier + missing or None
+            bar.advance(earlier - bar.bytes)
+            print_line(plan_disk_space("download", 1, missing, earlier, part.parent, "file"))
+            with name_path(path, missing), open(path, "ab" if is_rest else "wb") as file:
                 for block in response.iter_raw():
                     file.write(block)
                     received += len(block)
                     bar.advance(len(block))
+            return path
 
     with Progress("download", None, done=_size(part)) as bar:
-        _retry(url, request, lambda: received)
-    return received
+        path = _retry(url, request, lambda: _size(part))
+    return path, earlier, received
 
 
 @contextmanager

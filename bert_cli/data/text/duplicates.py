@@ -2,8 +2,9 @@
 
 A first pass, a step in `OUT/.duplicates`, writes a hash of each document's text; sorting finds equal hashes.
 Near-duplicates are found by MinHash (Broder 1997) of runs of five words: documents that agree in a band of their
-signatures are compared. A million documents take 60 MB of memory; the search for near-duplicates adds 0.1 kB for each
-document, and 5 kB for each document that agrees in a band.
+signatures are compared, with the last COMPARED kept ones of a band where many agree, as pages of one template do: the
+time is linear. A million documents take 60 MB of memory; the search for near-duplicates adds 0.1 kB for each document,
+and up to 5 kB for each document that agrees in a band and is not among many.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.shards.manifest import Stats, Step
-from bert_cli.data.shards.runner import Workers, run_shards
+from bert_cli.data.shards.runner import Progress, Workers, run_shards
 from bert_cli.data.text.documents import marked_lines
 from bert_cli.data.text.files import Outputs, Part, Reading, shard_of
 from bert_cli.errors import import_extra
@@ -30,8 +31,10 @@ NO_TEXT = bytes(HASH_BYTES)  # hash of a document without text, which is never a
 # rensa, not datasketch: signatures of the same quality (both within 0.03 of the true similarity on an
 # English article) at 45 MB/s instead of 2.7, no dependencies, equal on every machine.
 SIGNATURE_SIZE = 128  # numbers; the standard error of the similarity is at most 0.045
+SIGNATURE_BYTES = 4 * SIGNATURE_SIZE
 SEED = 1
 WORDS_PER_RUN = 5
+COMPARED = 64  # documents of a band; near duplicates agree in several bands, and rarely all of them are so large
 RECALL = 0.99  # fraction of pairs at the threshold to detect; decides the band width
 # In scripts without spaces between words, each letter counts as a word.
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
@@ -180,20 +183,22 @@ def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> F
     candidates = np.flatnonzero((bands >= 0).any(axis=1))
     ends = np.cumsum([len(rows) for rows in signatures])
     starts = ends - [len(rows) for rows in signatures]
-    kept_documents: dict[tuple[int, int], list[int]] = {}
-    kept_signatures: dict[int, npt.NDArray[np.uint32]] = {}
-    for document in candidates.tolist():
-        shard = int(np.searchsorted(ends, document, side="right"))
-        signature = np.array(signatures[shard][document - starts[shard]])
-        groups = [(n, group) for n, group in enumerate(bands[document].tolist()) if group >= 0]
-        earlier = {candidate for group in groups for candidate in kept_documents.get(group, ())}
-        if earlier:
-            compared = np.stack([kept_signatures[candidate] for candidate in earlier])
-            near[document] = (compared == signature).mean(axis=1).max() >= threshold
-        if not near[document]:
-            kept_signatures[document] = signature
-            for group in groups:
-                kept_documents.setdefault(group, []).append(document)
+    kept: dict[tuple[int, int], list[tuple[int, npt.NDArray[np.uint32]]]] = {}
+    with Progress("near-duplicates", len(candidates) * SIGNATURE_BYTES) as bar:
+        for document in candidates.tolist():
+            shard = int(np.searchsorted(ends, document, side="right"))
+            signature = np.array(signatures[shard][document - starts[shard]])
+            groups = [(n, group) for n, group in enumerate(bands[document].tolist()) if group >= 0]
+            earlier = dict(pair for group in groups for pair in kept.get(group, ()))
+            if earlier:
+                compared = np.stack(list(earlier.values()))
+                near[document] = (compared == signature).mean(axis=1).max() >= threshold
+            if not near[document]:
+                for group in groups:
+                    pairs = kept.setdefault(group, [])
+                    pairs.append((document, signature))
+                    del pairs[:-COMPARED]
+            bar.advance(SIGNATURE_BYTES)
     return near
 
 

@@ -27,8 +27,8 @@ from bert_cli.data.shards.manifest import Shard, Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.files import compression_of
 from bert_cli.data.text.templates import read_rules
-from bert_cli.data.text.wikipedia import DAMAGED, Chunk, Dump, find_dump
-from bert_cli.data.text.wikitext import PAGE_ID, TITLE, doc_block, document, site_of
+from bert_cli.data.text.wikipedia import DAMAGED, TITLE, WIKITEXT, Chunk, Dump, find_dump
+from bert_cli.data.text.wikitext import PAGE_ID, Site, doc_block, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.files import JSONObject, file_crc32c
 from bert_cli.processes import kill_program, print_line, start_program
@@ -39,7 +39,7 @@ SECONDS_PER_CHUNK = 300.0
 SECONDS_PER_MEGABYTE = 60.0  # WikiExtractor takes 0.12, or 0.5 a megabyte
 PAGES_NAMED = 3  # in a note about lost pages
 
-DOC = re.compile(rb'<doc id="(\d*)" ')
+DOC = re.compile(rb'<doc id="(\d{0,18})" ')
 WIKIEXTRACTOR = [sys.executable, "-P", "-m", "wikiextractor.WikiExtractor", "-o", "-"]
 WIKIEXTRACTOR += ["--processes", "1", "--quiet", "--no-templates"]
 
@@ -142,7 +142,7 @@ def _shards(dump: Dump, size: int) -> Iterator[Shard]:
     ):
         output = output_name(number)
         arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}
-        prepare = partial(_write_pages, pages=chunk.pages) if chunk.pages else None
+        prepare = None if chunk.streams else partial(_write_pages, pages=chunk.pages)
         yield Shard((dump.path,), output, arguments, chunk.raw_bytes, prepare)
 
 
@@ -170,14 +170,14 @@ def extract_chunk(
     (path,) = inputs
     notes: list[str] = []
     if chunk.streams:
-        dump = Dump(path, chunk.streams)
+        dump = Dump(path, chunk.streams, header)
         (chunk,) = dump.chunks(sys.maxsize)
         notes = dump.notes
     else:
         chunk.pages = [page + b"</page>" for page in path.read_bytes().split(b"</page>")[:-1]]
     pages = chunk.pages
     titles = list(map(_id_and_title, pages))
-    site = site_of(header, rules)
+    failures: list[str] = []
     with open(output, "wb") as file:
         if command and pages:
             with TemporaryDirectory(dir=output.parents[1]) as folder:
@@ -189,23 +189,36 @@ def extract_chunk(
                     remedy = "fix it; it takes a dump as its last argument and prints the text"
                     raise DataError(where, f"the program fails ({error})", remedy) from None
         else:
-            file.writelines(document(page, site) for page in pages)
+            file.writelines(_documents(pages, site_of(header, rules), failures))
     documents, empty = _count_documents(output)
     lost = Counter(page for page, _ in titles) - documents
     if lost:
         names = [_described(row) for row in titles if row[0] in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
+        cause = f"; the first cannot be converted: {failures[0]}" if failures else ""
         notes.append(
-            f"{lost.total()} of {len(titles)} pages are missing from the output ({', '.join(names)}{more})"
+            f"{lost.total()} of {len(titles)} pages are missing from the output ({', '.join(names)}{more}){cause}"
         )
+    models = chunk.other_models
+    notes += [f"left out {n} pages whose model is {m}, not {WIKITEXT}" for m, n in models.items()]
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}
+    counts |= {"pages_of_other_models": models.total()} if models else {}
     return Stats(
         documents=documents.total(),
         bytes_in=chunk.xml_bytes,
         extra=counts,
         notes=tuple(f"{name}: {note}" for note in notes),
     )
+
+
+def _documents(pages: Sequence[bytes], site: Site, failures: list[str]) -> Iterator[bytes]:
+    """Yield each page as a <doc> block; a page whose markup the converter fails on adds a line to `failures`."""
+    for page in pages:
+        try:
+            yield document(page, site)
+        except Exception as error:  # of any kind: one page of millions must not end the work
+            failures.append(f"{type(error).__name__}: {str(error)[:80]}")
 
 
 def _described(page: tuple[int, str]) -> str:

@@ -10,29 +10,33 @@ import lzma
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
-from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
+from bert_cli.data.rows import check_encoding, refuse_array
+from bert_cli.data.shards.manifest import (
+    MANIFEST,
+    Shard,
+    each_once,
+    finished_files,
+    refuse_inside,
+)
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
-from bert_cli.files import in_order
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
-MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstandard",
-}
+COMPRESSED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<zstandard>\x28\xb5\x2f\xfd)"
+)
 DECODERS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(31),
     "xz": lzma.LZMADecompressor,
@@ -40,14 +44,33 @@ DECODERS: dict[str, Callable[[], Any]] = {
 }
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
-NOT_TEXT = {  # first bytes in lower case -> what the file is, and a command that extracts its text
-    b"%pdf": ("a PDF", "pdftotext FILE"),
-    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub", "pandoc FILE -t plain --wrap=none"),
-    b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office", "soffice --convert-to txt FILE"),
-    b"{\\rtf": ("rich text", "pandoc FILE -t plain --wrap=none"),
-    b"<!doctype html": ("HTML", "trafilatura < FILE"),
-    b"<html": ("HTML", "trafilatura < FILE"),
-}
+# First bytes -> what the file is, and what to do with it; in lower case. Prose has no such first bytes.
+PANDOC = "extract the text first, as with `pandoc FILE -t plain --wrap=none`"
+NOT_TEXT = {
+    b"%pdf-": ("a PDF, not text", "extract the text first, as with `pdftotext FILE`"),
+    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub, not text", PANDOC),
+    b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office, not text", "use `soffice --convert-to txt FILE`"),
+    b"{\\rtf": ("rich text, not text", PANDOC),
+    b"<!doctype html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
+    b"<html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
+    b"<mediawiki": ("a MediaWiki dump", "run `bert extract FILE` first"),
+    b"<?xml": ("XML, not text", f"{PANDOC}, or add --input-format plain"),
+    b"warc/": ("a WARC file, as are WET files", "write the text of its records first, as with warcio"),
+    b"version https://git-lfs": ("a pointer of Git LFS, not the file", "run `git lfs pull`"),
+    b"\x7felf": ("a program", "name only files of text, as 'folder/*.txt'"),
+}  # fmt: skip
+for _mark, _kind in {
+    b"sqlite format 3\0": "an SQLite database", b"arrow1\0": "an Arrow file", b"\xff\xff\xff\xff": "an Arrow file",
+    b"\x89hdf\r\n": "an HDF5 file", b"\x93numpy": "an array of NumPy", b"obj\x01": "an Avro file",
+}.items():  # fmt: skip
+    NOT_TEXT[_mark] = (_kind, "write its text as Parquet or CSV first")
+for _mark, _kind in {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"rar!\x1a\x07": "a rar archive", b"!<arch>\n": "an ar archive",
+    b"\x04\x22\x4d\x18": "compressed with lz4", b"lzip\x01": "compressed with lzip", b"\x1f\x9d": "a .Z file",
+}.items():  # fmt: skip
+    NOT_TEXT[_mark] = (_kind, "unpack it first")
+XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
+LONGEST_MARK = 16  # of a compression
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
 TABLES: dict[str, Format] = {".csv": "csv", ".tsv": "tsv"}
@@ -108,7 +131,7 @@ def find_files(source: Path) -> list[Path]:
     if source.exists() or not GLOB.search(str(source)):
         return finished_files(source)
     paths = map(Path, glob(str(source), recursive=True))
-    files = in_order(path for path in paths if path.is_file())
+    files = each_once(path for path in paths if path.is_file())
     if not files:
         raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
     return files
@@ -121,6 +144,13 @@ def find_root(source: Path) -> Path:
     parts = source.parts
     first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
     return source.parent if source.exists() else Path(*parts[:first])
+
+
+def refuse_output_inside(source: Path, out: Path) -> None:
+    """Raise DataError for an output folder in an input folder, whose files the next run would read as text."""
+    is_searched = source.is_dir() and not (source / MANIFEST).exists()
+    if is_searched or (not source.exists() and "**" in source.parts):
+        refuse_inside(out, find_root(source), "where the next run would read its files as text")
 
 
 def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]]:
@@ -167,8 +197,8 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
 def compression_of(path: Path) -> str:
     """Return the name of a file's compression, judged by its first bytes, or an empty string."""
     with open(path, "rb") as file:
-        first = file.read(8)
-    return next((name for magic, name in MAGIC.items() if first.startswith(magic)), "")
+        match = COMPRESSED.match(file.read(LONGEST_MARK))
+    return (match.lastgroup if match else None) or ""
 
 
 def recognise(path: Path, reading: Reading) -> Part | None:
@@ -187,7 +217,11 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         head = unpacked.read(HEAD_BYTES)
     if not head:
         return None
+    _refuse_other_kinds(path, head, is_plain=reading.format == "plain")
+    check_encoding(head, str(path))
     kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
+    if kind == "json-lines":
+        refuse_array(head[:4096].decode(errors="replace"), str(path))
     has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
     if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
         raise DataError(
@@ -202,14 +236,26 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     return replace(part, format=kind, is_wrapped=kind == "plain" and is_wrapped)
 
 
+def _refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
+    """Raise DataError for a file that is not text by its marks; with `is_plain`, printable marks are text."""
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096].lower()
+    if first.startswith(b"<?xml"):
+        first = next((first[first.find(tag) :] for tag in XML_ROOTS if tag in first), first)
+    mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
+    kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
+    if match := COMPRESSED.match(head):
+        kind, remedy = f"{match.lastgroup} in another compression", "unpack it first"
+    with suppress(tarfile.HeaderError):  # the sum of a header's bytes is in the header
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "replace")
+        kind, remedy = "a tar archive", "unpack it first, as with `tar xf FILE`"
+    is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
+    if kind and not (is_plain and is_printable):
+        raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))
+
+
 def _format_of(path: Path, head: bytes) -> Format:
-    if head.startswith(PARQUET):
+    if head.startswith(PARQUET) and b"\0" in head:  # prose has no zeros
         return "parquet"
-    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:16].lower()
-    for magic, (kind, command) in NOT_TEXT.items():
-        if first.startswith(magic):
-            remedy = f"extract the text first, as with `{command.replace('FILE', path.name)}`"
-            raise DataError(str(path), f"is {kind}, not text", remedy)
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
     name = path.stem if path.suffix.lower() in SUFFIXES else path.name
     if (suffix := Path(name).suffix.lower()) in TABLES:
@@ -273,7 +319,9 @@ def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterat
 
 def _decoder(compression: str, name: str) -> Any:
     if compression == "zstandard":
-        return import_extra("zstandard", "zstandard", name).ZstdDecompressor().decompressobj()
+        # The largest window, of `zstd --long=31`; the memory is taken by the frames that ask for it.
+        decompressor = import_extra("zstandard", "zstandard", name).ZstdDecompressor
+        return decompressor(max_window_size=1 << 31).decompressobj()
     return DECODERS[compression]()
 
 

@@ -27,6 +27,7 @@ from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, read_json, write_json_atomically
 from bert_cli.processes import print_line
+from bert_cli.text import count
 
 Split = Callable[[str], list[str]]
 
@@ -67,6 +68,7 @@ BREAKS = {
 
 def run(settings: PreprocessSettings) -> None:
     """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
+    files.refuse_output_inside(settings.input, settings.out)
     begun = recorded_settings(settings.out, "preprocess") or {}
     breaks: str = settings.line_breaks
     if begun and breaks == "auto":
@@ -117,7 +119,13 @@ def run(settings: PreprocessSettings) -> None:
         partial(split_shard, reading=reading, splitter=(splitter, language, learned)),
         workers,
         notes=[*dropped, *notes],
+        check=_report_dropped_sentences,
     )
+
+
+def _report_dropped_sentences(counts: Stats) -> None:
+    if number := counts.extra.get("sentences_without_words"):
+        print_line(f"preprocess: dropped {count(number, 'sentence')} without a letter or a digit")
 
 
 def _shards(
@@ -200,7 +208,7 @@ def split_shard(
     split = load_splitter(*splitter)
     exact, near = duplicates or ([], [])
     dropped = {*exact, *near}
-    read = documents = sentences = 0
+    read = documents = sentences = without_words = 0
     outside = {part.path: 0 for part in parts}
     is_first = is_kept = False  # the document's first sentence is next; the document is not dropped
     with open(output, "w", encoding="utf-8", newline="\n") as file:
@@ -217,6 +225,7 @@ def split_shard(
             for sentence in split(line):
                 text = " ".join(sentence.split())  # U+2028 and others would end the line
                 if NO_WORD.fullmatch(text):
+                    without_words += bool(text)
                     continue
                 if is_first:
                     file.write("\n" if documents else "")
@@ -227,6 +236,7 @@ def split_shard(
     extra = {
         "documents_without_text": read - documents - len(dropped),
         "lines_outside_documents": sum(outside.values()),
+        "sentences_without_words": without_words,
     }
     if duplicates is not None:
         extra |= {"duplicates": len(exact), "near_duplicates": len(near)}

@@ -5,8 +5,10 @@ A pattern is the text, with arguments: {1}, {2}, ..., {-1} for the last, {*} for
 dropped: most are references, boxes and notes.
 """
 
+import html
 import re
 from collections.abc import Callable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 
 from bert_cli.errors import ConfigError
@@ -65,7 +67,10 @@ Rules = Mapping[str, str | Function]
 
 
 def rules_of(language: str, more: Mapping[str, str]) -> Rules:
-    """Return the rules for a Wikipedia: the general rules, the rules of its language, and `more`."""
+    """Return the rules for a Wikipedia: the general rules, the rules of its language, and `more`, which override them.
+
+    A parser function has a colon after its name; a name in `more` is that of a template and of a function.
+    """
     rules: dict[str, str | Function] = {}
     table: dict[str, str | Function] = {names: rule for rule, names in RULES.items()}
     for names, rule in (table | FUNCTIONS).items():
@@ -75,7 +80,10 @@ def rules_of(language: str, more: Mapping[str, str]) -> Rules:
                 rules.setdefault(name, rule)
             elif prefix == language:
                 rules[bare] = rule
-    return rules | {_normal(name): rule for name, rule in more.items()}
+    for names, rule in PARSER_FUNCTIONS.items():
+        rules |= {f"{name}:": rule for name in names.split("|")}
+    names_of = {_normal(name).removesuffix(":"): rule for name, rule in more.items()}
+    return rules | names_of | {f"{name}:": rule for name, rule in names_of.items()}
 
 
 def read_rules(path: Path) -> dict[str, str]:
@@ -95,31 +103,40 @@ def _normal(name: str) -> str:
     return name.strip().lower().replace("_", " ")
 
 
-def rule_of(head: str, rules: Rules) -> str | Function:
-    """Return the rule of a template, an empty text where it is not known."""
+def find_rule(inner: str, rules: Rules) -> tuple[str | Function, str, list[str], bool]:
+    """Return the rule of `{{inner}}`, its name, its arguments, and whether it is a parser function.
+
+    The rule is an empty text where it is not known. A parser function has a colon before its first argument.
+    """
+    head, *arguments = inner.split("|")
+    function, _, first = head.partition(":")
+    called = rules.get(f"{_normal(function)}:") if ":" in head else None
+    if called is not None:
+        return called, function, [first, *arguments], True
     name = _normal(head)
     rule = rules.get(name)
     if rule is None and name.startswith(tuple(PREFIXES)):
         rule = next(rule for prefix, rule in PREFIXES.items() if name.startswith(prefix))
-    return rule or ""
+    return rule or "", head, arguments if any(arguments) else [], False
 
 
-def fill(rule: str | Function, head: str, rest: str) -> str:
-    """Return the text of a template from its rule, its name and its arguments."""
+def fill(rule: str | Function, head: str, arguments: list[str], *, has_names: bool = True) -> str:
+    """Return the text of a template from its rule, its name and its arguments, which may have names or numbers.
+
+    As in MediaWiki, numbers count the arguments without a name, and the last one of equal names is taken.
+    """
     if isinstance(rule, str) and "{" not in rule:
         return rule
-    values: list[str] = []
-    by_name: dict[str, str] = {}
-    arguments = rest.split("|") if rest else []
+    fields: dict[str, str] = {}
+    without_name = 0
     for argument in arguments:
-        match = NAMED.match(argument)
-        if match is None or match[1] == str(len(values) + 1):
-            values.append(argument[match.end() if match else 0 :].strip())
-        else:
-            by_name[match[1]] = argument[match.end() :].strip()
+        match = NAMED.match(argument) if has_names else None
+        without_name += match is None
+        name = match[1] if match else str(without_name)
+        fields[name] = argument[match.end() if match else 0 :].strip()
+    values = [fields[name] for name in takewhile(fields.__contains__, map(str, count(1)))]
     if not isinstance(rule, str):
-        return rule(head.strip(), values, by_name)
-    fields = by_name | {str(number): value for number, value in enumerate(values, 1)}
+        return rule(head.strip(), values, fields)
     fields |= {"*": "".join(values), "-1": "".join(values[-1:]), "0": head.strip()}
     return ARGUMENT.sub(lambda field: _first(field[1], fields), rule)
 
@@ -169,4 +186,24 @@ FUNCTIONS: dict[str, Function] = {
     "fr:date|fr:date-|date de naissance|date de décès": _date,
     "siglo": _century,
     "e": _exponent,
+}
+
+
+def _padded(name: str, values: list[str], _: Mapping[str, str]) -> str:
+    text, width, filler = [*values, *("", "", "0")[len(values) :]][:3]
+    size = min(int(width), 500) if width.isdecimal() and len(width) < 9 else 0
+    missing = (filler * size)[: max(0, size - len(text))]
+    return missing + text if "left" in name.lower() else text + missing
+
+
+# The functions of MediaWiki whose text is an argument. The others, as `#if`, `#tag` and `defaultsort`, show none.
+PARSER_FUNCTIONS: dict[str, str | Function] = {
+    "formatnum|zahlenformat|форматчисла|bidi|#formatdate|#dateformat": "{1}",
+    "gender|grammar": "{2}",
+    "plural": lambda _, values, __: (values * 2)[1] if values[0] == "1" else values[-1],
+    "lc|klein|нрег": lambda _, values, __: html.unescape(values[0]).lower(),
+    "uc|gross|врег": lambda _, values, __: html.unescape(values[0]).upper(),
+    "lcfirst|initial klein|нрегперв": lambda _, values, __: values[0][:1].lower() + values[0][1:],
+    "ucfirst|initial gross|врегперв": lambda _, values, __: values[0][:1].upper() + values[0][1:],
+    "padleft|padright": _padded,
 }

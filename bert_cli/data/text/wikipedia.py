@@ -1,10 +1,12 @@
 """Read a MediaWiki dump in one pass, packed or not, and split it between pages into chunks of articles."""
 
 import codecs
+import html
 import itertools
 import mmap
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,12 @@ REDIRECT = re.compile(
 )
 NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
+TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
+NAMESPACE_NAME = re.compile(rb'<namespace key="-?[1-9]\d*"[^>]*>([^<]+)<')
+REVISION = re.compile(rb"<revision\b[^<]*+(?:<(?!/revision>)[^<]*+)*+</revision>")
+TIMESTAMP = re.compile(rb"<timestamp>\s*([^<]*)")
+MODEL = re.compile(rb"<model>\s*([^<]*?)\s*</model>")
+WIKITEXT = "wikitext"
 
 
 def find_dump(path: Path) -> Path:
@@ -49,12 +57,13 @@ def find_dump(path: Path) -> Path:
 class Chunk:
     """Consecutive articles of the dump, and the number of other pages among them."""
 
-    pages: list[bytes] = field(default_factory=list)
+    pages: list[bytes] = field(default_factory=list)  # each with its newest revision alone
     article_bytes: int = 0
     xml_bytes: int = 0  # of all pages
     raw_bytes: int = 0  # read of the (compressed) file
     redirects: int = 0
     other_namespaces: int = 0
+    other_models: Counter[str] = field(default_factory=Counter)  # pages by their content model
     streams: tuple[int, int] | None = None  # its range in the file, instead of its pages
 
 
@@ -63,17 +72,21 @@ class Dump:
 
     A file that ends within a page loses only this page. A damaged file loses the bytes from the damage to the next
     bzip2 stream; Wikipedia's dumps consist of many streams. With `streams`, only this range of bytes is read, a range
-    that `streams()` returned.
+    that `streams()` returned, and `header` is the header of the file.
     """
 
-    def __init__(self, path: Path, streams: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, path: Path, streams: tuple[int, int] | None = None, header: bytes = b""
+    ) -> None:
         self.path = path
         self.notes: list[str] = []
         self.is_utf16 = False
         self._raw_bytes = 0
         self._start, self._stop = streams or (0, path.stat().st_size)
         self._blocks = self._utf8(self._unpacked())
-        self.header, self._rest = (b"", b"") if streams else self._read_header()
+        self._is_range = streams is not None
+        self.header, self._rest = (header, b"") if streams else self._read_header()
+        self._prefixes = set(map(_normal, NAMESPACE_NAME.findall(self.header)))
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         """Yield chunks of at least `size` bytes of articles (namespace 0, no redirect)."""
@@ -81,12 +94,13 @@ class Dump:
         raw = 0
         for page in self.pages():
             head = page[: page.find(b"<revision")]
-            match = NAMESPACE.search(head)
-            in_namespace = match is not None and match[1] == b"0"
+            in_namespace = self._is_in_main_namespace(head)
             is_redirect = b"<redirect" in head or REDIRECT.match(
                 page, page.find(b"<text", len(head))
             )
-            is_article = in_namespace and not is_redirect
+            match = MODEL.search(page, len(head))
+            model = match[1].decode(errors="replace") if match else WIKITEXT
+            is_article = in_namespace and not is_redirect and model == WIKITEXT
             # Only an article starts a new chunk, so other pages at the end count with the last one.
             if is_article and chunk.article_bytes >= size:
                 chunk.raw_bytes = self._raw_bytes - raw
@@ -97,13 +111,23 @@ class Dump:
             if is_article:
                 chunk.pages.append(page)
                 chunk.article_bytes += len(page)
-            elif in_namespace:
+            elif not in_namespace:
+                chunk.other_namespaces += 1
+            elif is_redirect:
                 chunk.redirects += 1
             else:
-                chunk.other_namespaces += 1
+                chunk.other_models[model] += 1
         chunk.raw_bytes = self._raw_bytes - raw
-        if chunk.pages or not self.header:
+        if chunk.pages or chunk.other_models or self._is_range:
             yield chunk
+
+    def _is_in_main_namespace(self, head: bytes) -> bool:
+        """Return whether a page is in namespace 0: by its <ns>, which old dumps lack, else by its title."""
+        if match := NAMESPACE.search(head):
+            return match[1] == b"0"
+        title = TITLE.search(head)
+        prefix, colon, _ = (title[1] if title else b"").partition(b":")
+        return not colon or _normal(prefix) not in self._prefixes
 
     def streams(self, size: int) -> list[Chunk]:
         """Return ranges of about `size` bytes that can be unpacked separately, none if the file has no such ranges.
@@ -126,7 +150,7 @@ class Dump:
         return [Chunk(raw_bytes=stop - start, streams=(start, stop)) for start, stop in ranges]
 
     def pages(self) -> Iterator[bytes]:
-        """Yield every `<page>...</page>` of the file."""
+        """Yield every `<page>...</page>` of the file, with its newest revision alone."""
         rest = bytearray()
         count = 0
         for block in itertools.chain([self._rest], self._blocks):
@@ -140,8 +164,10 @@ class Dump:
                 start = end + len(b"</page>")
                 if begin >= 0:
                     count += 1
-                    yield bytes(rest[begin:start])
+                    yield _with_newest_revision(bytes(rest[begin:start]))
             del rest[:start]
+            if len(rest) > LARGEST_PAGE:  # of a full history
+                rest = bytearray(_with_newest_revision(bytes(rest)))
             if len(rest) > LARGEST_PAGE:
                 problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
                 remedy = "it is not a MediaWiki dump, or it is damaged; download it again"
@@ -224,9 +250,31 @@ class Dump:
         yield from blocks
 
 
+def _with_newest_revision(page: bytes) -> bytes:
+    """Return a page, or the begin of one, with the revision of its latest time, the last one among equals."""
+    if page.find(b"<revision", page.find(b"<revision") + 1) < 0:
+        return page
+    revisions = list(REVISION.finditer(page))
+    if len(revisions) < 2:  # the others are not complete
+        return page
+
+    def saved(revision: re.Match[bytes]) -> bytes:
+        time = TIMESTAMP.search(revision[0])
+        return time[1] if time else b""
+
+    newest = max(reversed(revisions), key=saved)
+    return page[: revisions[0].start()] + newest[0] + page[revisions[-1].end() :]
+
+
+def _normal(name: bytes) -> str:
+    return html.unescape(name.decode(errors="replace")).replace("_", " ").strip().casefold()
+
+
 def _default_header(language: str) -> bytes:
     """Return the header fields that WikiExtractor needs to return any page."""
-    names = {0: "", 6: "File", 10: "Template", 14: "Category", 828: "Module"}
+    names = {0: "", 2: "User", 4: "Wikipedia", 6: "File", 8: "MediaWiki", 10: "Template"}
+    names |= {12: "Help", 14: "Category", 100: "Portal", 828: "Module"}
+    names |= {key + 1: f"{name} talk".strip().capitalize() for key, name in names.items()}
     lines = "".join(f'<namespace key="{key}">{name}</namespace>\n' for key, name in names.items())
     base = f"https://{language}.wikipedia.org/wiki/Main_Page"
     return (

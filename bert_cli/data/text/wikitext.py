@@ -13,7 +13,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from bert_cli.data.text.templates import QUOTE, Rules, fill, rule_of, rules_of
+from bert_cli.data.text.templates import QUOTE, Rules, fill, find_rule, rules_of
+from bert_cli.data.text.wikipedia import TITLE
 
 GROUP = itemgetter(1)  # the replacement r"\1", in half of its time
 DEPTH = 40  # MediaWiki's own limit for templates was 40
@@ -49,6 +50,24 @@ TAG = re.compile(
     r"caption|img|languages|translate|tvar|poem)(?=[\s/>])[^<>]*>|<!--|-->",
     re.IGNORECASE,
 )
+# Any other tag: with a partner and without tags between them, or alone where its form shows that it is no text, as in
+# vector<int>. The contents are kept if they have a word besides lines such as `count = 5`: names of videos have none.
+_NAME = r"[a-z][\w:-]*+"
+_ATTRIBUTES = r"""(?:\s++[\w:-]++\s*+=\s*+(?:"[^"<>]*+"|'[^'<>]*+'|[^\s<>"'/]++))"""
+EXTENSION = re.compile(rf"<({_NAME}){_ATTRIBUTES}*+\s*+>([^<>]*+)</\1\s*+>", re.IGNORECASE)
+LONE_TAG = re.compile(
+    rf"<{_NAME}(?:{_ATTRIBUTES}*+\s*+/|{_ATTRIBUTES}++\s*+)>|</{_NAME}\s*+>", re.IGNORECASE
+)
+PLAIN_WORD = re.compile(
+    r"(?<![\w/=.&#?@-])[^\W\d_](?:[^\W\d_A-Z]++|[^\W\d_a-z]++|)(?![\w/=&#?@-]|[.:][^\s<])"
+)
+PARAMETER = re.compile(r"(?m)^[ \t]*+[\w-]++[ \t]*+=(?!=).*+$")
+TAB_TITLE = re.compile(r"(?:^|\|-\|)\s*+(?:[^=|\n]*+=)?+")
+# -{text}-, -{flags|text}-, -{zh-hans:text;zh-hant:text}-, -{from=>zh-cn:text}-: a text in several scripts or countries.
+CONVERSION = re.compile(r"-\{(?!\{)(?:([^{}|]*+)\|)?((?:[^{}]|\{\{[^{}]*+\}\})*+)\}-")
+NESTED = 5  # conversions, and tags
+CONVERSION_FLAGS = re.compile(r"[\s;]*+(?:(?:[-+A-Z]|[a-z]{2,3}(?:-[a-z]+)*+)[\s;]*+)*+")
+VARIANT = re.compile(r"(?:^|;)\s*+(?:[^;:]*=>\s*+)?[a-z]{2,3}(?:-[a-z]+)*\s*+:")
 HTML_TABLE = re.compile(r"<(/?)table\b[^<>]*>", re.IGNORECASE)
 TABLES = re.compile(r"\n[ \t:*#;]*\{\|[^\n]*|\n[ \t]*\|\}")
 BRACES = re.compile(r"\{\{+|\}\}+")
@@ -81,8 +100,8 @@ TIDY_WIDE = {
     re.compile(r"[,;，；、][,;，；、\s]{0,9}）"): "）",
 }  # fmt: skip
 
-TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
-PAGE_ID = re.compile(rb"<id>(\d+)</id>")
+PAGE_ID = re.compile(rb"<id>(\d{1,18})</id>")
+PAGE_TEXT = re.compile(rb"(?s)<text\b[^>]*?(?:/>|>(.*?)</text>)")  # of the main slot
 BASE = re.compile(rb"<base>([^<]*?/wiki)/[^<]*</base>")
 HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|-2|14)"[^>]*>([^<]+)<')  # files, categories
 
@@ -119,8 +138,8 @@ def document(page: bytes, site: Site) -> bytes:
     """Return a page of a dump as a <doc> block: its title, an empty line, and its lines."""
     number = PAGE_ID.search(page)
     title = TITLE.search(page)
-    begin = page.find(b"<text")
-    text = page[page.find(b">", begin) + 1 : max(0, page.rfind(b"</text>"))] if begin >= 0 else b""
+    match = PAGE_TEXT.search(page)
+    text = (match[1] if match else None) or b""
     for entity, char in ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&amp;", b"&")):
         text = text.replace(entity, char)
     lines = "\n".join(to_lines(text.decode(errors="replace"), site))
@@ -137,6 +156,8 @@ def doc_block(number: bytes, title: bytes, text: str, url: str) -> bytes:
 def to_lines(wikitext: str, site: Site) -> list[str]:
     """Return the paragraphs, list items and headings of a page; a heading without text below is left out."""
     text = _without_elements(SIMPLE_REF.sub("", wikitext.replace("&nbsp;", " ")))
+    for _ in range(NESTED if "-{" in text else 0):
+        text = CONVERSION.sub(_variant, text)
     if site.page_link.search(text):
         text = re.sub(rf"(?m)^(?:[^\[\].\n]{{0,40}}{site.page_link.pattern})+[^\w\n]*$", "", text)
     text = EXTERNAL.sub(GROUP, text)
@@ -150,6 +171,9 @@ def to_lines(wikitext: str, site: Site) -> list[str]:
     text = _replace_nested(text, BRACKETS, partial(_link, hidden=site.hidden))
     text = SCRIPT.sub(_script, EXTERNAL.sub(GROUP, text))
     text = TAG.sub("", BLOCK.sub("\n\n", ITEM.sub("\n* ", BREAK.sub(" ", text))))
+    for _ in range(NESTED if "</" in text else 0):
+        text = EXTENSION.sub(_extension, text)
+    text = LONE_TAG.sub("", text)
     text = QUOTES.sub(lambda run: "'" if len(run[0]) == 4 else "", ELISION.sub("&#39;", text))
     text = MAGIC_WORD.sub("", text)
     for pattern, replacement in (TIDY_WIDE | TIDY if "（" in text else TIDY).items():
@@ -260,6 +284,28 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
     return "".join([*pieces, text[last:]])
 
 
+def _extension(tag: re.Match[str]) -> str:
+    """Return the prose in an element that this module does not know; tabs become paragraphs without their titles."""
+    inner = tag[2]
+    is_tabs = "|-|" in inner or tag[1].lower() == "tabber"
+    prose = TAB_TITLE.sub("\n\n", inner) if is_tabs else PARAMETER.sub("", inner)
+    if not PLAIN_WORD.search(prose):
+        return ""
+    return f"\n\n{prose}\n\n" if "\n" in prose else prose
+
+
+def _variant(conversion: re.Match[str]) -> str:
+    """Return the first variant of a text, and nothing for a rule that is not shown."""
+    flags = conversion[1] or ""
+    text = conversion[2]
+    if not CONVERSION_FLAGS.fullmatch(flags):
+        return f"{flags}|{text}"
+    if {"H", "T", "-"} & set(re.split(r"[\s;]+", flags)):
+        return ""
+    variants = VARIANT.split(text)
+    return variants[1].strip() if variants[1:] and not variants[0].strip() else text
+
+
 def _script(tag: re.Match[str]) -> str:
     """Return digits and signs as raised or lowered characters."""
     return tag[2].replace("&minus;", "−").translate(RAISED if tag[1].lower() == "sup" else LOWERED)
@@ -277,10 +323,10 @@ def _link(inner: str, hidden: re.Pattern[str]) -> str:
 
 def _template(inner: str, rules: Rules) -> str:
     """Return the text of a template, an empty one where it is not known and holds no paragraph."""
-    head, _, rest = inner.partition("|")
-    rule = rule_of(head, rules)
+    rule, name, arguments, is_function = find_rule(inner, rules)
     if "\n" in inner and rule != QUOTE:
+        head, _, rest = inner.partition("|")
         is_box = head.endswith("\n")  # each argument on its line
         if _is_text(inner) if is_box else PARAGRAPH.search(inner):
             return rest if "\n" not in head else inner[len(head.rstrip()) :] if is_box else inner
-    return fill(rule, head, rest) if rule else ""
+    return fill(rule, name, arguments, has_names=not is_function) if rule else ""

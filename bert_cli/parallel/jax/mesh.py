@@ -164,6 +164,9 @@ class JaxProcessGroup(ProcessGroup):
             self.links.waiting_since = math.inf
 
 
+group_of = JaxProcessGroup
+
+
 def _client() -> Any:
     return distributed.global_state.client
 

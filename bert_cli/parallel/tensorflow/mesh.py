@@ -160,6 +160,9 @@ class TensorFlowProcessGroup(ProcessGroup):
             raise lost_process(rank_in(str(error), self.rank)) from error
 
 
+group_of = TensorFlowProcessGroup
+
+
 def rank_in(message: str, rank: int) -> int | None:
     """Return the rank of the lost process in TensorFlow's message to process `rank`, None without one."""
     # The error began at the first rank in the message; the others passed it on.

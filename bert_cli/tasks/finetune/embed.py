@@ -7,6 +7,7 @@ caching). Shapes: n rows of G texts each, D size of a vector.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -110,7 +111,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         digits=4,
     )
     has_teacher = settings.distillation.teacher is not None
-    return with_vectors(settings, task, texts["train"]) if has_teacher else task
+    teach = partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None
+    return replace(task, teach=teach)
 
 
 def add_candidates(

@@ -18,13 +18,14 @@ from bert_cli.data.finetune.squad_windows import (
     answers,
     arrays_of_windows,
     best_null_threshold,
+    long_answers,
     make_windows,
     windows_of,
     with_null_threshold,
 )
 from bert_cli.data.records.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
-from bert_cli.files import JSON, write_json_atomically
+from bert_cli.files import JSONObject, write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task
@@ -78,7 +79,8 @@ def _read(
     print_line(
         f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
     )
-    for remark in (*remarks, *windows.remarks):
+    too_long = long_answers(questions, windows, settings.max_answer_length)
+    for remark in (*remarks, *windows.remarks, *too_long):
         print_line(f"  {remark}")
     return questions, windows
 
@@ -100,7 +102,7 @@ def _evaluate(
     )
     predictions = result.predictions
     threshold = settings.null_score_diff_threshold
-    run_files: dict[str, JSON] = {}
+    run_files: dict[str, JSONObject] = {}
     if settings.version_2:
         if threshold is None:
             threshold = best_null_threshold(result.null_odds, predictions, questions)

@@ -26,7 +26,7 @@ from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.text import files
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
+from bert_cli.files import atomic_folder, check_new_folder, origin_of, write_json_atomically
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import cpu_count, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
@@ -44,7 +44,10 @@ MANY_DOCUMENTS = 10  # files, and documents of each: they may be paragraphs
 
 def run(settings: InitSettings) -> None:
     """Print the choice and write it. Raises DataError, CheckpointError, ConfigError or DeviceError."""
-    check_new_folder(settings.out)
+    origin = origin_of(settings, settings.input, settings.start)
+    if check_new_folder(settings.out, origin):
+        return
+    files.refuse_output_inside(settings.input, settings.out)
     files.find_files(settings.input)  # before find_start, which loads TensorFlow in seconds
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     if (settings.input / "corpus.json").exists():
@@ -72,7 +75,7 @@ def run(settings: InitSettings) -> None:
         print_line("init: a dry run; nothing was written")
         return
     language = next(iter(facts.languages), "en")
-    with atomic_folder(settings.out) as folder:
+    with atomic_folder(settings.out, origin=origin) as folder:
         split = load_splitter("sentencex", language, None)
         documents = text.documents_of(parts, reading)
         documents = text.cut(documents) if facts.is_cut else documents

@@ -140,6 +140,11 @@ def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     return {title: panels for title, panels in rows.items() if panels}
 
 
+def _plain(text: str) -> str:
+    """Return text that Matplotlib draws as it is: no formula between dollars, no control character."""
+    return printable(text).replace("$", r"\$")
+
+
 def _label(name: str) -> str:
     name = name.replace("mlm_", "masked-LM ").replace("nsp_", "next-sentence ")
     return name.replace("_", " ")
@@ -159,12 +164,13 @@ def draw(
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
+    names = list(map(_plain, names))
     columns = max(1, min(len(names), LEGEND_LETTERS // (max(map(len, names)) + 7)))
     height = 0.9 + PANEL_HEIGHT * len(panels) + 0.22 * (math.ceil(len(names) / columns) + 1)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for panel, axis in zip(panels, axes, strict=True):
-        axis.set_ylabel(panel.label)
+        axis.set_ylabel(_plain(panel.label))
         axis.grid(color=FOREGROUND, alpha=0.15, linewidth=0.6)
         axis.set_facecolor("none")
         axis.spines[["top", "right"]].set_visible(False)

@@ -6,6 +6,7 @@ one JSON object.
 """
 
 import json
+import math
 import statistics
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,14 +16,16 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from bert_cli.config.architectures import ARCHITECTURES
+from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.config.load import changed
+from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.records.tokenizer import TextTokenizer, model_max_length
 from bert_cli.data.stream.reader import Batching
 from bert_cli.data.stream.synthetic import synthetic_features
 from bert_cli.errors import ConfigError, DataError, combine
-from bert_cli.files import JSON, write_json_atomically
+from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.plan import Plan, plan_of, samples_of
@@ -34,6 +37,7 @@ from bert_cli.tasks.run.resolve import (
     ResolvedRun,
     check_output_paths,
     is_writable,
+    runtime,
     take_devices,
     with_shape_of,
 )
@@ -100,12 +104,19 @@ def prepare(
     _check_settings(settings, needs)
     source = _source(settings)
     settings = with_shape_of(settings, source)
+    stored: JSONObject = {}
+    if source is not None and isinstance(settings, EmbedSettings):
+        stored = {n: v for n, v in read_embedding(source.folder).items() if n != "normalize"}
+        if "pooling" in stored and "pooling" not in settings.model_fields_set:
+            settings = changed(settings, pooling=stored["pooling"])
+            print_line(f"run: pooling is {settings.pooling}, as in {source.folder}")
     folder = None if source is None else source.folder
     if settings.tokenizer_path is not None:
         folder = models.find_tokenizer(settings.tokenizer_path)
     is_default_length = "max_seq_length" not in settings.model_fields_set
     longest = model_max_length(folder) if is_default_length and folder is not None else None
-    if longest is not None and longest < settings.max_seq_length:
+    longest = min(longest or settings.max_seq_length, stored.get("max_seq_length", math.inf))
+    if is_default_length and longest < settings.max_seq_length:
         settings = changed(settings, max_seq_length=longest)
     continued = newest_checkpoint(settings.save_ckpt_path)
     settings, mesh, stop = take_devices(settings, continued, stack)
@@ -124,6 +135,8 @@ def prepare(
         task = build(settings, tokenizer, source)
         if isinstance(settings, TaskSettings):
             task = with_teacher(settings, task, tokenizer, _label_order)
+        if task.teach is not None:
+            task = task.teach(task=task, group=runtime(settings.engine).group_of(mesh))
     return TaskRun(settings, source, folder, mesh, stop, task)
 
 
@@ -202,7 +215,7 @@ def _source(settings: FinetuneSettings) -> Source | None:
 def _check_class(settings: FinetuneSettings, source: Source) -> None:
     """Raise ConfigError for a model of another class than the task's; one without a class may fit."""
     needed = ARCHITECTURES[settings.bert_config.architecture].class_name(settings.head)
-    if settings.head.needs and source.architecture not in (needed, "?"):
+    if settings.head.needs and source.architecture != needed:
         raise _another_model(source, f"was not trained for this task, which needs a {needed}")
 
 
@@ -399,5 +412,5 @@ def _write(
             folder.mkdir(parents=True, exist_ok=True)
         result.write(output, unlabelled)
         for name, value in result.run_files.items():
-            write_json_atomically(run / name, value)
+            write_json_atomically(run / name, with_checksum(value))
         write_json_atomically(run / checkpoint.SCORES, result.scores)

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, PositiveInt, field_validator
 
 from bert_cli.config.shape import BertConfig
+from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.records.encoder import split_word
 from bert_cli.data.records.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.records.tokenizer import (
@@ -23,7 +25,7 @@ from bert_cli.data.records.tokenizer import (
     read_tokenizer,
 )
 from bert_cli.errors import CheckpointError, ConfigError, nearest
-from bert_cli.files import JSONObject, read_json, verify_checkpoint
+from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
 from bert_cli.model import hf, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
     FILES,
@@ -42,6 +44,24 @@ MODEL_FILES = (
     f"give a folder with config.json and {checkpoint.MODEL}, "
     f"or one of Google's with {TF1_CONFIG} and bert_model.ckpt.*"
 )
+
+
+class ModelClass(BaseModel):
+    """The entries of a config.json that name a model's class and its outputs."""
+
+    model_type: str = "bert"
+    architectures: list[str] | None = None
+    problem_type: str | None = None
+    num_labels: PositiveInt | None = None
+    id2label: dict[int, Any] | None = None
+
+    @field_validator("id2label")
+    @classmethod
+    def _is_complete(cls, labels: dict[int, Any] | None) -> dict[int, Any] | None:
+        names = {str(name) for name in (labels or {}).values()}
+        if {*(labels or {})} != {*range(len(names))}:
+            raise ValueError(f"{labels} are not different names with the numbers 0, 1, 2 and so on")
+        return labels
 
 
 @dataclass(frozen=True)
@@ -85,7 +105,7 @@ class Source:
     @property
     def architecture(self) -> str:
         """Return the name of the model's class in transformers."""
-        return str((self.described.get("architectures") or ["?"])[0])
+        return str(self.described["architectures"][0])
 
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
@@ -134,20 +154,38 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
 
 
 def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
-    """Return the model at a path or with a name on the Hugging Face hub. Raises CheckpointError if there is none.
+    """Return the model at a path or with a name on the Hugging Face hub.
+
+    Raises CheckpointError if there is none, or if its files mean more than this tool applies.
 
     A run's folder means its best checkpoint, or the newest checkpoint if none was scored.
     """
+    source = _find_source(name, flag)
+    config = source.config  # raises an error for sizes that do not fit each other
+    least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
+    files = filter(Path.is_file, source.folder.iterdir())
+    if least > (size := sum(path.stat().st_size for path in files)):
+        problem = f"describes {least:,} weights, but all files beside it have only {size:,} bytes"
+        raise CheckpointError(source.where, problem, "copy the model again")
+    read_embedding(source.folder)
+    if not source.described.get("architectures"):
+        entries = hf.class_of(read_weights(source.weights), config)
+        source = replace(source, described={**source.described, **entries})
+    return source
+
+
+def _find_source(name: str, flag: str) -> Source:
+    """Return the model at a path or with a name on the hub, perhaps without its class."""
     prefix = tensorflow_prefix(Path(name))
+    folder = find_folder(name, flag) if prefix is None else prefix.parent
+    check_regular(*folder.iterdir())
     if prefix is None:
-        folder = find_folder(name, flag)
         verify_checkpoint(folder, but=LARGE_FILES)  # weights are verified when they are read
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
         if weights is None:
             _refuse_keras(folder)
             weights = folder / FILES[0]
     else:
-        folder = prefix.parent
         weights = prefix
         with reading_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
@@ -162,6 +200,7 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
         problem = "is a TensorFlow 2 checkpoint without its shape"
         remedy = f"write {config} with its bert_config, and add the tokenizer's vocab.txt"
         raise CheckpointError(where, problem, remedy)
+    read_json(config, ModelClass, CheckpointError, "copy it from the model again")
     return Source(folder, _read_config(config), str(config), weights)
 
 
@@ -177,6 +216,7 @@ def find_folder(name: str, flag: str) -> Path:
         return best or complete[-1]
     _refuse_keras(path)
     if path.is_dir():
+        check_regular(*path.iterdir())
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
         problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
         remedy = f"give one of them, such as {runs[0]}" if runs else MODEL_FILES
@@ -203,6 +243,7 @@ def find_tokenizer(name: str) -> Path:
     folder = path.parent if is_file else path
     if not has_tokenizer(folder):
         folder = find_folder(name, "--tokenizer-path")
+    check_regular(*folder.iterdir())
     verify_checkpoint(folder, but=LARGE_FILES)
     return folder
 

@@ -157,8 +157,8 @@ def with_layout(
     """
     kind, number, memory = devices
     if continued is not None and settings.global_batch.examples_per_step is not None:
-        size = checkpoint.read_state(continued).fixed["micro_batch_size"]
-        settings = layout.with_micro_batch(settings, size)
+        fixed = checkpoint.read_state(continued).fixed
+        settings = layout.with_micro_batch(settings, fixed.get("micro_batch_size", 1))
     return layout.choose(settings, kind, processes * number, memory, processes)
 
 

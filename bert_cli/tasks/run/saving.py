@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_cli.config.markers import COLLECTIVE
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import write_json_atomically
+from bert_cli.files import with_checksum, write_json_atomically
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import start
@@ -121,5 +121,5 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 
     if run.is_first_rank:
         # Written only now: a start that fails must not leave its settings in another run's folder.
-        write_json_atomically(folder / checkpoint.SETTINGS, dumped)
+        write_json_atomically(folder / checkpoint.SETTINGS, with_checksum(dumped))
     return save

@@ -112,8 +112,12 @@ def branch_point(settings: PretrainSettings) -> Path:
         remedy = "give one of these steps (keep_checkpoints and keep_every_steps keep more)"
         raise CheckpointError(where, problem, remedy)
     before = checkpoint.read_state(path).fixed
-    rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
-    end = before.get("decay_from") or decay_step(rate, before["total_steps"])
+    try:
+        rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
+        end = before.get("decay_from") or decay_step(rate, before["total_steps"])
+    except (KeyError, ValueError) as error:
+        problem = f"has no schedule ({error})"
+        raise CheckpointError(str(path), problem, "decay from another checkpoint") from error
     first = 0 if "decay_from" in before else int(rate.warmup_frac * before["total_steps"])
     if not first <= step <= end:
         problem = (

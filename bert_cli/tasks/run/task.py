@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.errors import DeviceError
-from bert_cli.files import JSON
+from bert_cli.files import JSONObject
 from bert_cli.parallel.engine import Engine
 from bert_cli.processes import print_line
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
@@ -31,7 +31,7 @@ class Result:
     """Writes predictions into output_dir, also for the sets without labels, from their logits."""
     table: str = ""
     """Printed before the scores."""
-    run_files: Mapping[str, JSON] = field(default_factory=dict)
+    run_files: Mapping[str, JSONObject] = field(default_factory=dict)
     """JSON files for the run's folder, which `bert predict` needs besides the model."""
 
 
@@ -53,6 +53,8 @@ class Task:
     """Sets that are only predicted, at the end."""
     train_unlabelled: Features | None = None
     """More examples for training, which only a teacher labels."""
+    teach: Callable[..., "Task"] | None = None
+    """Returns a `task` with the outputs of a teacher, which the processes of a `group` compute together."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
     digits: int = 17

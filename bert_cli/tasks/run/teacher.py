@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from keras import ops
 
@@ -29,6 +31,7 @@ from bert_cli.data.records.tokenizer import TextTokenizer, read_tokenizer
 from bert_cli.data.stream.reader import ExampleStream
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
+from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.task import Floats, Task
@@ -40,6 +43,9 @@ BATCH = 32
 """Examples that the teacher reads at once."""
 STORED_AT_ONCE = 64 * BATCH
 """Vectors that are stored at once; an interrupted command computes fewer than these again."""
+SELECT = "SELECT vector, crc32c FROM checked_vectors WHERE text = ?"
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+"""Codes of a file that is not a database, or another one."""
 
 
 def with_teacher(
@@ -160,11 +166,13 @@ def _logits(
     return {"logits": np.concatenate(results).astype(np.float32)}
 
 
-def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> Task:
+def with_vectors(
+    settings: EmbedSettings, task: Task, texts: Sequence[str], group: ProcessGroup
+) -> Task:
     """Return the task with the teacher's vectors of its training texts, `teacher_vectors` [n, D], D the student's size.
 
-    Raises CheckpointError without the teacher, ConfigError for one that is not supported, DataError if the cache cannot
-    be read or written.
+    The processes of `group` divide the texts; rank 0 alone reads and writes the cache. Raises CheckpointError without
+    the teacher, ConfigError for one that is not supported, DataError if the cache cannot be read or written.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
     tokenizer = models.read_tokenizer_for(source.config, source.folder)
@@ -178,10 +186,11 @@ def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> T
     described = source.fingerprint, tokenizer.fingerprint, reading.pooling, length
     teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     print_line(f"run: learns the vectors of {source.folder}")
-    folder = settings.cache_dir
+    folder = settings.cache_dir if group.rank == 0 else None
     path = str(folder.expanduser() / f"vectors_{teacher}.sqlite") if folder else ":memory:"
     try:
-        vectors = _stored(path, predictor, texts)
+        with closing(_open_cache(path)) as cache:
+            vectors = _vectors_of(texts, predictor, cache, group)
     except sqlite3.Error as error:
         problem = f"cannot be read or written ({error})"
         remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
@@ -197,24 +206,67 @@ def with_vectors(settings: EmbedSettings, task: Task, texts: Sequence[str]) -> T
     return replace(task, train=train, prepare=Step.prepare)
 
 
-def _stored(path: str, predictor: Embedding, texts: Sequence[str]) -> Floats:
-    """Return the vector [n, D] of each text; the file has the vectors of earlier texts, and gets the new vectors."""
-    with closing(sqlite3.connect(path, timeout=60)) as store:
-        store.execute("CREATE TABLE IF NOT EXISTS vectors (text TEXT PRIMARY KEY, vector BLOB)")
-        select = "SELECT text, vector FROM vectors WHERE text = ?"
-        read = (store.execute(select, [text]).fetchone() for text in dict.fromkeys(texts))
-        known: dict[str, bytes] = dict(filter(None, read))
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
-        print_line(f"teacher: reads {len(missing):,} texts, {len(known):,} vectors are cached")
-        for first in range(0, len(missing), STORED_AT_ONCE):
-            part = missing[first : first + STORED_AT_ONCE]
-            inputs = [Input("distillation.teacher", {"text": text}) for text in part]
-            rows = dict(zip(part, map(bytes, predictor.of_texts(inputs)[0]), strict=True))
-            with store:
-                store.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows.items())
-            known |= rows
-    joined = b"".join(known[text] for text in texts)
-    return np.frombuffer(joined, np.float32).reshape(len(texts), -1)
+def _open_cache(path: str, is_new: bool = False) -> sqlite3.Connection:
+    """Return the cache of vectors; a damaged file is replaced. Raises sqlite3.Error for any other failure."""
+    cache = sqlite3.connect(path, timeout=60)
+    cache.text_factory = bytes  # a damaged type must not be decoded
+    try:
+        if cache.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
+            raise sqlite3.DatabaseError("its check fails")
+        cache.execute("DROP TABLE IF EXISTS vectors")  # of older versions, without checksums
+        columns = "text TEXT PRIMARY KEY, vector BLOB, crc32c INTEGER"
+        cache.execute(f"CREATE TABLE IF NOT EXISTS checked_vectors ({columns})")
+        cache.execute(f"{SELECT} LIMIT 0", [""])
+    except sqlite3.DatabaseError as error:
+        cache.close()
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) not in DAMAGED or is_new:
+            raise
+        print_line(f"{path}: is damaged ({error}); its vectors are computed again")
+        Path(path).unlink()
+        Path(f"{path}-journal").unlink(missing_ok=True)
+        cache = _open_cache(path, is_new=True)
+    return cache
+
+
+def _crc32c(text: str, vector: bytes) -> int:
+    return int(google_crc32c.value(text.encode() + vector))
+
+
+def _vectors_of(
+    texts: Sequence[str], predictor: Embedding, cache: sqlite3.Connection, group: ProcessGroup
+) -> Floats:
+    """Return the vector [n, D] of each text; the cache has the vectors of earlier texts, and gets the new vectors."""
+    rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    vectors = np.zeros((len(rows), predictor.model.source.config.hidden_size), np.float32)
+    is_known = np.zeros(len(rows))
+    damaged = 0
+    for text, row in rows.items():
+        vector, crc32c = cache.execute(SELECT, [text]).fetchone() or (b"", None)
+        is_whole = isinstance(vector, bytes) and len(vector) == vectors[row].nbytes
+        if is_whole and crc32c == _crc32c(text, vector):
+            vectors[row] = np.frombuffer(vector, np.float32)
+            is_known[row] = 1
+        else:
+            damaged += vector != b"" or crc32c is not None
+    if damaged:
+        print_line(f"teacher: {damaged:,} vectors of the cache are damaged")
+    is_known = group.all_reduce(is_known)
+    order = np.argsort(is_known, kind="stable")
+    known = int(is_known.sum())
+    print_line(f"teacher: reads {len(rows) - known:,} texts, {known:,} vectors are cached")
+    names = [*rows]
+    for first in range(0, len(rows), STORED_AT_ONCE):
+        part = order[first : first + STORED_AT_ONCE]
+        new = part[is_known[part] == 0]
+        if len(mine := new[group.rank :: group.world_size]):
+            inputs = [Input("distillation.teacher", {"text": names[row]}) for row in mine]
+            vectors[mine] = predictor.of_texts(inputs)[0]
+        vectors[part] = group.all_reduce(vectors[part])
+        made = ((names[row], vectors[row].tobytes()) for row in new)
+        values = [(text, vector, _crc32c(text, vector)) for text, vector in made]
+        with cache:
+            cache.executemany("INSERT OR REPLACE INTO checked_vectors VALUES (?, ?, ?)", values)
+    return vectors[[rows[text] for text in texts]]
 
 
 def _resized(vectors: Floats, size: int) -> Floats:

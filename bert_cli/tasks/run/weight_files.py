@@ -23,6 +23,8 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 TORCH = "pytorch_model.bin"
 FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
 """Weight files in a Hugging Face folder; the first existing file is read, as in transformers."""
+PARALLEL = "module."
+"""Prefix of all names in a file that PyTorch's DataParallel wrote."""
 ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
 
 
@@ -42,6 +44,8 @@ def read_weights(path: Path) -> Tensors:
         return _read_shards(path)
     readers = {".bin": _read_torch, ".safetensors": checkpoint.read_tensors}
     tensors = readers.get(path.suffix, _read_tensorflow)(path)
+    if all(name.startswith(PARALLEL) for name in tensors):
+        tensors = {name.removeprefix(PARALLEL): value for name, value in tensors.items()}
     for name, value in tensors.items():
         # Integer tensors are buffers of transformers, such as position_ids.
         is_weight = value.size and value.dtype.kind not in "biuc"
@@ -81,15 +85,24 @@ def _read_torch(path: Path) -> Tensors:
         ) from error
     try:
         tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
+        # A checkpoint of training has the weights in an entry, such as state_dict, beside the optimizer's state.
+        nested = [entry for entry in (tensors, *tensors.values()) if _has_weights(entry)]
+        if len(nested) != 1:
+            raise ValueError(f"{len(nested)} of its entries are weights by name: {[*tensors][:8]}")
         # NumPy has no bfloat16; float32 holds all its values.
         return {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-            for name, value in tensors.items()
+            str(name): (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+            for name, value in nested[0].items()
+            if hasattr(value, "numpy")
         }
     except Exception as error:  # the loader has no common exception
         problem = f"cannot be read as weights only ({_first_line(error)})"
         remedy = f"convert it to {checkpoint.MODEL} where it was written"
         raise CheckpointError(str(path), problem, remedy) from error
+
+
+def _has_weights(entry: Any) -> bool:
+    return isinstance(entry, dict) and any(hasattr(value, "numpy") for value in entry.values())
 
 
 def tensorflow_prefix(path: Path) -> Path | None:
@@ -142,7 +155,7 @@ def _read_tensorflow(prefix: Path) -> Tensors:
             ]
             return tensorflow_names.from_tf2(nodes, reader.get_tensor, where=str(prefix))
         # Moments are twice the size of the weights. Variables of other models are read and then refused.
-        is_training = tensorflow_names.TRAINING.fullmatch
+        is_training = tensorflow_names.is_training
         tensors = {n: np.asarray(reader.get_tensor(n)) for n in names if not is_training(n)}
     return tensorflow_names.from_tf1(tensors, where=str(prefix))
 

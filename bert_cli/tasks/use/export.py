@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from safetensors.numpy import save_file
 
 from bert_cli.config.architectures import ARCHITECTURES
 from bert_cli.config.heads import POOL
@@ -29,7 +28,7 @@ from bert_cli.config.shape import BertConfig
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.records.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
-from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
@@ -76,6 +75,15 @@ def run(settings: ExportSettings) -> None:
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     source = models.find_source(settings.model, "MODEL")
+    origin = origin_of(settings, source.folder, settings.compare_on)
+    if not check_new_folder(out, origin):
+        _write(settings, source, origin)
+    if settings.push is not None:
+        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
+
+
+def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
+    out = settings.out
     task = task_of(source, None)
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if settings.texts and head is not None and head.is_per_position:
@@ -85,7 +93,7 @@ def run(settings: ExportSettings) -> None:
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
     model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     positions = source.config.max_position_embeddings
-    with atomic_folder(out) as folder:
+    with atomic_folder(out, origin=origin) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         encoder = None
         if settings.texts:
@@ -106,8 +114,6 @@ def run(settings: ExportSettings) -> None:
         f"its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
     )
-    if settings.push is not None:
-        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
 
 
 def _check_settings(settings: ExportSettings) -> None:
@@ -117,7 +123,6 @@ def _check_settings(settings: ExportSettings) -> None:
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    check_new_folder(settings.out)
     if settings.push is not None:
         publish.check_token(settings.push)
 
@@ -261,7 +266,7 @@ def write_saved_model(served: Served, folder: Path) -> Predict:
         signatures["texts"] = served.serve_texts("texts")
         signatures["pairs"] = served.serve_texts("texts", "seconds")
     tf.saved_model.save(served, str(folder), signatures=signatures)
-    _write_config_and_tokenizer(served.model, folder)
+    write_model_files(served.model.source, served.model.architecture, folder)
     loaded = tf.saved_model.load(str(folder))
 
     def predict(columns: Mapping[str, Any]) -> Outputs:
@@ -277,7 +282,7 @@ def write_tflite(served: Served, folder: Path) -> Predict:
     concrete = served.serve.get_concrete_function()
     data = tf.lite.TFLiteConverter.from_concrete_functions([concrete], served).convert()
     (folder / "model.tflite").write_bytes(data)
-    _write_config_and_tokenizer(served.model, folder)
+    write_model_files(served.model.source, served.model.architecture, folder)
     with warnings.catch_warnings():
         # TensorFlow warns that its interpreter will move to another package.
         warnings.simplefilter("ignore")
@@ -356,10 +361,9 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     if source.weights.name == checkpoint.MODEL:
         shutil.copyfile(source.weights, weights)
     else:
-        # transformers requires the name of the framework whose layout the tensors have.
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
-        save_file(tensors, weights, metadata={"format": "pt"})
-    _write_config_and_tokenizer(model, folder)
+        checkpoint.write_tensors(weights, tensors)
+    write_model_files(source, model.architecture, folder)
     shutil.copymode(folder / "config.json", weights)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
@@ -367,13 +371,6 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
         is_own = bool(hf.class_files(source.config))
         options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
         return kind.from_pretrained(folder, attn_implementation="eager", **options).eval()
-
-
-def _write_config_and_tokenizer(model: Opened, folder: Path) -> None:
-    source = model.source
-    entries = hf.class_entries(source.config, model.architecture)
-    described = {"model_type": source.config.architecture, **source.described, **entries}
-    write_model_files(source, model.head, described, folder)
 
 
 @contextmanager

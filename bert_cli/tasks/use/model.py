@@ -25,7 +25,6 @@ from keras import ops
 from bert_cli.config.architectures import ARCHITECTURES, head_of_class
 from bert_cli.config.heads import (
     LAST_BLOCKS,
-    SENTENCE_EMBEDDING,
     Head,
     heads,
 )
@@ -47,6 +46,7 @@ INPUTS = {
     "token_type_ids": "segment_ids",
 }
 """Name of an input in transformers -> the column of a batch."""
+FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1
 Columns = Mapping[str, Any]
 Floats = npt.NDArray[np.float32]
@@ -75,9 +75,9 @@ class Opened:
         architecture = self.source.architecture
         prefix = ARCHITECTURES[self.source.config.architecture].hf_prefix
         classes = [prefix + name for name in self.head.hf_classes] if self.head else []
-        if len(classes) > 1 and architecture in ("?", classes[0]):
+        if len(classes) > 1 and architecture == classes[0]:
             return classes[bool(self.new)]
-        return f"{prefix}BertModel" if architecture == "?" else architecture
+        return architecture
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -132,22 +132,24 @@ def task_of(source: models.Source, requested: str | None) -> str:
 
 
 def head_of(source: models.Source) -> Head | None:
-    """Return the head of a model by its class; an encoder without a class is for vectors, an unknown class None."""
-    name = source.architecture
-    return SENTENCE_EMBEDDING if name == "?" else head_of_class(name)
+    """Return the head of a model by its class, None for an unknown class."""
+    return head_of_class(source.architecture)
 
 
-def write_model_files(
-    source: models.Source, head: Head | None, described: JSONObject, folder: Path
-) -> None:
-    """Write the files of a Hugging Face folder but its weights: config, tokenizer, pooling and classes."""
+def write_model_files(source: models.Source, architecture: str, folder: Path) -> None:
+    """Write the files of a Hugging Face folder but its weights: config, tokenizer, pooling and classes.
+
+    Entries that make transformers run the code of the model's owner are left out.
+    """
+    entries = {name: v for name, v in source.described.items() if name not in FOREIGN_CODE}
+    described = entries | hf.class_entries(source.config, architecture)
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+    head = head_of_class(architecture)
     fills_masks = head is not None and head.fills_masks
     files = files_for_model(source.folder, source.config, fills_masks=fills_masks)
-    present = [name for name in embeddings.FILES if (source.folder / name).is_file()]
-    files |= {name: (source.folder / name).read_bytes() for name in present}
+    files |= embeddings.stored_files(source.folder)
     for name, content in {**files, **hf.class_files(source.config)}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
@@ -171,6 +173,9 @@ def open_model(
     Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
     """
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
+    if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
+        where = f"{source.where} (id2label {source.described.get('id2label')})"
+        raise ConfigError(where, "names one label, which every word has", "give another model")
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config,

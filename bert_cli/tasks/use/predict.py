@@ -13,6 +13,7 @@ import keras
 from bert_cli.config.load import changed
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
+from bert_cli.data.rows import check_text, listed
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_error, print_line
@@ -141,13 +142,7 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
             what = " and ".join(f"--{name}" for name in kind.FIELDS)
         remedy = f"give {what}, --input FILE, or texts on standard input"
         raise ConfigError("text", "is missing", remedy)
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise DataError("standard input", f"is not UTF-8 ({error})", "convert it") from error
-    if not text.strip():
-        raise DataError("standard input", "is empty", "give texts, one per line")
-    return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+    return tables.lines_of(tables.decoded(sys.stdin.buffer.read(), "standard input"))
 
 
 def _objects(lines: Iterable[str], where: str, kind: type[Predictor], task: str) -> Iterator[Input]:
@@ -156,7 +151,7 @@ def _objects(lines: Iterable[str], where: str, kind: type[Predictor], task: str)
     for line, row in tables.json_lines(lines, where):
         foreign = sorted(foreign_fields & set(row))
         if foreign:
-            reads = f"which reads {tables.listed(kind.FIELDS)}"
+            reads = f"which reads {listed(kind.FIELDS)}"
             problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
             raise DataError(line, problem, "remove it or choose its task")
         names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if name in row)]
@@ -168,11 +163,7 @@ def check_input(item: Input, kind: type[Predictor]) -> None:
     if is_empty(item, kind) and "(line " not in item.where:
         raise DataError(item.where, "is empty", "give it a text")
     for text in item.fields.values():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            problem = f"has an unpaired surrogate ({error.object[error.start]!r})"
-            raise DataError(item.where, problem, "remove it") from error
+        check_text(text, item.where)
 
 
 def is_empty(item: Input, kind: type[Predictor]) -> bool:

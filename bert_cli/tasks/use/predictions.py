@@ -41,6 +41,7 @@ from bert_cli.tasks.use.model import (
     labels_of,
     row_of,
 )
+from bert_cli.train.checkpoint import SavedSettings
 
 
 class FillMask(Predictor):
@@ -260,10 +261,10 @@ class Embedding(Predictor):
             remedy = "train it with `bert embed` first"
             print_error(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
-        state = source.folder / STATE
-        fixed: JSONObject = {}
-        if state.is_file():
-            fixed = read_json(state, JSONObject, CheckpointError, "copy it again").get("fixed", {})
+        saved = SavedSettings()
+        if (state := source.folder / STATE).is_file():
+            saved = read_json(state, SavedSettings, CheckpointError, "copy it again")
+        fixed = saved.fixed
         sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
         size = settings.dimensions or sizes[0]
         if "matryoshka" in fixed and size not in sizes:

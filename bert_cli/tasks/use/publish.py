@@ -50,7 +50,11 @@ def training_sections(source: Path) -> list[str]:
     """Return the sections on the training of a model's folder, from its state or from its older card."""
     if (source / STATE).is_file():
         state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
-        return _of_training(source, state) if "fixed" in state else []
+        try:
+            return _of_training(source, state) if "fixed" in state else []
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = f"has settings of other types ({error})"
+            raise CheckpointError(str(source / STATE), problem, "copy it again") from error
     if (source / card.CARD).is_file():
         older = (source / card.CARD).read_text(encoding="utf-8").partition(card.TRAINING)
         return [older[1] + older[2]]

@@ -2,15 +2,16 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 
 from bert_cli.config.use import ShrinkSettings
 from bert_cli.errors import ConfigError
-from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
-from bert_cli.tasks.use.model import head_of, write_model_files
+from bert_cli.tasks.use.model import write_model_files
 from bert_cli.text import count
 from bert_cli.train import checkpoint
 
@@ -25,8 +26,10 @@ def run(settings: ShrinkSettings) -> None:
     absent model.
     """
     out = settings.out
-    check_new_folder(out)
     source = models.find_source(settings.model, "MODEL")
+    origin = origin_of(settings, source.folder)
+    if check_new_folder(out, origin):
+        return
     config = source.config
     if not config.HAS_EQUAL_LAYERS:
         problem = "has layers with different windows of attention"
@@ -43,9 +46,9 @@ def run(settings: ShrinkSettings) -> None:
             renamed = LAYER.sub(str(settings.layers.index(layer)), name, count=1)
             tensors[renamed] = np.ascontiguousarray(values)
     described = {**source.described, "num_hidden_layers": len(settings.layers)}
-    with atomic_folder(out) as folder:
+    with atomic_folder(out, origin=origin) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, tensors)
-        write_model_files(source, head_of(source), described, folder)
+        write_model_files(replace(source, described=described), source.architecture, folder)
         # safetensors makes files that only their owner may read.
         shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
     layers = f"{count(len(settings.layers), 'layer')} ({', '.join(map(str, settings.layers))})"

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from keras import ops
-from safetensors.numpy import save_file
 from scipy.stats import spearmanr
 
 from bert_cli.config.settings import is_set
@@ -23,7 +22,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.notation import TOKENIZER_FILE
 from bert_cli.data.records.tokenizer import files_for_model
-from bert_cli.files import JSON, atomic_folder, check_new_folder
+from bert_cli.files import JSON, atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.use import int8, publish
@@ -57,8 +56,10 @@ def run(settings: ExportSettings) -> None:
 
     Raises ConfigError for a folder in use, CheckpointError if there is no model.
     """
-    check_new_folder(settings.out)
     source = models.find_source(settings.model, "MODEL")
+    origin = origin_of(settings, source.folder, settings.compare_on)
+    if check_new_folder(settings.out, origin):
+        return
     task = task_of(source, "embed")
     if is_set(settings, "dimensions"):
         check_dimensions(settings.dimensions, source)
@@ -92,12 +93,14 @@ def run(settings: ExportSettings) -> None:
     ]
     config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
     files = files_for_model(source.folder, source.config, fills_masks=False)
-    with atomic_folder(settings.out) as folder:
-        save_file({"embeddings": table}, folder / checkpoint.MODEL)
+    with atomic_folder(settings.out, origin=origin) as folder:
+        checkpoint.write_tensors(folder / checkpoint.MODEL, {"embeddings": table})
         (folder / "config.json").write_text(json.dumps(config, indent=2))
         # safetensors makes files that only their owner may read.
         shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
         (folder / embeddings.MODULES).write_text(json.dumps(modules, indent=2))
+        (folder / "1_Normalize").mkdir()
+        (folder / "1_Normalize" / "config.json").write_text("{}")
         (folder / TOKENIZER_FILE).write_bytes(files[TOKENIZER_FILE])
         (folder / card.CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     print_line(

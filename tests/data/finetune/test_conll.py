@@ -48,8 +48,45 @@ def test_separators_document_marks_and_comments(tmp_path):
         ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n", [["#", "#1", "#"]], {conll.COMMENTS: 1}),
         ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {conll.COMMENTS: 1}),
     ):  # fmt: skip
-        result = conll.read_conll(put(tmp_path, text))
+        result = conll.read_conll(put(tmp_path, text), NAMES)
         assert (result.words, result.remarks) == (words, remarks)
+
+
+def test_words_follow_a_first_column_that_counts_them(tmp_path):
+    for text, words in (
+        ("1\tThe\tO\tO\n2\tParis\tB-LOC\tB-LOC\n\n1\tyes\tO\tO\n", [["The", "Paris"], ["yes"]]),
+        ("0 a NN O\n1 b NN B-LOC\n\n0 c NN O\n1 d NN O\n", [["a", "b"], ["c", "d"]]),
+        ("7 a O\n8 b B-LOC\n\n9 c O\n10 d O\n", [["a", "b"], ["c", "d"]]),  # rows of the file
+    ):  # fmt: skip
+        result = conll.read_conll(put(tmp_path, text))
+        assert (result.words, result.remarks) == (words, {conll.COUNTED: 2})
+    # Numbers that are words.
+    for text in (
+        "1 X B-LOC\n\n1996 X O\n",
+        "3 X B-LOC\n4 X O\n\na X O\nb X O\n",
+        "1 B-LOC\nof O\n",
+    ):
+        assert conll.read_conll(put(tmp_path, text)).remarks == {}
+    for text, line in (
+        ("1 a B-LOC\n2 b O\n\n1 a O\n3 b O\n\n1 a O\n2 b O\n", 4),
+        ("1 O\n2 B-LOC\n", 1),
+        ("1\ta\tB-LOC\n2\t\tO\n", 2),
+    ):
+        with pytest.raises(DataError, match=rf"\(line {line}\): column 1 counts the words"):
+            conll.read_conll(put(tmp_path, text))
+
+
+def test_a_training_file_needs_an_entity_and_one_spelling_of_each_type(tmp_path):
+    for text in ("1\tThe\tO\tO\n2\tParis\tB-LOC\tO\n", "a O\n"):
+        with pytest.raises(
+            DataError, match=r"dev\.txt: has no entity: the label in the last column"
+        ):
+            conll.read_conll(put(tmp_path, text))
+        assert conll.read_conll(put(tmp_path, text), NAMES).label_names == NAMES  # to score
+    with pytest.raises(
+        DataError, match=r"\(line 2\): label 'Loc' is spelled 'LOC' in .*\(line 1\)"
+    ):
+        conll.read_conll(put(tmp_path, "a B-LOC\nb B-Loc\n"))
 
 
 def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import ndcg_score
 
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import DataError
+from bert_cli.errors import CheckpointError, DataError
 
 DOCUMENTS = 150
 
@@ -45,6 +45,16 @@ def test_a_query_with_judgements_but_no_relevant_document_is_scored_with_zero(re
 def test_judgements_without_any_relevant_document_are_refused(read):
     with pytest.raises(DataError, match="names no relevant document"):
         read("a\td0\t0", "b\td1\t-1")
+
+
+def test_a_document_or_query_that_comes_twice_is_refused_with_both_lines(read, tmp_path):
+    for name, places in (("queries", "abb"), ("corpus", ["d0", "d1", " d1 "])):
+        path = tmp_path / f"{name}.jsonl"
+        before = path.read_text()
+        path.write_text("\n".join(json.dumps({"_id": one, "text": "x"}) for one in places))
+        with pytest.raises(DataError, match=rf"{name}\.jsonl \(line 3\): has the _id .* of line 2"):
+            read("a\td0\t1")
+        path.write_text(before)
 
 
 def graded(judged, grades, seed):
@@ -100,3 +110,82 @@ def test_fewer_documents_than_the_depth_can_be_scored():
     gained = 2 / np.log2(3) + 1 / np.log2(4)
     assert scores["ndcg_10"] == pytest.approx(gained / (2 + 1 / np.log2(3)))
     assert scores["recall_10"] == scores["recall_100"] == 1.0
+
+
+# --- the folders of sentence-transformers
+
+POOLING, LIMITS, DEFAULTS = embeddings.POOLING, embeddings.LIMITS, embeddings.DEFAULTS
+PACKAGE = "sentence_transformers.models"
+
+
+def folder_of(folder, changes, *more):
+    """A folder of sentence-transformers with changed settings (file -> settings) and more modules."""
+    for name, content in embeddings.embedding_files("mean", 8, 32).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    for name, content in changes.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, **content}))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules += [{"path": f"{n}_More", "type": kind} for n, kind in enumerate(more, 3)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({POOLING: {"pooling_mode": ["cls"]}}, {"pooling": "cls"}),
+        ({POOLING: {"include_prompt": False}}, {}),
+        ({LIMITS: {"max_seq_length": None}}, {"max_seq_length": 20}),
+        ({LIMITS: {"do_lower_case": True}}, {}),
+        ({DEFAULTS: {"prompts": {"query": "q: "}, "default_prompt_name": None}}, {}),
+        ({DEFAULTS: {"similarity_fn_name": "cosine", "model_type": "SentenceTransformer"}}, {}),
+    ],
+)
+def test_settings_of_sentence_transformers_are_applied(changes, values, tmp_path):
+    folder = folder_of(tmp_path, changes)
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 20}')
+    expected = {"pooling": "mean", "normalize": True, "max_seq_length": 32, **values}
+    assert embeddings.read_embedding(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "named"),
+    [
+        ({}, [f"{PACKAGE}.Dense"], "3_More"),
+        ({}, [f"{PACKAGE}.LayerNorm"], "LayerNorm"),
+        ({}, ["custom_st.Normalize"], "custom_st"),
+        (
+            {"3_More/config.json": {"module_input_name": "token_embeddings"}},
+            [f"{PACKAGE}.Normalize"],
+            "input_name",
+        ),
+        ({POOLING: {"pooling_mode_max_tokens": True}}, [], "pooling_mode_max_tokens True"),
+        ({POOLING: {"pooling_mode_cls_token": True}}, [], r"pooling_mode \['cls', 'mean'\]"),
+        ({POOLING: {"pooling_mode": "lasttoken"}}, [], "lasttoken"),
+        ({LIMITS: {"max_seq_length": -5}}, [], "max_seq_length -5"),
+        ({LIMITS: {"max_seq_length": True}}, [], "max_seq_length True"),
+        ({LIMITS: {"do_lower_case": True}}, [], "do_lower_case"),
+        (
+            {LIMITS: {"processing_kwargs": {"text": {"padding": "max_length"}}}},
+            [],
+            "processing_kwargs",
+        ),
+        ({DEFAULTS: {"truncate_dim": 4}}, [], "truncate_dim 4"),
+        (
+            {DEFAULTS: {"prompts": {"q": "q: "}, "default_prompt_name": "q"}},
+            [],
+            "default_prompt_name 'q'",
+        ),
+        ({DEFAULTS: {"similarity_fn_name": "dot"}}, [], "similarity_fn_name 'dot'"),
+        ({DEFAULTS: {"model_type": "SparseEncoder"}}, [], "SparseEncoder"),
+    ],
+)
+def test_what_is_not_applied_to_vectors_is_refused_by_name(changes, more, named, tmp_path):
+    folder = folder_of(tmp_path, changes, *more)
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    with pytest.raises(CheckpointError, match=named):
+        embeddings.read_embedding(folder)

@@ -1,6 +1,7 @@
 """Features: encoding, padding, the order of a run, and the cache."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -43,6 +44,25 @@ def test_texts_and_pairs_are_encoded_and_long_ones_are_cut_and_counted(tokenizer
         examples, number = features.encode_texts(tokenizer, first, second, labels, max_seq_length=8)
         assert examples.tokens.tolist() == tokens
         assert (examples.segments.tolist(), number, len(examples)) == (segments, cut, len(first))
+
+
+def test_texts_encoded_in_parts_are_the_same_in_arrays_alone(tokenizer, monkeypatch):
+    first = ["a b c", "", "h", "a b c d e f g", "b"] * 400
+    second = ["d", "e f", "", "a b c d e f", "g"] * 400
+    complete = features.encode_texts(tokenizer, first, second, {}, max_seq_length=8)
+    monkeypatch.setattr(features, "ENCODED_AT_ONCE", 7)
+    tracemalloc.start()
+    parts = features.encode_texts(tokenizer, first, second, {}, max_seq_length=8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    arrays = complete[0].arrays()
+    for name, column in parts[0].arrays().items():
+        assert column.dtype == arrays[name].dtype and np.array_equal(column, arrays[name]), name
+    assert parts[1] == complete[1] == 400
+    # Of 14,000 tokens; small arrays have 0.1 kB each, and lists of integers would have 0.5 MB more.
+    assert peak < 3 * sum(column.nbytes for column in arrays.values()) + 400_000
+    nothing, cut = features.encode_texts(tokenizer, [], None, {}, max_seq_length=8)
+    assert (len(nothing), cut, nothing.tokens.dtype) == (0, 0, np.int32)
 
 
 def test_the_longer_text_loses_its_last_piece_until_both_fit():

@@ -41,6 +41,20 @@ def test_questions_are_read_with_their_answers(write):
         squad.read_squad(path, version_2=False, training=True)
 
 
+def test_a_question_with_no_answers_beside_others_with_some_is_impossible(write):
+    empty = {"answers": []}
+    path = write(file_of(row(), row("b") | empty, row("c", is_impossible=False) | empty))
+    questions, _ = squad.read_squad(path, version_2=True, training=False)
+    assert [question.is_impossible for question in questions] == [False, True, False]
+    for training in (False, True):
+        with pytest.raises(DataError, match=r"question 'b'\).*has no answer.*give --version-2"):
+            squad.read_squad(path, version_2=False, training=training)
+    # In a test file no question has answers.
+    path = write(file_of(row() | empty, row("b") | empty))
+    questions, _ = squad.read_squad(path, version_2=True, training=False)
+    assert not any(question.is_impossible for question in questions)
+
+
 def test_a_misplaced_answer_is_left_out_of_training_and_reported(write):
     both = row("b")
     both["answers"].append({"text": "sat", "answer_start": 7})
@@ -66,7 +80,8 @@ def test_bad_files_are_refused_with_the_field_or_the_question(write):
         ({"data": []}, "the file contains no questions"),
         ({"data": [{"title": "Cats"}]}, r"\(data.0.paragraphs\): Field required"),
         (file_of(row(), context=" \n"), r"\(question 'a'\): has an empty context"),
-        (file_of(row() | {"id": 3}), in_row.format("id")),
+        (file_of(row() | {"id": 1.5}), in_row.format("id.str")),
+        (file_of(row(3), row("3")), r"\(question '3'\): comes twice"),
         (file_of(row(), row()), r"\(question 'a'\): comes twice"),
         (file_of(row() | {"answers": [{"text": "cat"}]}), in_row.format("answers.0.answer_start")),
         (file_of(row(is_impossible=True)), "marked impossible and has answers"),

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -40,6 +41,49 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     for name, remedy in (("revews.csv", r"did you mean '.*/reviews\.csv'"), ("b/c", "check the")):
         with pytest.raises(DataError, match=rf"{name}: no such file; {remedy}"):
             tables.read_text(tmp_path / name)
+
+
+def test_half_of_a_surrogate_pair_is_refused_where_it_is_read(tmp_path):
+    good = {"text": "a", "label": "\U0001f600"}
+    for bad in (
+        {"text": "\ud800"},
+        {"label": "x\udfff"},
+        {"other": [{"a": "\udc00"}]},
+        {"\ud83d": 1},
+    ):
+        items = [json.dumps(good), json.dumps(good | bad)]
+        for name, content, place in (
+            ("a.jsonl", "\n".join(items), "line"),
+            ("a.json", f"[{','.join(items)}]", "item"),
+        ):
+            path = put(tmp_path, name, content)
+            with pytest.raises(
+                DataError, match=rf"{name} \({place} 2\): has an unpaired surrogate"
+            ):
+                read(path)
+    assert (
+        read(
+            put(
+                tmp_path,
+                "a.jsonl",
+                '{"text": "\\ud83d\\ude00", "label": 1}\n{"text": "b", "label": 2}',
+            )
+        ).first[0]
+        == "\U0001f600"
+    )
+
+
+def test_a_small_file_that_unpacks_to_very_much_is_refused(tmp_path):
+    bomb = put(tmp_path, "a.csv.gz", gzip.compress(b"text,label\n" + b"a,1\n" * (5 << 20)))
+    tracemalloc.start()
+    with pytest.raises(
+        DataError, match=r"a\.csv\.gz: unpacks to more than 100 times its size; unpack it"
+    ):
+        read(bomb)
+    assert tracemalloc.get_traced_memory()[1] < 5 * tables.SMALL
+    tracemalloc.stop()
+    again = put(tmp_path, "b.csv.gz", gzip.compress(b"text,label\n" + b"a,1\nb,2\n" * 50_000))
+    assert len(read(again)) == 100_000
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
@@ -103,6 +147,41 @@ def test_labels_are_sorted_by_value_if_all_are_integers_and_given_ones_keep_thei
     assert result.label_names == ("pos", "neg") and result.labels.tolist() == [0, 0]
     with pytest.raises(DataError, match=r"dev\.csv \(line 2\): label 'pos' is .* mean 'Pos'\?"):
         read(path, names=("Pos", "neg"))
+
+
+def test_labels_have_no_outer_space_one_spelling_each_and_none_is_missing(tmp_path):
+    result = read(put(tmp_path, "a.csv", "text,label\na, pos\nb,neg\nc,pos\u00a0\n"))
+    assert result.label_names == ("neg", "pos") and result.labels.tolist() == [1, 0, 1]
+    for one, other in (
+        ("1", "1.0"),
+        ("pos", "Pos"),
+        ("a b", "ab"),
+        ("07", "7"),
+        ("1e1", "10"),
+        ("STRASSE", "straße"),
+    ):
+        with pytest.raises(
+            DataError, match=rf"\(line 4\): label '{other}' is spelled '{one}' in .*\(line 2\)"
+        ):
+            read(put(tmp_path, "a.csv", f"text,label\na,{one}\nb,x\nc,{other}\n"))
+    for row in ("nan", "NaN", "", "  ", "<NA>", "#N/A"):
+        with pytest.raises(DataError, match=r"\(line 3\): 'label' is empty or not a label"):
+            read(put(tmp_path, "a.csv", f"text,label\na,1\nb,{row}\nc,2\n"))
+    with pytest.raises(DataError, match=r"\(line 2\): 'label' is empty or not a label \(nan\)"):
+        read(put(tmp_path, "a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n'))
+    fine = [
+        "1_0",
+        "10",
+        "1.5",
+        "15",
+        "12345678901234567890",
+        "12345678901234567891",
+        "none",
+        "sNaN",
+        "inf",
+    ]
+    text = "".join(f"a,{word}\n" for word in fine)
+    assert set(read(put(tmp_path, "a.csv", f"text,label\n{text}")).label_names) == {*fine}
 
 
 def test_a_broken_file_is_reported_with_its_line(tmp_path):

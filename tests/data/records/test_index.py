@@ -1,9 +1,12 @@
 """Frames, judged by TensorFlow; the index, by the tfrecord package; what is corrupt or does not fit is rejected."""
 
+import bz2
+import gzip
 import json
 import os
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -64,6 +67,20 @@ def write_records(path, count, seed=0):
         writer.write_all(payloads[count // 2 :])
     assert (writer.records, writer.bytes) == (count, path.stat().st_size)
     return payloads
+
+
+def test_a_compressed_record_file_is_named_with_what_to_do(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    write_records(path, 3)
+    plain = path.read_bytes()
+    for kind, pack in (("gzip", gzip.compress), ("zlib", zlib.compress), ("bzip2", bz2.compress)):
+        path.write_bytes(pack(plain))
+        with pytest.raises(DataError, match=rf"a.tfrecord: is compressed with {kind}; unpack it"):
+            write_index(path)
+    path.rename(tmp_path / "a.tfrecord.gz")
+    path.with_suffix(".index").unlink()
+    with pytest.raises(DataError, match=r"no .tfrecord files, only a.tfrecord.gz; unpack them"):
+        record_files(tmp_path)
 
 
 def write_foreign(folder):

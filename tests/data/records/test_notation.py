@@ -1,6 +1,7 @@
 """Byte-level BPE: the ids of transformers, words, spaces and masks, lines of records, and kinds that are refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -171,3 +172,28 @@ def test_other_kinds_and_lacking_tokens_are_refused_by_name(folder, tmp_path):
     with pytest.raises(ConfigError, match="has no effect on byte-level BPE; leave out --cased"):
         find_vocabulary(str(folder), cased=True)
     assert find_vocabulary(str(folder), cased=False).notation is BYTE_LEVEL
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
+def test_a_regular_expression_whose_time_has_no_bound_is_refused(part, folder, tmp_path):
+    description = json.loads((folder / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "a"}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    entry = replace if part == "normalizer" else split
+    description[part] = {"type": "Sequence", part + "s": [entry, description[part]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match=re.escape("('(a+)+$'): is a regular expression")):
+        read_tokenizer(tmp_path)
+
+
+def test_an_id_far_beyond_the_pieces_is_refused(folder, tmp_path):
+    description = json.loads((folder / "tokenizer.json").read_text())
+    description["model"]["vocab"]["zzz"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match="id 2147483648 of 'zzz'"):
+        read_tokenizer(tmp_path)

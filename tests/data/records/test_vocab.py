@@ -60,7 +60,7 @@ def test_the_line_of_a_piece_is_its_id(tmp_path):
 
 def test_a_file_that_is_no_vocabulary_is_rejected_with_its_line_or_token(tmp_path):
     for piece in ("cat", ""):
-        path = write_vocab(tmp_path, [*PIECES, piece])
+        path = write_vocab(tmp_path, [*PIECES, piece, "end"])
         with pytest.raises(DataError, match=rf"line 9\): '{piece}' is blank .*write \[unused8\]"):
             read_vocabulary(path)
     for token in SPECIAL_TOKENS:
@@ -392,6 +392,48 @@ def test_the_accents_of_a_lower_cased_vocabulary_are_stripped_or_preserved(tmp_p
     assert "strip_accents" not in json.loads((stripped / "manifest.json").read_text())["settings"]
     with pytest.raises(DataError, match="strip_accents was False, now the default"):
         train(tmp_path, "keep")
+
+
+def test_the_accents_of_a_cased_vocabulary_are_preserved_or_stripped(tmp_path, capsys):
+    """`Über` has a capital and an accent: each of the four normalizations writes it in another way."""
+    sentences(tmp_path, ["Über Äpfel", "Ein Apfel", "über Apfel"] * 30)
+    expected = {
+        (True, None): "Über",
+        (True, True): "Uber",
+        (False, None): "uber",
+        (False, False): "über",
+    }
+    for (cased, strip), word in expected.items():
+        out = train(tmp_path, word, cased=cased, strip_accents=strip)
+        warned = "stripping accents changes 50% of the words" in capsys.readouterr().out
+        assert warned == (word in ("Uber", "uber"))
+        pieces = find_vocabulary(str(out), cased=cased).pieces
+        assert word in pieces and {"Über", "Uber"}.isdisjoint(set(pieces) - {word})
+        assert ("Äpfel" in pieces, "Apfel" in pieces) == (word == "Über", cased)
+
+
+def test_joiners_are_dropped_as_bert_drops_them(tmp_path):
+    """U+200C and U+200D are format characters, which Google's BasicTokenizer removes, cased or not."""
+    sentences(tmp_path, ["می\u200cروم क्\u200dष"] * 30)
+    for cased in (False, True):
+        pieces = find_vocabulary(str(train(tmp_path, str(cased), cased=cased)), cased=cased).pieces
+        assert "میروم" in pieces and not any({"\u200c", "\u200d"} & {*piece} for piece in pieces)
+
+
+def test_a_byte_order_mark_and_blank_lines_at_the_end_of_a_vocabulary_are_no_pieces(tmp_path):
+    plain = "".join(f"{piece}\n" for piece in PIECES).encode()
+    for name, data in (
+        ("mark", b"\xef\xbb\xbf" + plain),
+        ("blank", plain + b"\n \r\n\n"),
+        ("windows", b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n") + b"\r\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vocab.txt").write_bytes(data)
+        vocabulary = find_vocabulary(str(tmp_path / name), cased=False)
+        assert vocabulary.pieces == tuple(PIECES)
+        vocabulary.save(tmp_path / name)  # as a checkpoint has it, which other programs read
+        assert (tmp_path / name / "vocab.txt").read_bytes().replace(b"\r\n", b"\n") == plain
+        assert find_vocabulary(str(tmp_path / name), cased=False).sha256 == vocabulary.sha256
 
 
 def test_a_warning_counts_the_words_that_stripping_changes_and_english_has_few(tmp_path, capsys):

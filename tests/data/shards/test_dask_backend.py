@@ -183,6 +183,24 @@ def test_ctrl_c_ends_the_run(tmp_path, cluster):
     assert printed.startswith("shout: interrupted,") and len(printed.splitlines()) == 1
 
 
+def test_ctrl_c_leaves_the_workers_of_other_users_alone(tmp_path, cluster):
+    """A task of another client holds a worker; ours run beside it and wait for it, too."""
+    from distributed import Client
+
+    with Client(scheduler_file=str(cluster.file), set_as_default=False) as other:
+        wait_for(lambda: len(other.nthreads()) == WORKERS, 30.0)
+        command = f"echo $PPID >> {tmp_path}/log; until test -e {tmp_path}/go; do sleep 0.1; done; echo $PPID"
+        task = other.submit(subprocess.check_output, ["sh", "-c", command], pure=False)
+        wait_for((tmp_path / "log").exists, 30.0)
+        make_inputs(tmp_path, 12)
+        process = start_shout(tmp_path, cluster.file, 1.0)
+        wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")), 30.0)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=15)
+        (tmp_path / "go").touch()
+        assert task.result(timeout=20) == (tmp_path / "log").read_bytes()  # it ran once
+
+
 def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(
     tmp_path, empty_cluster, capsys, monkeypatch
 ):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.processes import alive, wait_for
@@ -54,6 +55,21 @@ def test_every_shard_is_converted_and_counted(tmp_path, processes, capsys):
     assert finished_files(tmp_path / "out") == [tmp_path / f"out/AA/0{n}" for n in range(4)]
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("shout: 4 documents, 0.0 MB in, 0.0 MB out, ")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_outputs_with_similar_names_are_made_in_folders_of_their_own(tmp_path, processes):
+    names = ["a/b", "a+b", "c/a/b", "c+a/b", "x" * 200]
+    shards = [
+        Shard(shard.inputs, Path(name))
+        for shard, name in zip(make_inputs(tmp_path) * 2, names, strict=False)
+    ]
+    folders = {
+        manifest.OutputFolder.work_folder(SimpleNamespace(partial=tmp_path), s) for s in shards
+    }
+    assert len(folders) == len(names)
+    run(shards, tmp_path / "out", processes)
+    assert all((tmp_path / "out" / name).is_file() for name in names)
 
 
 def test_complete_shards_are_skipped_and_missing_ones_made(tmp_path, capsys):

@@ -1,13 +1,16 @@
 """Formats of input files: recognised, split, read to the same documents, rejected with the line at fault."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
 import os
 import random
+import sqlite3
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -140,7 +143,7 @@ def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):
 
 def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
     for name, data, problem in (
-        ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is not UTF-8 text"),
+        ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is UTF-16LE, not UTF-8"),
         ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is not UTF-8 text"),
         ("a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
         ("a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
@@ -151,10 +154,79 @@ def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
         ("a", b"\xef\xbb\xbf\n<!DOCTYPE html>", "is HTML, not text; .*`trafilatura < a`"),
         ("a", b"<HTML lang='en'>", "is HTML"),
         ("a", b"{\\rtf1", "is rich text"),
+        ("a", b"<mediawiki xml:lang='en'>", "is a MediaWiki dump; run `bert extract a` first"),
+        ("a", b"<?xml version='1.0'?>\n<mediawiki>", "is a MediaWiki dump; run"),
+        ("a", b"<?xml version='1.0'?>\n<!-- a --><html>", "is HTML"),
+        ("a", b"<?xml version='1.0'?>\n<article>", "is XML, not text; .*--input-format plain"),
+        ("a", b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", "is a WARC file"),
+        ("a", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS.*git lfs pull"),
+        ("a", b"\x7fELF\x02", "is a program"),
+        ("a", b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first"),
+        ("a", gzip.compress(gzip.compress(b"Text.")), "is gzip in another compression; unpack"),
+        *((f"a.{kind}", data, message) for kind, data, message in made_by_programs(tmp_path)),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=rf"{name}.*{problem}"):
             files.recognise(tmp_path / name, READING)
+        if name in ("a.png", "a.mac", "a.txt.gz"):
+            continue
+        (tmp_path / "packed").write_bytes(gzip.compress(data))
+        with pytest.raises(DataError, match=f"packed.*{problem.split('`')[0]}"):
+            files.recognise(tmp_path / "packed", READING)
+
+
+def made_by_programs(folder):
+    """Yield (kind, bytes, message) of files as their own libraries write them."""
+    (folder / "text").write_text("A sentence.\n" * 9)
+    for form in (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(folder / "made", "w", format=form) as archive:
+            archive.add(folder / "text", "text")
+        yield "tar", (folder / "made").read_bytes(), "is a tar archive; unpack it first, as with"
+    old = bytearray((folder / "made").read_bytes())
+    old[257:265] = bytes(8)  # a header without a mark, as the seventh Unix wrote it
+    old[148:156] = b"%06o\0 " % (sum(old[:148]) + 8 * 32 + sum(old[156:512]))
+    yield "v7", bytes(old), "is a tar archive"
+    with contextlib.closing(sqlite3.connect(folder / "base")) as base:
+        base.execute("create table a (b text)")
+    yield "db", (folder / "base").read_bytes(), "is an SQLite database"
+    table = pyarrow.table({"text": ["One."]})
+    for kind, write_ipc in (("arrow", pyarrow.ipc.new_stream), ("feather", pyarrow.ipc.new_file)):
+        with write_ipc(folder / "ipc", table.schema) as writer:
+            writer.write_table(table)
+        yield kind, (folder / "ipc").read_bytes(), "is an Arrow file; write its text as Parquet"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BZh is a syllable.",
+        "BZh9 too.",
+        "PAR1 is a gene.",
+        "PK is short.",
+        "WARC is a format.",
+        "%PDF is it.",
+        "Obj is.",
+        "<a>",
+    ],
+)
+def test_prose_that_begins_like_another_file_is_text(tmp_path, text):
+    (tmp_path / "a").write_text(f"{text}\n")
+    assert read_file(tmp_path / "a") == [[text]]
+    markup = "<?xml version='1.0'?>"
+    (tmp_path / "a").write_text(f"{markup}\n")
+    assert read_file(tmp_path / "a", files.Reading(format="plain")) == [[markup]]
+
+
+def test_frames_with_the_largest_window_of_zstandard_are_read(tmp_path):
+    """`zstd --long=31` writes a window of 2 GiB into the frame; libraries refuse more than 128 MiB by themselves."""
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=31, enable_ldm=True, write_content_size=False
+    )
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.zst").write_bytes(packer.compress(b"One.\n") + packer.flush())
+    with pytest.raises(zstandard.ZstdError, match="memory"):
+        zstandard.ZstdDecompressor().decompressobj().decompress((tmp_path / "a.zst").read_bytes())
+    assert read_file(tmp_path / "a.zst") == [["One."]]
 
 
 @pytest.mark.parametrize("packing", PACKERS)
@@ -197,6 +269,18 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
         ("odd[1].md", "odd[1].md"),
     ):
         assert files.find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
+    (tmp_path / "a_link.txt").symlink_to("b.txt")  # before the file in the order of names
+    (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
+    for hidden in (".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_text("Stale.")
+    names = ["a.txt", "b.txt", "d.md", "deep/c.txt", "odd[1].md"]
+    assert files.find_files(tmp_path) == [tmp_path / name for name in names]
+    assert files.find_files(tmp_path / "*.txt") == [tmp_path / "a.txt", tmp_path / "b.txt"]
+    (tmp_path / "links").mkdir()
+    for name in ("1", "2"):
+        (tmp_path / "links" / name).symlink_to(tmp_path / "a.txt")
+    assert files.find_files(tmp_path / "links") == [tmp_path / "links" / "1"]
     for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
         with pytest.raises(DataError, match=problem):
             files.find_files(tmp_path / name)
@@ -320,8 +404,8 @@ def test_tables_are_read_by_their_header(tmp_path):
     assert files.split_part(part, 10, body) == [part]
     for rows, where, problem in (
         (b"a,b\n1,2\n", "line 1", "has no column 'body', only 'a', 'b'; .*--text-field"),
-        (b"body,b,body\n1,2,3\n", "line 1", "only 'body', 'b', 'body'; .*--text-field"),
-        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "it has 3 cells for 2 columns"),
+        (b"body,b,body\n1,2,3\n", "line 1", "has two columns 'body'"),
+        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "has 3 cells for 2 columns"),
         (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
     ):
         (tmp_path / "b.csv").write_bytes(rows)

@@ -37,6 +37,7 @@ class DumpServer(ThreadingHTTPServer):
         self.hang_up_after = []  # bytes of body, one entry a request for a dump
         self.statuses = []
         self.ranges = True
+        self.pages = []  # (headers, body) of an answer 200 instead of a dump, one entry a request
         self.shifts = []  # bytes by which an answer to a range begins too early
         self.seconds_per_block = 0.0
         self.after_checksums = lambda: None
@@ -66,6 +67,14 @@ class Handler(BaseHTTPRequestHandler):
         if is_dump:
             server.dump_requests.append(dict(self.headers.items()))
             status = server.statuses.pop(0) if server.statuses else status
+        if is_dump and server.pages:
+            headers, page = server.pages.pop(0)
+            self.send_response(200)
+            for header in {"Content-Length": str(len(page)), **headers}.items():
+                self.send_header(*header)
+            self.end_headers()
+            self.wfile.write(page)
+            return
         if server.ranges and (wanted := re.match(r"bytes=(\d+)-$", self.headers.get("Range", ""))):
             start = int(wanted[1])
             status = 416 if start >= len(body) else status
@@ -196,6 +205,49 @@ def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_
     fetch(server, tmp_path)
     assert (tmp_path / NAME).read_bytes() == new
     assert not list(tmp_path.glob("*.part"))  # the old half is removed
+
+
+HALF = len(BODY) // 2
+ANSWERS = {
+    "login page": ({"Content-Type": "text/html"}, b"<html>Welcome to the hotel</html>"),
+    "cut login page": ({"Content-Type": "text/html", "Content-Length": "900"}, b"<html>Wel"),
+    "empty": ({}, b""),
+    "longer than the part": ({}, b"<html>" * 200_000),
+    "another version": ({"ETag": '"2"'}, BODY[::-1]),
+    "without a length": ({"Connection": "close", "Content-Length": ""}, b"<html>"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
+def test_an_answer_that_is_not_the_file_leaves_the_part(server, tmp_path, answer):
+    (tmp_path / PART).write_bytes(BODY[:HALF])
+    server.pages = [answer] * 9
+    with pytest.raises(DataError, match=r"in a row|is kept"):
+        fetch(server, tmp_path)
+    assert (tmp_path / PART).read_bytes() == BODY[:HALF]
+    server.pages.clear()
+    fetch(server, tmp_path)
+    assert server.dump_requests[-1]["Range"] == f"bytes={HALF}-"
+    assert (tmp_path / NAME).read_bytes() == BODY
+    assert visible(tmp_path) == ["manifest.json", NAME]
+
+
+@pytest.mark.parametrize("is_served_right", [True, False])
+def test_a_range_of_another_file_is_not_kept(server, tmp_path, is_served_right):
+    # The server's file has other bytes under the listed name, or the part has.
+    wrong = BODY[:HALF] + BODY[HALF:][::-1]
+    (tmp_path / PART).write_bytes(BODY[: HALF + 9] if not is_served_right else wrong[: HALF + 9])
+    before = (tmp_path / PART).read_bytes()
+    if not is_served_right:
+        server.files[f"/xxwiki/20240101/{NAME}"] = wrong
+        with pytest.raises(DataError, match=f"the server lists {SHA1}.*is kept"):
+            fetch(server, tmp_path)
+        assert (tmp_path / PART).read_bytes() == before
+        assert visible(tmp_path) == [PART]
+    else:
+        fetch(server, tmp_path)
+        assert (tmp_path / NAME).read_bytes() == BODY
+        assert visible(tmp_path) == ["manifest.json", NAME]
 
 
 def test_a_wrong_byte_is_caught_and_the_file_removed(server, tmp_path):

@@ -136,6 +136,82 @@ def test_every_compression_and_encoding_reads_the_same(tmp_path):
     assert first == f'<doc id="7" url="{url}" title="Été">\nÉté\n\nL\'été est chaud.\n\n'
 
 
+def revisions(number, title, *texts, ns="<ns>0</ns>", model="<model>wikitext</model>"):
+    """Return a page of a full history, from (time, text) in any order."""
+    lines = "".join(
+        f"<revision><id>{n}</id><timestamp>{time}</timestamp><contributor><username>Editor{n}</username></contributor>"
+        f"{model}<text bytes='9'>{text}</text><sha1>abc{n}</sha1></revision>"
+        for n, (time, text) in enumerate(texts)
+    )
+    return f"<page><title>{title}</title>{ns}<id>{number}</id>{lines}</page>\n"
+
+
+def test_a_page_of_a_full_history_has_its_newest_revision_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(wikipedia, "LARGEST_PAGE", 200_000)
+    old, new = ("2010-01-01T00:00:00Z", "Old."), ("2011-01-01T00:00:00Z", "New.")
+    long = [("2009", "x" * 50_000)] * 20
+    pages = revisions(7, "A", old, new) + revisions(8, "B", new, old)
+    pages += revisions(9, "C", *long, new, *long) + revisions(10, "D", ("", "Old."), ("", "New."))
+    counts = run(dump(tmp_path / "dump.xml", pages), tmp_path / "out")["counts"]
+    assert (counts["documents"], counts["pages_lost"]) == (4, 0)
+    (text,) = tree(tmp_path / "out").values()
+    assert re.findall(r"\n\n(.*)\n\n</doc>", text) == ["New."] * 4
+    assert not re.search("Editor|abc|sha1|x{9}", text)
+
+
+def test_only_the_main_slot_of_a_page_is_text(tmp_path):
+    page = revisions(7, "A", ("2010", "Main.")).replace(
+        "<sha1>", "<content><text>B</text></content><sha1>"
+    )
+    page += revisions(8, "C", ("2010", "")).replace(
+        "<text bytes='9'></text>", "<text /><content><text>B</text>"
+    )
+    run(dump(tmp_path / "dump.xml", page), tmp_path / "out")
+    assert "\n\nMain.\n\n" in (text := tree(tmp_path / "out")["AA/wiki_00"]) and "B" not in text
+
+
+@pytest.mark.parametrize("siteinfo", [True, False])
+def test_the_titles_of_a_dump_without_ns_decide_their_namespaces(tmp_path, siteinfo):
+    header = HEADER if siteinfo else '<mediawiki xml:lang="fr">\n'
+    names = [
+        "Harbour",
+        "Modèle:Stub",
+        "modèle:x",
+        "Star Trek: Picard",
+        "Talk:Harbour",
+        "User_talk:B",
+    ]
+    pages = "".join(revisions(n, title, ("2010", "Text."), ns="") for n, title in enumerate(names))
+    manifest = run(dump(tmp_path / "dump.xml", pages, header), tmp_path / "out")
+    kept = names[:1] + names[3:] if siteinfo else names[:4]
+    assert titles(tmp_path / "out") == kept
+    assert manifest["counts"]["pages_of_other_namespaces"] == 2
+    packed = bz2.compress((header + "x").encode()[:-1]) + bz2.compress(pages.encode())
+    (tmp_path / "dump.bz2").write_bytes(packed + bz2.compress(b"</mediawiki>"))
+    run(tmp_path / "dump.bz2", tmp_path / "packed")  # its streams are read without the header
+    assert titles(tmp_path / "packed") == kept
+
+
+def test_pages_of_another_model_are_left_out_counted_and_named(tmp_path, capsys):
+    item = revisions(5, "Q5", ("2010", '{"a": 1}'), model="<model>wikibase-item</model>")
+    with pytest.raises(DataError, match=r"left out 1 pages whose model is wikibase-item, not wiki"):
+        run(dump(tmp_path / "items.xml", item), tmp_path / "none")
+    both = dump(tmp_path / "both.xml", item + revisions(6, "A", ("2010", "Text.")))
+    assert run(both, tmp_path / "out")["counts"]["pages_of_other_models"] == 1
+    assert titles(tmp_path / "out") == ["A"]
+    assert "AA/wiki_00: left out 1 pages whose model is wikibase-item" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path, capsys):
+    bad = page(8, "Bad", f"A &amp;#{'1' * 4301}; b.")
+    source = dump(tmp_path / "dump.xml", articles(2) + bad + page(9, "Good", "C."))
+    counts = run(source, tmp_path / "out")["counts"]
+    assert (counts["documents"], counts["pages_given"], counts["pages_lost"]) == (3, 4, 1)
+    assert titles(tmp_path / "out") == ["Article 1", "Article 2", "Good"]
+    note = r"1 of 4 pages are missing from the output \(8 'Bad'\); the first cannot be converted: ValueError: Exceeds"
+    assert re.search(note, capsys.readouterr().out)
+
+
 def test_a_dump_cut_in_a_page_or_without_siteinfo_gives_the_other_pages_and_a_note(tmp_path):
     text = HEADER + articles(5)
     source = tmp_path / "cut.xml"

@@ -58,6 +58,25 @@ def run(source, out, processes=1, **settings):
     return read_manifest(out)
 
 
+def test_an_output_folder_in_its_input_is_refused(tmp_path):
+    source = corpus(tmp_path / "in", a="One.\n")
+    for given in (source, source / "**" / "a"):
+        for out in (source, source / "AA" / "out", tmp_path / "in" / ".." / "in" / "out"):
+            with pytest.raises(DataError, match=r"out \(.*\): is inside .*/in, where the next run"):
+                run(given, out)
+    assert sorted(path.name for path in source.rglob("*")) == ["AA", "a"]
+    for given, out in ((source, source / ".out"), (source / "AA" / "a", source / "AA" / "out")):
+        assert run(given, out, sentence_splitter="lines")["counts"]["sentences"] == 1
+    run(source / ".out", source / ".out" / "again")  # the manifest of a step lists its files
+
+
+def test_the_sentences_without_a_letter_are_counted(tmp_path, capsys):
+    (tmp_path / "chat").write_text("Yes 👍\n👍\n:-)\n\n?!\n1\n")
+    counts = run(tmp_path / "chat", tmp_path / "out", sentence_splitter="lines")["counts"]
+    assert (counts["sentences"], counts["sentences_without_words"]) == (2, 3)
+    assert "preprocess: dropped 3 sentences without a letter or a digit" in capsys.readouterr().out
+
+
 EMPTY = doc("Empty") + doc("Dots", "...", "()") + '<doc id="9" url="" title="X">\n</doc>\n'
 TEXTS = {
     "one sentence per line, a blank line between documents": (
@@ -121,7 +140,8 @@ def test_the_sentences_of_articles_are_exactly_these(tmp_path, case, monkeypatch
     assert stats.documents == lines.count("\n\n") + 1
     assert stats.sentences == len([line for line in lines.split("\n") if line])
     outside, empty = ("outside" in case) * 3, ("without text" in case) * 9
-    assert stats.extra == {"documents_without_text": empty, "lines_outside_documents": outside}
+    counts = {"documents_without_text": empty, "lines_outside_documents": outside}
+    assert stats.extra == counts | {"sentences_without_words": ("without text" in case) * 3}
     note = f"{source}: left out text outside <doc ...> ... </doc>, lines: 3"
     assert stats.notes == ((note,) if outside else ())
 

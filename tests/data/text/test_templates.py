@@ -70,6 +70,51 @@ def test_a_bad_file_of_templates_is_an_error_with_place_value_and_remedy(
         templates.read_rules(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("{{formatnum:468}} {{formatnum:1,234|R}} {{FORMATNUM: 5 }}", "468 1,234 5"),
+        ("{{lc:GRANDE}} {{uc:ab|x}} {{ucfirst:belle}} {{lcfirst:ABC}} {{uc:a&amp;b}}", "grande AB Belle aBC A&B"),
+        ("{{padleft:7|3}} {{padleft:7|3|xy}} {{padright:ab|4|.}} {{padleft:7}}", "007 xy7 ab.. 7"),
+        ("{{padleft:7|99999999999}} {{lc:a=b}} {{lc:{{uc:x}}|1=y}}", "7 a=b x"),
+        ("{{plural:1|page|pages}} {{plural:2|page|pages}} {{grammar:genitive|word}} {{plural:1}}", "page pages word 1"),
+        ("{{#if:a|b}}{{DEFAULTSORT:x}}{{#tag:ref|b}}{{lc:}}{{lc}}{{Wikipedia:Page}}", ""),
+    ],
+)  # fmt: skip
+def test_a_parser_function_shows_its_argument(wikitext, expected):
+    assert text("en", f"A {wikitext} b.") == [f"A {expected} b.".replace("  ", " ")]
+
+
+def test_a_file_of_templates_overrides_every_kind_of_rule():
+    """The last dictionary has the names of a rule, a rule of one language, a prefix, functions, and nothing."""
+    more = {"NoWrap": "N{1}", "s": "S{1}", "lang-de": "L{1}", "convert": "C{2}"}
+    more |= {"formatnum": "F{1}", "lc:": "l{1}{2}", "#if": "{2}", "small": "", "PAGENAME": "P"}
+    wikitext = (
+        "{{nowrap|a}} {{s|b}} {{lang-de|c}} {{convert|1|d}} {{formatnum:1}} {{lc:X|y}} {{#if:x|e}}"
+    )
+    wikitext += " {{small|f}}{{PAGENAME}} {{uc:g}}"
+    assert text("fr", wikitext, **more) == ["Na Sb Lc Cd F1 lXy e P G"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("fr|2=chat", "chat"),
+        ("2=chat|fr", "chat"),
+        ("2=chat|1=fr", "chat"),
+        ("fr|2=chat|chien", "chien"),
+        ("1=fr|chien|chat", "chat"),
+        ("fr|3=x|chat", "chat"),
+        ("fr|foo=x|chat", "chat"),
+        ("2=a = b|fr", "a = b"),
+    ],
+)
+def test_numbers_of_arguments_count_as_in_mediawiki(arguments, expected):
+    """{{{2}}} of `lang`: a number names an argument, and those without a name are counted from 1."""
+    assert text("en", f"{{{{lang|{arguments}}}}}") == [expected]
+    assert text("en", "{{chem|C|2=5|3=H}} {{convert|2=mi|1=7}}") == ["C5H 7 mi"]
+
+
 def test_a_name_of_one_wikipedia_has_its_own_meaning_elsewhere():
     assert text("en", "In {{citation|title=A}} {{s|XIX|e}} it.") == ["In it."]
     names = [

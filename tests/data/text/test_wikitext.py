@@ -96,6 +96,46 @@ def test_a_template_that_stands_in_sentences_is_filled_and_others_are_dropped(wi
     assert lines(f"It is {wikitext} there.") == [" ".join(f"It is {expected} there.".split())]
 
 
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("<tabber>One=First text.|-|Two=Second text.</tabber>", ["A", "First text.", "Second text.", "b."]),
+        ("<tabber>\nOne=\nFirst text.\n|-|\nTwo=\nSecond.\n</tabber>", ["A", "First text.", "Second.", "b."]),
+        ('<youtube width="200">dQw4w9WgXcQ</youtube>', ["A b."]),
+        ("<video>https://youtu.be/abc</video> <aoaudio>song.mp3</aoaudio>", ["A b."]),
+        ('<pages index="Book.djvu" from=1 to=20 /><mark2/>', ["A b."]),
+        ("<DynamicPageList>\ncategory = Big ships\ncount = 5\n</DynamicPageList>", ["A b."]),
+        ('<googlemap lat="1">41.23, -2.1</googlemap>', ["A b."]),
+        ("<spoiler>He <inner>dies</inner> there.</spoiler>", ["A He dies there. b."]),
+        ("<verse>他是人。</verse>", ["A 他是人。 b."]),
+        ('<foo bar="x">', ["A b."]),
+        ("vector<int>, <stdio.h>, <a@b.c>, x <y and z> w", ["A vector<int>, <stdio.h>, <a@b.c>, x <y and z> w b."]),
+    ],
+)  # fmt: skip
+def test_an_unknown_tag_leaves_its_prose_and_nothing_else(wikitext, expected):
+    assert lines(f"A {wikitext} b.") == expected
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        ("-{zh-hans:计算机;zh-hant:電腦}-是-{巴比奇}-", "计算机是巴比奇"),
+        ("-{H|zh-cn:内存;zh-tw:記憶體}-一-{T|zh-hans:电脑;zh-hant:電腦}-", "一"),
+        ("-{A|zh-cn:信息;zh-tw:資訊}-", "信息"),
+        ("-{大寫=>zh-cn:小寫;zh-tw:x}-", "小寫"),
+        ("-{-|zh-cn:a;zh-tw:b}-c", "c"),
+        ("-{zh-hans;zh-hant|文}- -{R|abc}-", "文 abc"),
+        ("-{sr-ec:Тест; sr-el:Test}-", "Тест"),
+        ("-{zh-hans:-{x}-;zh-hant:b}-", "x"),
+        ("{{lang|zh|-{A|zh-cn:q;zh-tw:r}-}} [[x|-{zh-cn:l;zh-tw:m}-]]", "q l"),
+        ("-{https://a.example/b&nbsp;c}-", "https://a.example/b c"),
+        ("x-{{nowrap|y}}-z {a}- -{b", "x-y-z {a}- -{b"),
+    ],
+)
+def test_a_language_conversion_shows_one_variant(wikitext, expected):
+    assert lines(wikitext) == [expected]
+
+
 def test_what_a_dropped_template_leaves_is_tidied():
     text = "'''Algiers''' ({{IPA|a}}; {{lang-ar|الجزائر}} {{respell|a}} , ), {{fact}} is ({{IPA|x}}) here {{x}}."
     assert lines(text) == ["Algiers (الجزائر), is here."]
@@ -274,7 +314,7 @@ PIECES = [
     "1|to|", "|", "=", "\n= a =", "\n==a", "<ref>", "</ref>", "<ref name=", "<!--", "-->", "<", "<nowiki>", "<table>",
     "</table>", "<li>",
     "'''", "''", "l'''a''", "(", "(,", ",)", ", ", " ,", "[http://", "[//a ", "&", "&amp;", "__A", "\n* ",
-    "\n", " ", "a", "é", "1",
+    "\n", " ", "a", "é", "1", "-{", "-{a|", "-{{{a}}", "}-", "<x>", "</x>", "<x>a</x", "<a b='", "|-|", "{{lc:", "=>",
 ]  # fmt: skip
 
 

@@ -160,6 +160,17 @@ def test_a_sentence_goes_on_over_a_page_break_without_its_number_and_title():
     assert len(lines) <= len(pages) - starts
 
 
+def test_a_running_title_may_stand_beside_the_number_of_its_page():
+    prose = textwrap.wrap(" ".join(PARAGRAPHS[:20]), 70)
+    pages = [prose[start : start + 9] for start in range(0, len(prose), 9)]
+    text = "".join(
+        "\n".join([f"\f{n}", "THE SAME TITLE", *page, "THE SAME FOOTER", f"Page {n}", ""])
+        for n, page in enumerate(pages)
+    )
+    joined = " ".join(Joiner(text).paragraphs(text.split("\n")))
+    assert "SAME" not in joined and "Page" not in joined
+
+
 def test_an_output_folder_of_an_earlier_version_keeps_its_lines(tmp_path):
     for name in ("1.wrapped", "2.wrapped"):
         (tmp_path / "in").mkdir(exist_ok=True)

@@ -7,12 +7,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, nullcontext
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.hf_models import change_weights
 from support.runs import continues_bit_for_bit
 from support.tiny_models import OTHERS, PIECES, TINY, metrics_of, write_model
 
@@ -21,12 +25,13 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
-from bert_cli.errors import DataError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
 from bert_cli.model.heads import SentenceEmbedding
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
+from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, models, resolve, start, teacher
 from bert_cli.tasks.run.task import Task
@@ -362,6 +367,24 @@ def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     assert after["spearman"] > before["spearman"] + 0.1 and after["ndcg_10"] > before["ndcg_10"]
 
 
+def test_an_epoch_has_every_row_once_however_many_texts_it_has(home):
+    """12 rows a step: 64 rows of three texts, and of two; 40 texts with themselves."""
+    for changes, epochs, steps in (
+        ({"text_column": ["anchor", "positive", "negative"]}, 3, 16),
+        ({"text_column": ["anchor", "positive"]}, 3, 16),
+        ({"train_file": home / "texts.txt", "objective": "simcse"}, 1.5, 5),
+    ):
+        values = {"train_file": home / "pairs.tsv", "do_validation": False, "max_seq_length": 32}
+        values |= {"num_epochs": epochs, "cache_dir": None, **changes}
+        values["global_batch"] = {"micro_batch_size": 4, "grad_acc_steps_per_replica": 3}
+        settings = EmbedSettings.model_validate(values)
+        task = embed.build(settings, read_tokenizer(home / "plain"), None)
+        mesh = resolve.open_mesh(settings, Processes(()))
+        plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
+        assert plan.total_steps == steps and reader.epoch_size in (40, 64)
+        assert plan.epochs == pytest.approx(12 * steps / reader.epoch_size)
+
+
 def test_simcse_trains_on_texts_with_themselves(home):
     words = ["--objective", "simcse", "--train-file", str(home / "texts.txt"), "--no-do-validation"]
     assert main(arguments(home, "simcse", *words, "--num-epochs", "4")) == 0
@@ -453,6 +476,21 @@ WRONG = {
         ["--global-batch.micro-batch-size", "1", "--global-batch.grad-acc-steps-per-replica", "1"],
     ),
     "has nothing to score on": ("", ["--objective", "simcse"]),
+    "text_column (--text-column): names anchor twice": ("", ["--text-column", "anchor,anchor"]),
+    "validation_column (--validation-column): names a twice": (
+        "",
+        ["--validation-column", "a,a,score"],
+    ),
+    "matryoshka.0 (--matryoshka): got ''": ("", ["--matryoshka", ""]),
+    "num_epochs (1e+308): makes a run without end": (
+        "anchor,positive\na,b\nc,d\ne,f\n",
+        ["--num-epochs", "1e308"],
+    ),
+    "train.csv: is UTF-16, not UTF-8": ("\ufeffanchor,positive".encode("utf-16"), []),
+    "surrogate.jsonl (line 1): has an unpaired surrogate": (
+        "",
+        ["--train-file", "surrogate.jsonl"],
+    ),
     "names 1 column for": ("", ["--text-column", "text"]),
     "objective (--objective) 'tsdae': is no longer supported": ("", ["--objective", "tsdae"]),
 }
@@ -462,9 +500,10 @@ WRONG = {
 def test_a_mistake_names_its_place_and_a_remedy(message, home, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text, flags = WRONG[message]
-    (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "train.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "surrogate.jsonl").write_text('{"anchor": "\\ud800", "positive": "a"}\n')
     (tmp_path / "texts.txt").write_text("a\nb\n")
-    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,nan\n")
+    (tmp_path / "wrong.csv").write_text("sentence1,sentence2,score\na,b,much\n")
     (tmp_path / "same.csv").write_text("sentence1,sentence2,score\na,b,1\nb,c,1\n")
     for name in ("queries", "corpus"):
         (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
@@ -526,6 +565,13 @@ def test_shortened_vectors_are_scored_and_predicted(home, trained, capsys):
     assert rows[1].shape == (5, 8)
     expected = rows[0][:, :8] / np.linalg.norm(rows[0][:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(rows[1], expected, atol=1e-6)
+    words = ["predict", str(trained), texts[0], "--task", "similarity", "--dimensions", "8"]
+    assert main([*words, "--input", str(home / "short.txt")]) == 0
+    ranked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    cosines = dict(zip(texts, expected @ expected[0], strict=True))
+    assert [row["text"] for row in ranked] == sorted(texts, key=cosines.get, reverse=True)
+    similarities = [row["similarity"] for row in ranked]
+    assert similarities == pytest.approx(sorted(cosines.values(), reverse=True), abs=1e-5)
     for words in (
         [*start, "--matryoshka", "999"],
         ["predict", str(trained), "a text", "--dimensions", "999"],
@@ -605,26 +651,176 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(
     settings = EmbedSettings.model_validate(values)
     features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
     task = Task(TINY.hidden_size, None, features)
+    group = group_of(cpu_mesh())
     with pytest.raises(KeyboardInterrupt):
-        teacher.with_vectors(settings, task, texts)
+        teacher.with_vectors(settings, task, texts, group)
     stored = read.copy()
     read.clear()
     assert len(stored) == 24
-    column = teacher.with_vectors(settings, task, texts[16:]).train.labels["teacher_vectors"]
+    column = teacher.with_vectors(settings, task, texts[16:], group).train.labels["teacher_vectors"]
     assert read == texts[24:]
     read.clear()
-    again = teacher.with_vectors(settings, task, texts[::-1]).train.labels["teacher_vectors"]
+    again = teacher.with_vectors(settings, task, texts[::-1], group).train.labels["teacher_vectors"]
     assert not read
     assert f"reads 0 texts, {len(texts)} vectors are cached" in capsys.readouterr().out
     np.testing.assert_array_equal(again[: len(column)], column[::-1])
-    (file,) = tmp_path.glob("vectors_*.sqlite")
-    with sqlite3.connect(file) as store:
-        store.execute("UPDATE vectors SET vector = ?", [np.full(4, np.nan, np.float32).tobytes()])
-    with pytest.raises(DataError, match=r"vectors_.*not finite"):
-        teacher.with_vectors(settings, task, texts)
-    file.write_text("damaged " * 99)
-    with pytest.raises(DataError, match=r"vectors_.*cannot be read or written.*not a database"):
-        teacher.with_vectors(settings, task, texts)
+
+
+# Changes of a cached row, by SQL.
+DAMAGE = {
+    "a changed bit": "vector = x'01' || substr(vector, 2)",
+    "zeros": "vector = zeroblob(length(vector))",
+    "short": "vector = substr(vector, 5)",
+    "absent": "vector = NULL",
+    "text": "vector = 'text'",
+    "a number": "vector = 1, crc32c = 'x'",
+    "a vector of another text": "text = '{2}' WHERE text = '{1}'; --",
+    "no checksum": "crc32c = NULL",
+}
+
+
+@pytest.fixture(scope="module")
+def cached(teachers, tmp_path_factory):
+    """A cache folder, its file, and a function that returns the vectors of 20 texts with that folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    texts = sorted(f"{first} {second}" for first in OTHERS[:4] for second in OTHERS[:5])
+    values = {"distillation": {"teacher": str(teachers / "equal")}, "cache_dir": folder}
+    settings = EmbedSettings.model_validate(values)
+    features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
+    task = Task(TINY.hidden_size, None, features)
+
+    def vectors(group):
+        return teacher.with_vectors(settings, task, texts, group).train.labels["teacher_vectors"]
+
+    expected = vectors(group_of(cpu_mesh()))
+    (file,) = folder.glob("vectors_*.sqlite")
+    return vectors, expected, file, texts
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_a_damaged_row_of_the_cached_vectors_is_computed_again(cached, damage, capsys):
+    vectors, expected, file, texts = cached
+    with closing(sqlite3.connect(file)) as store, store:
+        if damage.startswith("text ="):
+            store.execute("DELETE FROM checked_vectors WHERE text = ?", texts[19:])
+        damage = damage.format(None, *texts[18:])
+        store.executescript(f"UPDATE checked_vectors SET {damage} WHERE text = '{texts[7]}'")
+    np.testing.assert_allclose(vectors(group_of(cpu_mesh())), expected, atol=1e-6)
+    said = "teacher: 1 vectors of the cache are damaged\n.*reads [12] texts, 1[89] "
+    assert re.search(said, capsys.readouterr().out)
+    vectors(group_of(cpu_mesh()))
+    assert "reads 0 texts, 20 vectors are cached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damage", ["text", "truncated", "zeroed page", "empty", "older", "columns"]
+)
+def test_a_damaged_file_of_cached_vectors_is_made_again(cached, damage, capsys):
+    vectors, expected, file, _ = cached
+    data = file.read_bytes()
+    with closing(sqlite3.connect(file)) as store, store:
+        if damage == "older":
+            store.execute("DROP TABLE checked_vectors")
+            store.execute("CREATE TABLE vectors (text TEXT PRIMARY KEY, vector BLOB)")
+            store.execute("INSERT INTO vectors VALUES ('text 1', zeroblob(64))")
+        elif damage == "columns":
+            store.execute("ALTER TABLE checked_vectors RENAME COLUMN crc32c TO crc32d")
+    if damage in ("text", "truncated", "zeroed page", "empty"):
+        half = len(data) // 2
+        changed = {"text": b"x" * 999, "truncated": data[:half], "empty": b""}
+        file.write_bytes(changed.get(damage, data[:4096] + bytes(4096) + data[8192:]))
+    np.testing.assert_allclose(vectors(group_of(cpu_mesh())), expected, atol=1e-6)
+    said = f"{file}: is damaged (" in (printed := capsys.readouterr().out)
+    assert said == (damage not in ("empty", "older")) and "reads 20 texts" in printed
+
+
+class Other(ProcessGroup):
+    """A rank of several threads that add their numbers."""
+
+    def __init__(self, rank, barrier, numbers):
+        super().__init__(rank, barrier.parties)
+        self.barrier, self.numbers = barrier, numbers
+
+    def _sum(self, numbers):
+        self.numbers[self.rank] = numbers
+        self.barrier.wait(60)
+        total = sum(self.numbers.values())
+        self.barrier.wait(60)
+        return total
+
+    def publish(self, text): ...
+
+    def published_by(self, rank): ...
+
+    def naming_lost_process(self):
+        return nullcontext()
+
+
+def test_ranks_divide_the_texts_of_a_teacher_and_rank_0_has_the_cache(cached, monkeypatch):
+    vectors, expected, file, texts = cached
+    with closing(sqlite3.connect(file)) as store, store:
+        store.execute("DELETE FROM checked_vectors WHERE text >= ?", [texts[14]])
+    read, numbers, opened = [], {}, []
+    of_texts, connect = Embedding.of_texts, sqlite3.connect
+
+    def counted(self, inputs):
+        read.append([item.fields["text"] for item in inputs])
+        return of_texts(self, inputs)
+
+    monkeypatch.setattr(Embedding, "of_texts", counted)
+
+    def connected(path, **more):
+        opened.append(path)
+        return connect(path, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    barrier = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        groups = [Other(rank, barrier, numbers) for rank in range(3)]
+        results = list(pool.map(vectors, groups))
+    assert sorted(text for part in read for text in part) == texts[14:] and list(
+        map(len, read)
+    ) == [2, 2, 2]
+    assert sorted(opened) == sorted([str(file), ":memory:", ":memory:"])
+    for result in results:
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+CHANGED = ("nothing", "weights", "pooling", "length", "tokenizer")
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_vectors_are_computed_again_after_a_change_of_the_teacher(change, teachers, tmp_path):
+    other = tmp_path / "other"
+    bias = {"weights": {"embeddings.LayerNorm.bias": lambda values: values + 1.0}}
+    prefix = (
+        "bert." if "bert.embeddings.LayerNorm.bias" in load_file(teachers / "equal" / MODEL) else ""
+    )
+    changes = {f"{prefix}{name}": function for name, function in bias.get(change, {}).items()}
+    change_weights(teachers / "equal", other, changes)
+    pooling, longest = "cls" if change == "pooling" else "mean", 20 if change == "length" else 24
+    files = embeddings.embedding_files(pooling, TINY.hidden_size, longest)
+    for file, content in files.items():
+        (other / file).write_bytes(content)
+    if change == "tokenizer":
+        pieces = (other / "vocab.txt").read_text().splitlines()
+        lines = "".join(f"{piece}\n" for piece in [*pieces[:5], *reversed(pieces[5:])])
+        shutil.rmtree(other / "tokenizer.json", ignore_errors=True)
+        write_vocabulary(other, lines.encode(), Normalization())
+    texts = (teachers / "texts.txt").read_text().splitlines()
+    features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
+    tasks = []
+    for name in ("equal", other):
+        values = {"distillation": {"teacher": str(teachers / name)}, "cache_dir": tmp_path}
+        settings = EmbedSettings.model_validate(values)
+        task = Task(TINY.hidden_size, None, features)
+        tasks.append(teacher.with_vectors(settings, task, texts).train)
+    is_equal = change == "nothing"
+    assert len(list(tmp_path.glob("vectors_*.sqlite"))) == (1 if is_equal else 2)
+    assert (tasks[0].fingerprint == tasks[1].fingerprint) == is_equal
+    vectors = [part.labels["teacher_vectors"] for part in tasks]
+    # Of these texts none is longer than either limit.
+    assert np.array_equal(*vectors) == (change in ("nothing", "length"))
 
 
 @pytest.mark.slow
@@ -680,3 +876,26 @@ def test_a_teacher_of_vectors_that_cannot_be_used_is_refused(teachers, tmp_path,
     ):
         assert main(arguments(teachers, tmp_path / "run", *words)) == code
         assert re.search(message, capsys.readouterr().err.replace("\n", " ")), message
+
+
+# --- a model of sentence-transformers as the start
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, ("cls", 24)), ({"pooling": "mean", "max_seq_length": 16}, ("mean", 16))],
+)
+def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home, tmp_path):
+    folder = shutil.copytree(home / "plain", tmp_path / "vectors")
+    for name, content in embeddings.embedding_files("cls", TINY.hidden_size, 24).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    values = {
+        "pretrained_ckpt_path": str(folder),
+        "train_file": home / "pairs.tsv",
+        "cache_dir": None,
+    }
+    settings = EmbedSettings.model_validate({**values, **given, "save_ckpt_path": tmp_path / "run"})
+    with ExitStack() as stack:
+        used = finetune.prepare(settings, embed.build, stack).settings
+    assert (used.pooling, used.max_seq_length) == expected

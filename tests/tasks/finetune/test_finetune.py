@@ -7,22 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
+from support.hf_models import change_weights
 from support.processes import wait_for
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
 from support.tiny_models import OTHERS, PIECES, TINY, metrics_of, write_model, write_reviews
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
-from bert_cli.data.records.tokenizer import read_tokenizer
+from bert_cli.data.finetune.tables import TextExamples
+from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.errors import DeviceError
 from bert_cli.tasks.finetune import texts
-from bert_cli.tasks.run import task
+from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.models import find_tokenizer
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import with_teacher
@@ -402,6 +405,86 @@ def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
     encoding = tokenizer.library.encode(text, add_special_tokens=False)
     assert first[1 : len(encoding.ids) + 1].tolist() == encoding.ids
     assert both.fingerprint.startswith(f"{alone.fingerprint}, unlabelled ")
+
+
+CHANGES = (
+    "nothing",
+    "folder",
+    "texts",
+    "second",
+    "no second",
+    "labels",
+    "no labels",
+    "tokenizer",
+    "length",
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_features_are_built_again_after_a_change_of_what_they_depend_on(
+    change, base, tmp_path, monkeypatch
+):
+    built = []
+    encode = texts.encode_texts
+    monkeypatch.setattr(
+        texts, "encode_texts", lambda *rows, **sizes: built.append(1) or encode(*rows, **sizes)
+    )
+    tokenizer = read_tokenizer(base / "model")
+    settings = {"cache_dir": tmp_path / "cache", "max_seq_length": 16}
+    rows = TextExamples(["good film", "bad"], ["a", "b"], np.int32([0, 1]), ["0", "1"], ("n", "p"))
+
+    def read():
+        return texts.features_of_texts(rows, "train", SimpleNamespace(**settings), tokenizer)
+
+    before = read()
+    if change == "tokenizer":
+        pieces = "".join(f"{piece}\n" for piece in [*tokenizer.pieces, "more"])
+        (tmp_path / "other").mkdir()
+        write_vocabulary(tmp_path / "other", pieces.encode(), Normalization())
+        tokenizer = read_tokenizer(tmp_path / "other")
+    settings |= {"max_seq_length": 17} if change == "length" else {}
+    settings |= {"cache_dir": tmp_path / "else"} if change == "folder" else {}
+    other = {
+        "texts": {"first": ["good", "bad"]},
+        "second": {"second": ["b", "a"]},
+        "no second": {"second": None},
+        "labels": {"labels": np.int32([1, 0])},
+        "no labels": {"labels": None},
+    }
+    rows = replace(rows, **other.get(change, {}))
+    again = read()
+    assert len(built) == (1 if change == "nothing" else 2)
+    assert ("labels" in again.labels) == (change != "no labels")
+    if change == "labels":
+        assert again.labels["labels"].tolist() == [1, 0]
+    assert (before.fingerprint == again.fingerprint) == (
+        change in ("nothing", "folder", "tokenizer", "length")
+    )
+
+
+def test_outputs_of_another_teacher_or_of_other_examples_are_computed_again(
+    base, trained, tmp_path, monkeypatch
+):
+    read = []
+    logits = teacher._logits
+    monkeypatch.setattr(
+        teacher, "_logits", lambda *values: read.append(len(values[-1])) or logits(*values)
+    )
+    head = {"classifier.bias": lambda bias: bias + np.float32([1.0, 0.0])}
+    other = change_weights(best_checkpoint(trained), tmp_path / "other", head)
+    copy = shutil.copytree(best_checkpoint(trained), tmp_path / "copy")
+    tokenizer = read_tokenizer(base / "model")
+    columns = []
+    for name, file in ((trained, "train"), (copy, "train"), (other, "train"), (trained, "dev")):
+        values = {"train_file": base / f"{file}.csv", "max_seq_length": 64, "do_validation": False}
+        values |= {"cache_dir": tmp_path / "cache", "distillation": {"teacher": str(name)}}
+        settings = ClassifySettings.model_validate(values)
+        task = texts.build(settings, tokenizer, None)
+        taught = with_teacher(settings, task, tokenizer, lambda *_: None).train
+        columns.append(taught.labels["teacher_logits"])
+    assert read == [160, 160, 61]
+    np.testing.assert_array_equal(columns[0], columns[1])
+    np.testing.assert_allclose(columns[2] - columns[0], [[1.0, 0.0]] * 160, atol=1e-5)
 
 
 def test_a_teacher_that_does_not_fit_is_refused(base, trained, tmp_path, capsys):

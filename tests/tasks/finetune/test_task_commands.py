@@ -11,8 +11,13 @@ from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, w
 
 from bert_cli.cli import main
 from bert_cli.config.architectures import ARCHITECTURES, shape_of
+from bert_cli.config.finetune import GlueSettings, SquadSettings
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_scores
+from bert_cli.data.records.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.model.bert import build_blocks
+from bert_cli.tasks.finetune import squad, texts
+from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train.checkpoint import best_checkpoint
 
 COMMON = [
@@ -136,6 +141,7 @@ def test_questions_without_an_answer_get_an_empty_one(base, capsys):
 
 GLUE = ["glue", "--do-test", "--glue-task"]
 LABELS = ["entailment", "neutral", "contradiction"]
+ROTATED = [LABELS[2], *LABELS[:2]]  # its inverse is another order
 
 
 def write_glue(folder, rows, columns, make, files=("train", "dev", "test")):
@@ -185,7 +191,7 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
     words = [*GLUE, "mnli", "--dataset-dir", base / "glue", *COMMON, "--no-do-training"]
     words += ["--output-dir", tmp_path, "--pretrained-ckpt-path"]
     for names, order, code, message in (
-        (LABELS[::-1], [2, 1, 0], 0, "are in another order"),
+        (ROTATED, [2, 0, 1], 0, "are in another order"),
         (["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2], 0, "assumed to be in this order: entail"),
         (["yes", "no", "maybe"], [0, 1, 2], 2, "yes, no, maybe): are not the labels of this task"),
     ):
@@ -200,6 +206,65 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
             assert json.loads(out.splitlines()[-1]) == read(entailed / "scores.json")
             # The test set has no labels that could show a swap.
             assert (tmp_path / "MNLI-m.tsv").read_text() == (entailed / "MNLI-m.tsv").read_text()
+
+
+def test_the_outputs_of_a_teacher_are_in_the_order_of_the_tasks_labels(base, entailed, tmp_path):
+    heads = dict.fromkeys(("classifier.weight", "classifier.bias"), itemgetter([2, 0, 1]))
+    rotated = change_weights(best_checkpoint(entailed), tmp_path / "rotated", heads)
+    described = read(rotated / "config.json") | {"id2label": dict(enumerate(ROTATED))}
+    (rotated / "config.json").write_text(json.dumps(described))
+    tokenizer = read_tokenizer(base / "model")
+    columns = []
+    for teacher in (entailed, rotated):
+        values = {"glue_task": "mnli", "dataset_dir": base / "glue", "max_seq_length": 64}
+        values |= {"cache_dir": None, "distillation": {"teacher": str(teacher)}}
+        settings = GlueSettings.model_validate(values)
+        task = texts.build_glue(settings, tokenizer, None)
+        taught = with_teacher(settings, task, tokenizer, finetune._label_order)
+        columns.append(taught.train.labels["teacher_logits"])
+    np.testing.assert_allclose(columns[0], columns[1], atol=1e-6)
+    # The teacher is right about most examples.
+    assert (columns[1].argmax(1) == taught.train.labels["labels"]).mean() > 0.7
+
+
+SIZES = {"max_seq_length": 64, "doc_stride": 16, "max_query_length": 8}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {}, {"max_seq_length": 65}, {"doc_stride": 17}, {"max_query_length": 9}, {"version_2": True},
+        {"max_answer_length": 7}, "file", "tokenizer", "training",
+    ],
+)  # fmt: skip
+def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
+    change, base, tmp_path, monkeypatch
+):
+    made = []
+    make = squad.make_windows
+    monkeypatch.setattr(
+        squad, "make_windows", lambda *rows, **sizes: made.append(sizes) or make(*rows, **sizes)
+    )
+    write_questions(tmp_path / "dev.json", 9, 2)
+    write_questions(tmp_path / "other.json", 8, 1)
+    files = {which: tmp_path / "dev.json" for which in ("train_file", "validation_file")}
+    values = {**SIZES, **files, "cache_dir": tmp_path}
+    tokenizer = read_tokenizer(base / "model")
+    squad._read(SquadSettings.model_validate(values), tokenizer, "train_file")
+    which = "validation_file" if change == "training" else "train_file"
+    if change == "tokenizer":
+        pieces = "".join(f"{piece}\n" for piece in [*tokenizer.pieces, "more"])
+        (tmp_path / "other").mkdir()
+        write_vocabulary(tmp_path / "other", pieces.encode(), Normalization())
+        tokenizer = read_tokenizer(tmp_path / "other")
+    elif change == "file":
+        values["train_file"] = tmp_path / "other.json"
+    elif change != "training":
+        values |= change
+    questions, windows = squad._read(SquadSettings.model_validate(values), tokenizer, which)
+    is_equal = change in ({}, {"max_answer_length": 7})
+    assert len(made) == (1 if is_equal else 2)
+    assert windows.question.max() == len(questions) - 1
 
 
 def similar(draw):

@@ -81,6 +81,8 @@ def test_every_printed_command_runs(goal, home, monkeypatch, capsys):
     names = {"fill-mask": "run", "labels": "classifier", "search": "vectors"}
     assert list((home / goal / names[goal]).glob("step_*/model.safetensors"))
     assert goal != "search" or results.count('"ndcg_10"') == 2
+    assert init(goal, "--from", "model", "--for", goal) == 0
+    assert capsys.readouterr().out == f"{goal} is complete (nothing to do)\n"
 
 
 def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):
@@ -351,3 +353,13 @@ def test_the_commands_for_the_sample_run_unchanged(tmp_path, monkeypatch, capsys
     done = subprocess.run(["bash", "mine/commands.sh"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"ndcg_10"') == 2 and done.stdout.count('"similarity"') == 5
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", None])
+def test_a_start_of_vectors_keeps_its_pooling(pooling, tmp_path):
+    folder = write_model(tmp_path / "model")
+    for name, content in embedding_files(str(pooling), 32, 24).items() if pooling else ():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    start, _ = run.find_start(str(folder))
+    assert (start.is_for_sentences, start.pooling) == (bool(pooling), pooling or "mean")

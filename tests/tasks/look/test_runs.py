@@ -1,5 +1,6 @@
 """`bert runs`: a list of the runs below a folder; `bert compare`: the differences between two."""
 
+import html
 import json
 import os
 import re
@@ -94,6 +95,22 @@ def test_the_name_of_a_folder_cannot_send_escape_sequences(tmp_path, write_run, 
         code, out, error = bert(*words)
         assert "red\\x1b[31m\\x07" in out + error, words
         assert "\x1b" not in out + error, (words, code)
+
+
+def test_the_name_of_a_folder_may_hold_a_comma_a_line_end_or_a_formula(tmp_path, write_run, bert):
+    names = ("a,b", "c\nd", "$\\evil$", "50$ off", "_x")
+    paths = [write_run(tmp_path / name / "run", 8, saved=(8,)).parent for name in names]
+    listed = json.loads(bert("runs", *paths, "--json", "-")[1])
+    assert [row["run"] for row in listed] == [f"{path}/run" for path in paths]
+    runs = [path / "run" for path in paths]
+    assert bert("plot", *runs, "--output", tmp_path / "out")[0] == 0
+    text = html.unescape((tmp_path / "out" / "loss.svg").read_text())
+    assert all(
+        f">{name}/run<" in text.replace("&#x27;", "'") for name in ("a,b", "c\\nd", *names[2:])
+    )
+    # Of flags a comma still separates paths.
+    assert bert("plot", *runs[:1], "--output", f"{tmp_path}/a\nb")[0] == 0
+    assert (tmp_path / "a\nb" / "index.html").is_file()
 
 
 def test_differing_settings_and_results_are_side_by_side(two, bert):

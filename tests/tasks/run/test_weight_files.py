@@ -1,6 +1,7 @@
 """Weights in the files of other programs: written by transformers, PyTorch and TensorFlow, read here."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -116,7 +117,8 @@ def test_pytorchs_file_is_never_unpickled(in_torch, tmp_path, monkeypatch):
             find_source(str(folder)).tensors()
 
     folder = shutil.copytree(in_torch, tmp_path / "model")
-    torch.save({"bert.pooler.dense.bias": Harm()}, folder / "pytorch_model.bin")
+    more = torch.zeros(1 << 16)
+    torch.save({"bert.pooler.dense.bias": Harm(), "more": more}, folder / "pytorch_model.bin")
     refused(folder, r"pytorch_model\.bin: cannot be read as weights only \(.*\); convert")
     assert not (tmp_path / "harm").exists()
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -280,4 +282,96 @@ def test_of_several_checkpoints_the_newest_is_read(in_tensorflow):
 def test_a_tensorflow_checkpoint_of_another_model_is_named(model, weights, tmp_path):
     folder = write({**weights, "adapter": np.float32(1.0)}, model, tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"at other attributes than BERT: adapter; give one"):
+        find_source(str(folder)).tensors()
+
+
+# --- folders that do not say what they hold, or that say more than is applied
+
+
+def changed_copy(model, folder, changes, tensors=None):
+    """A copy of the model with changed entries of its config.json, None for an absent one, and other weights."""
+    shutil.copytree(model, folder)
+    described = {**json.loads((folder / "config.json").read_text()), **changes}
+    described = {name: value for name, value in described.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(described))
+    if tensors is not None:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+NAMELESS = dict.fromkeys(("architectures", "model_type"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "rows", "architecture"),
+    [
+        (("cls.", "bert.pooler."), 0, "BertForPreTraining"),
+        (("cls.predictions.",), 0, "BertForMaskedLM"),
+        (("qa_outputs.",), 2, "BertForQuestionAnswering"),
+        (("bert.pooler.", "classifier."), 3, "BertForSequenceClassification"),
+        (("classifier.",), 3, "BertForTokenClassification"),
+        (("bert.pooler.",), 0, "BertModel"),
+    ],
+)
+def test_a_folder_without_a_class_has_the_class_of_its_weights(
+    parts, rows, architecture, model, weights, tmp_path
+):
+    names = ("bert.embeddings.", "bert.encoder.", *parts)
+    tensors = {name: value for name, value in weights.items() if name.startswith(names)}
+    for part in parts:
+        if rows and not part.startswith("bert."):
+            tensors[f"{part}weight"] = np.ones((rows, 32), np.float32)
+            tensors[f"{part}bias"] = np.ones(rows, np.float32)
+    source = find_source(str(changed_copy(model, tmp_path / "model", NAMELESS, tensors)))
+    assert source.architecture == architecture
+    assert source.described.get("num_labels") == (rows if "classifier." in parts else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_decoder": True}, r"config\.json \(is_decoder True\)"),
+        ({"add_cross_attention": True}, "add_cross_attention"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ({"id2label": {"0": "a", "2": "b"}}, r"\(id2label\): .*0, 1, 2"),
+        ({"id2label": {"0": "a", "1": "a"}}, r"\(id2label\): .*different"),
+        ({"id2label": ["a", "b"]}, r"\(id2label\)"),
+        ({"architectures": "BertModel"}, r"\(architectures\)"),
+        ({"model_type": ["bert"]}, r"\(model_type\)"),
+        ({"vocab_size": 10**7}, r"describes 320,0.* have only"),
+        ({"num_hidden_layers": 1000}, "have only"),
+    ],
+)
+def test_entries_of_a_config_that_mean_another_model_are_refused(changes, message, model, tmp_path):
+    folder = changed_copy(model, tmp_path / "model", changes)
+    with pytest.raises(CheckpointError, match=message):
+        find_source(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "vocab.txt", "config.json", "1_Pooling/config.json"]
+)
+def test_a_file_whose_reading_would_not_end_is_refused(name, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "1_Pooling").mkdir()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)}: is no regular file"):
+        find_source(str(folder))
+
+
+def test_weights_in_a_checkpoint_of_training_are_read(in_torch, weights, tmp_path):
+    import torch
+
+    tensors = torch.load(in_torch / "pytorch_model.bin", weights_only=True)
+    rounded = {**weights, "cls.predictions.bias": tensors["cls.predictions.bias"].float().numpy()}
+    parallel = {f"module.{name}": value for name, value in tensors.items()}
+    optimizer = {"state": {0: {"step": 3}}, "param_groups": []}
+    folder = shutil.copytree(in_torch, tmp_path / "model")
+    for content in (parallel, {"state_dict": parallel, "epoch": 3, "optimizer": optimizer}):
+        torch.save(content, folder / "pytorch_model.bin")
+        assert_same_model(folder, rounded)
+    torch.save({"model": tensors, "ema": tensors}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"2 of its entries are weights.*'model', 'ema'"):
         find_source(str(folder)).tensors()

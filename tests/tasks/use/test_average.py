@@ -107,6 +107,7 @@ def test_an_average_that_was_killed_after_its_rename_is_scored_when_it_is_starte
 
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):
     settings = json.loads((copied / "settings.json").read_text())
+    del settings["own_crc32c"]
     del settings["evaluation_examples"]
     del settings["evaluate_every_steps"]
     (copied / "settings.json").write_text(json.dumps({**settings, "validation_dir": None}))

@@ -7,6 +7,7 @@ import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
+from bert_cli.tasks.run import pretrain
 
 
 @pytest.mark.parametrize("step", [5, 6])
@@ -32,6 +33,26 @@ def test_other_records_are_scored_and_their_mistakes_have_the_name_of_the_flag(p
     assert "first 7 examples" in capsys.readouterr().out
     assert main(["evaluate", run, "--dataset-dir", str(pretrained / "absent")]) == 3
     assert f"dataset_dir ({pretrained / 'absent'}): no such folder" in capsys.readouterr().err
+
+
+def test_as_many_examples_are_read_as_are_named(pretrained, monkeypatch, tmp_path):
+    read = []
+    counts_of = pretrain.counts_of
+
+    def counted(rows, counts):
+        read.append(len(rows["input_ids"]))
+        return counts_of(rows, counts)
+
+    monkeypatch.setattr(pretrain, "counts_of", counted)
+    scores = {}
+    for flags, number in ((["--examples", "7"], 7), (["--examples", "99"], 30), ([], 30)):
+        file = tmp_path / "scores.json"
+        assert main(["evaluate", str(pretrained / "run"), *flags, "--json", str(file)]) == 0
+        written = json.loads(file.read_text())
+        assert sum(read) == number and written["examples"] == number
+        scores[number] = written["scores"]
+        read.clear()
+    assert scores[7]["mlm_loss"] != scores[30]["mlm_loss"]
 
 
 def test_what_is_no_run_of_pretrain_is_refused(pretrained, tmp_path, capsys):

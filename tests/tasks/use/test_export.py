@@ -24,6 +24,7 @@ from bert_cli.data.records.tokenizer import (
     write_vocabulary,
 )
 from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.files import MADE
 from bert_cli.tasks.use import export, int8, strings
 
 CLOSE = 2e-5
@@ -101,7 +102,7 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
         outputs_of(tmp_path / "out", form, columns(length=41))
     if form == "onnx":
         files = {path.name for path in (tmp_path / "out").iterdir()}
-        assert files - {"modeling_groupbert.py"} == {*FILES, "model.onnx"}
+        assert files - {"modeling_groupbert.py", MADE} == {*FILES, "model.onnx"}
 
 
 @pytest.mark.parametrize("name", ["pretraining", "masked", "token", "bare", "group"])
@@ -121,7 +122,7 @@ def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
     bert_export(model, out, "--format", "hf")
     is_group, architecture = name == "group", MODELS[name][0]
     files = {*FILES, "model.safetensors", *(["modeling_groupbert.py"] if is_group else [])}
-    assert {path.name for path in out.iterdir()} == files
+    assert {path.name for path in out.iterdir()} - {MADE} == files
     written = load_file(out / "model.safetensors")
     assert written.keys() == weights.keys()
     assert all(torch.equal(written[tensor], value) for tensor, value in weights.items())
@@ -220,6 +221,17 @@ def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_
 # --- the folder
 
 
+def test_an_export_names_no_code_of_the_folder_that_it_came_from(models, tmp_path):
+    folder = shutil.copytree(models["bare"], tmp_path / "model")
+    for name in ("config.json", "tokenizer_config.json"):
+        described = json.loads((folder / name).read_text())
+        described["auto_map"] = {"AutoModel": "modeling_foreign.Model"}
+        (folder / name).write_text(json.dumps(described))
+    bert_export(folder, tmp_path / "out", "--format", "hf")
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" not in json.loads((tmp_path / "out" / name).read_text())
+
+
 def test_an_export_with_other_outputs_is_removed(models, tmp_path, monkeypatch):
     for change, message in (
         (lambda logits: {"logits": logits + 0.01}, r"differ by 1\.0e-02"),
@@ -248,15 +260,16 @@ def test_outputs_that_no_model_has_are_not_compared_by_their_own_size(models, tm
 
 def test_a_killed_export_leaves_no_folder_of_its_name(models, tmp_path, monkeypatch):
     def killed(served, folder):
-        assert folder == tmp_path / ".partial_out" and not (tmp_path / "out").exists()
+        assert folder.name.startswith(".partial_out.") and not (tmp_path / "out").exists()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(export, "FORMATS", {"hf": (killed, ())})
         bert_export(models["bare"], tmp_path / "out", "--format", "hf")
     # As after kill -9: half of it is still there.
-    (tmp_path / ".partial_out").mkdir()
-    (tmp_path / ".partial_out" / "half").write_text("")
+    half = tmp_path / ".partial_out.0123456789ab"
+    half.mkdir()
+    (half / "half").write_text("")
     (tmp_path / "out").mkdir()
     bert_export(models["bare"], tmp_path / "out", "--format", "hf")
     assert not (tmp_path / "out" / "half").exists()

@@ -291,7 +291,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ("masked", ["the cat"], DataError, r"TEXT: has no \[MASK\]"),
         ("masked", ["a [MASK]", "--task", "text-classification"], ConfigError, "BertForMaskedLM"),
         ("masked", ["--input", "t.txt"], DataError, r"t.txt \(line 2\): has no \[MASK\]"),
-        ("causal", ["the cat"], ConfigError, "BertLMHeadModel"),
+        ("causal", ["the cat"], CheckpointError, "is_decoder True"),
         ("question", ["the cat"], ConfigError, "text: has no"),
         ("bare", ["--input", "pair.jsonl"], DataError, r"pair.jsonl \(line 1\): 'second'"),
         ("text", ["the cat", "--top", "3"], ConfigError, "top: has no effect"),
@@ -308,7 +308,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
     with pytest.raises(ConfigError, match="--input FILE"):
         predict(capsys, models["text"])
     on_standard_input(monkeypatch, b"\xff\xfe")
-    with pytest.raises(DataError, match="standard input: is not UTF-8"):
+    with pytest.raises(DataError, match="standard input: is UTF-16, not UTF-8"):
         predict(capsys, models["text"])
 
 
@@ -366,3 +366,12 @@ def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
     limit = ["--max-query-length", 6] if name == "question" else ["--max-seq-length", 8]
     rows = predict(capsys, models[name], "--input", path, *limit)
     assert [row.get("truncated") for row in rows] == [None, True]
+
+
+def test_a_token_classifier_with_one_label_is_refused(models, tmp_path, capsys):
+    first = {f"classifier.{leaf}": lambda value: value[:1] for leaf in ("weight", "bias")}
+    folder = change_weights(models["plain_token"], tmp_path / "model", first)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "id2label": {"0": "PER"}}))
+    assert main(["predict", str(folder), "the cat"]) == 2
+    assert "(id2label {'0': 'PER'}): names one label" in capsys.readouterr().err

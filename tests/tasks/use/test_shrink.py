@@ -1,5 +1,6 @@
 """`bert shrink`: the layers of the result equal the layers of the model, in PyTorch."""
 
+import json
 import shutil
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_a_smaller_model_has_the_chosen_layers_embeddings_and_head(name, models,
         assert np.isfinite(output).all()
 
 
-def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_path):
+def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_path, capsys):
     source = shutil.copytree(models["bare"], tmp_path / "vectors")
     files = embedding_files("cls", SHAPE["hidden_size"], 32)
     for name, content in files.items():
@@ -33,6 +34,18 @@ def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_pat
     assert main(["shrink", str(source), str(tmp_path / "out"), "--layers", "0"]) == 0
     for name, content in files.items():
         assert (tmp_path / "out" / name).read_bytes() == content
+    for module in json.loads(files["modules.json"]):
+        assert (tmp_path / "out" / module["path"]).is_dir()
+    (source / "modules.json").write_text(
+        files["modules.json"].replace(b"Normalize", b"Dense").decode()
+    )
+    assert main(["shrink", str(source), str(tmp_path / "no"), "--layers", "0"]) == 4
+    assert "2_Dense" in capsys.readouterr().err
+
+
+def test_layers_with_different_windows_are_not_taken(models, tmp_path, capsys):
+    assert main(["shrink", str(models["modern"]), str(tmp_path / "out"), "--layers", "0"]) == 2
+    assert "different windows of attention" in capsys.readouterr().err
 
 
 def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):
@@ -43,3 +56,20 @@ def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):
         assert main(["shrink", str(models["bare"]), str(tmp_path / "out"), "--layers", layers]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_complete_folder_is_kept_and_one_of_other_layers_or_another_model_refused(
+    models, tmp_path, capsys
+):
+    model = shutil.copytree(models["pretraining"], tmp_path / "model")
+    out = tmp_path / "out"
+    line = ["shrink", str(model), str(out), "--layers", "0"]
+    assert main(line) == 0
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    for words, code in ((line, 0), ([*line[:-1], "1"], 2)):
+        assert main(words) == code
+        said = f"{out} is complete (nothing to do)" in capsys.readouterr().out
+        assert said == (code == 0)
+    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    assert main(line) == 2
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before

@@ -1,0 +1,139 @@
+"""The contract of a stop request: a run saves when it is asked to stop, whatever has become of its output."""
+
+import os
+import pty
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.processes import wait_for
+from support.tiny_models import TINY_RUN, flags_of, metrics_of, write_model
+
+from bert_cli.processes import STOP_SIGNALS
+from bert_cli.train.checkpoint import complete_checkpoints, step_of
+
+LONG = {"total-num-train-samples": 10_000_000, "checkpoint-every-steps": 1_000_000}
+PRETRAIN = ["pretrain", *flags_of({**TINY_RUN, **LONG})]
+TUNED = ["--max-seq-length", "32", "--num-epochs", "100000", "--pretrained-ckpt-path", "model"]
+COMMANDS = {
+    "pretrain": PRETRAIN,
+    "launch": ["launch", "--processes", "1", "--", *PRETRAIN],
+    "squad": [
+        "squad",
+        "--generated-dataset",
+        "--max-query-length",
+        "8",
+        "--doc-stride",
+        "16",
+        *TUNED,
+    ],
+    "embed": [
+        "embed",
+        "--objective",
+        "simcse",
+        "--train-file",
+        "texts.txt",
+        "--no-do-validation",
+        *TUNED,
+    ],
+}
+EVENTS = {
+    "reader gone": "exec {} > >(head -c 100) 2>&1",
+    "stderr closed": "exec {} > log 2> >(exec true)",
+    "closed at start": "exec {} <&- >&- 2>&-",
+    "disk full": "exec {} > /dev/full 2>&1",
+    "nohup": "trap '' HUP; exec {} > log 2>&1",
+    # A shell in the terminal that survives SIGHUP and writes the exit code.
+    "terminal closed": "trap : HUP; {}; echo $? > code",
+}
+DAILY = {("terminal closed", "launch"), ("reader gone", "squad"), ("nohup", "pretrain")}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with a model and texts."""
+    home = tmp_path_factory.mktemp("streams")
+    write_model(home / "model")
+    (home / "texts.txt").write_text("the film was good\nthe plot is very bad\n" * 20)
+    return home
+
+
+def steps_of(run: Path) -> int:
+    return len(metrics_of(run)) if (run / "metrics.jsonl").exists() else 0
+
+
+def start_in_shell(home: Path, script: str) -> subprocess.Popen[bytes]:
+    def hear_all() -> None:  # tests may run in the background, where Ctrl-C is ignored
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    return subprocess.Popen(["bash", "-c", script], cwd=home, preexec_fn=hear_all)
+
+
+def run_until_the_terminal_is_closed(home: Path, script: str, ready: Callable[[], bool]) -> None:
+    """Type a command at the prompt of an interactive shell, and close its terminal when the run is ready."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(home)
+        os.execvpe("bash", ["bash", "--norc", "-i"], {**os.environ, "TERM": "xterm"})
+    os.write(terminal, f"bash -c {shlex.quote(script)}\n".encode())
+
+    def ready_and_read() -> bool:
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 65536)
+        return ready()
+
+    wait_for(ready_and_read, 240)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+
+
+def saves_when(event: str, command: str, number: int, home: Path) -> None:
+    """Assert that a run ends with 0 and a checkpoint of its last step when it is stopped by a signal.
+
+    A closed terminal sends SIGHUP itself.
+    """
+    run = home / f"{command}_{event.replace(' ', '_')}"
+    program = [sys.executable, "-m", "bert_cli", *COMMANDS[command], "--save-ckpt-path", str(run)]
+    script = EVENTS[event].format(shlex.join(program))
+    if event == "terminal closed":
+        run_until_the_terminal_is_closed(home, script, lambda: steps_of(run) > 10)
+        wait_for((home / "code").exists, 60)
+        wait_for(lambda: bool((home / "code").read_text()))
+        code = int((home / "code").read_text())
+        (home / "code").unlink()
+    else:
+        with start_in_shell(home, script) as process:
+            wait_for(lambda: steps_of(run) > 10, 240, [process])
+            if event == "nohup":
+                process.send_signal(signal.SIGHUP)
+                before = steps_of(run)
+                wait_for(lambda: steps_of(run) > before + 20, 60, [process])
+            process.send_signal(number)
+            code = process.wait(60)
+    assert code == 0
+    (checkpoint,) = complete_checkpoints(run)
+    assert 10 < step_of(checkpoint) == steps_of(run)
+
+
+@pytest.mark.parametrize(
+    ("event", "command", "number"),
+    [
+        pytest.param(
+            event,
+            command,
+            # Each signal with each event and with each command.
+            STOP_SIGNALS[(row + column) % (2 if event == "nohup" else 3)],
+            marks=() if (event, command) in DAILY else pytest.mark.slow,
+        )
+        for row, event in enumerate(EVENTS)
+        for column, command in enumerate(COMMANDS)
+    ],
+)
+def test_a_run_saves_when_it_is_stopped_and_its_output_goes_nowhere(event, command, number, home):
+    saves_when(event, command, number, home)
