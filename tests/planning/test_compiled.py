@@ -85,19 +85,23 @@ def test_every_form_of_the_groups_of_a_collective_has_its_size(groups, size):
     assert _group_size(f"channel_id=1, replica_groups={groups}, to_apply=%add") == size
 
 
-@pytest.mark.parametrize(
-    ("line", "sent"),
-    [
-        ("all-gather(%p), dimensions={0}", 3 * 4096),
-        ("reduce-scatter(%p), dimensions={0}", 3 / 4 * 4096),
-        ("all-to-all(%p), dimensions={0}", 3 / 4 * 4096),
-        ("collective-permute(%p)", 4096),
-    ],
-)
-def test_a_device_sends_the_bytes_of_a_ring(line, sent):
-    lines = (
-        "%p = f32[1024]{0} parameter(0)",
-        f"ROOT %c = f32[1024]{{0}} {line}, replica_groups={{{{0,1,2,3}}}}",
-    )
-    ((_, _, number),) = work(program_of(*lines)).collectives.values()
-    assert number == sent
+# The bytes that each of 2, 4 and 8 devices sends of 4,096 bytes, which are a part of the result of a gather.
+SENT = {
+    "all-reduce(%p), to_apply=%add": (4096, 6144, 7168),
+    "all-gather(%p), dimensions={0}": (4096, 12288, 28672),
+    "reduce-scatter(%p), dimensions={0}": (2048, 3072, 3584),
+    "all-to-all(%p), dimensions={0}": (2048, 3072, 3584),
+    "collective-permute(%p)": (4096, 4096, 4096),
+}
+
+
+@pytest.mark.parametrize("line", SENT)
+def test_a_device_sends_the_bytes_of_a_ring(line):
+    for devices, sent in zip((2, 4, 8), SENT[line], strict=True):
+        group = ",".join(map(str, range(devices)))
+        lines = (
+            "%p = f32[1024]{0} parameter(0)",
+            f"ROOT %c = f32[1024]{{0}} {line}, replica_groups={{{{{group}}}}}",
+        )
+        ((_, _, number),) = work(program_of(*lines)).collectives.values()
+        assert number == sent

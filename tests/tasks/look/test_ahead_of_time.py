@@ -13,7 +13,7 @@ import pytest
 from bert_cli.cli import main
 from bert_cli.config.load import load
 from bert_cli.config.tools import PlanSettings
-from bert_cli.planning.compiled import Program
+from bert_cli.planning.compiled import Program, Work
 from bert_cli.planning.layout import choose
 from bert_cli.planning.targets import ACCELERATORS, find_target
 from bert_cli.tasks.look.ahead_of_time import print_work, refused_bytes
@@ -61,6 +61,17 @@ def test_slow_links_bound_a_step_and_take_most_of_it(capsys):
         r"^(?:bound of a step|sent over links).*$", capsys.readouterr().out, re.M
     )
     assert bound.endswith("the links") and links.endswith("75.0% of a step without overlap")
+
+
+@pytest.mark.parametrize("tensor", ["1", "2"])
+def test_each_device_has_its_part_of_the_tokens_of_a_step(tensor, capsys):
+    """A step of 1,200 examples of 128 tokens on four devices."""
+    settings = load(PlanSettings, [*TINY[1:], "--parallel.tensor", tensor], "plan")[0]
+    target = find_target("v5e:2x2")
+    settings = choose(settings, "TPU", 4, target.accelerator.memory)
+    work = Work(moved=7 * 1200 * 128 / 4, seconds=1.0, parts={"f": 1.0})
+    print_work(settings, target, work)
+    assert re.search(r"^bytes moved .* 7 a token$", capsys.readouterr().out, re.M)
 
 
 def test_the_memory_that_a_compiler_refuses_is_read_from_its_message():
