@@ -9,8 +9,9 @@ import tensorflow as tf
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples
 
 from bert_cli.model import fused
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.bert import build_block, build_blocks, named_weights
 from bert_cli.model.layers import Dense, LayerNorm
+from bert_cli.model.scaling import Factor
 
 COMPUTE = {
     "float32": "float32",
@@ -131,6 +132,19 @@ def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
     product = dense(np.array([[1.0, 0.0, 2.0]], np.float32))
     np.testing.assert_allclose(product, [[11.0, 14.0]])
     np.testing.assert_allclose(norm(product), [[-2.0, 3.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "dtype"),
+    [
+        ("mixed_bfloat16", {}, "bfloat16"),
+        ("mixed_bfloat16", {"uses_amx": True}, "float32"),
+        ("mixed_float16", {"factors": {"hid_0/kernel": Factor(0.5, 0.5)}}, "float32"),
+    ],
+)
+def test_kernels_are_cast_at_once_unless_a_product_reads_float32(policy, options, dtype, tiny):
+    block = build_block("hid_0", tiny, seed=1, policy=policy, has_values=False, **options)
+    assert block.kernel_dtype == dtype
 
 
 def test_the_form_of_operations_reaches_every_layer_of_a_model(tiny):

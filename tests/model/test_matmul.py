@@ -64,3 +64,47 @@ def test_a_product_for_amx_is_the_plain_one_but_for_its_rounding(on_jax, left, r
     for expected, rounded, result in zip(wide, plain, ours, strict=True):
         assert np.abs(result - expected).max() <= 2**-8 * np.abs(expected).max()
         assert np.abs(result - expected).max() <= np.abs(rounded - expected).max() + 1e-5
+
+
+def product_forms(left, right, transpose_a, transpose_b):
+    """Return whether each product contracts the last axis, its dtypes, and whether each fixed layout is by rows."""
+    import jax
+    import jax.numpy as jnp
+
+    x, y = (jnp.zeros(shape, jnp.bfloat16) for shape in (left, right))
+    options = {"transpose_a": transpose_a, "transpose_b": transpose_b, "uses_amx": True}
+
+    def both(x, y):
+        product, pull = jax.vjp(partial(fused.matmul, **options), x, y)
+        return pull(product)
+
+    products = []
+    is_stored_by_rows = []
+    for line in jax.make_jaxpr(both)(x, y).jaxpr.eqns:
+        rank = line.invars[0].aval.ndim if line.invars else 0
+        if line.primitive.name == "layout_constraint":
+            is_stored_by_rows.append(line.params["layout"].major_to_minor == (*range(rank),))
+        elif line.primitive.name == "dot_general":
+            dtypes = [value.aval.dtype.name for value in (*line.invars, *line.outvars)]
+            ((axis,), _), _ = line.params["dimension_numbers"]
+            products.append((axis == rank - 1, dtypes))
+    return products, is_stored_by_rows
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "transposes", "is_for_amx"),
+    [
+        ((64, 1), (1, 48), (False, False), True),
+        ((64, 32), (32, 7), (False, False), False),
+        ((7, 32), (32, 48), (False, False), False),
+        ((64, 4), (48, 4), (False, True), True),
+        ((4, 64), (4, 48), (True, False), True),
+        ((64, 4), (64, 48), (True, False), False),
+    ],
+)
+def test_only_a_large_product_has_the_form_of_amx(on_jax, left, right, transposes, is_for_amx):
+    """By the rows and columns of its result: the library refuses fewer than 8 of these."""
+    products, is_stored_by_rows = on_jax(product_forms, left, right, *transposes)
+    assert len(products) == 3 and is_stored_by_rows == 9 * is_for_amx * [True]
+    if is_for_amx:
+        assert products == [(True, ["bfloat16", "bfloat16", "float32"])] * 3

@@ -258,6 +258,25 @@ def test_a_position_reads_exactly_its_window(length, window, config):
         assert np.array_equal(differs, distance <= (length if window is None else window))
 
 
+def test_rotary_positions_are_exact_where_products_have_16_bits(config):
+    attention = build_block("hid_1", config, seed=1, policy="mixed_bfloat16").attention
+    positions = np.arange(4001, 4001 + SHORT, dtype=np.int32)
+    columns = {"position_ids": positions[None], "input_mask": np.ones((1, SHORT), np.int32)}
+    angles = positions[:, None] / 10.0 ** np.array([0.0, 0.25, 0.5, 0.75])
+    for turned, function in zip(attention._rotation(columns, 8), (np.cos, np.sin), strict=True):
+        np.testing.assert_allclose(turned[0, :, 0], function(angles), atol=5e-4)
+    # The scores depend on distances alone.
+    draw = np.random.default_rng(0)
+    for weight in attention.weights:
+        weight.assign(draw.normal(0, 0.5, weight.shape))
+    x = draw.normal(size=(1, SHORT, 32)).astype(np.float32)
+    far, near = (
+        np.float32(attention(x, columns | {"position_ids": columns["position_ids"] - first})[0])
+        for first in (0, 4001)
+    )
+    assert np.linalg.norm(far - near) < 0.01 * np.linalg.norm(near)
+
+
 def test_rotary_positions_and_the_last_layer_are_their_own_trace(config):
     names = [f"hid_{number}" for number in range(5)]
     keys = [build_block(name, config, seed=1, policy="float32").trace_key for name in names]

@@ -138,6 +138,22 @@ def test_fifty_updates_of_stable_adamw_equal_its_formulas_with_debiased_decay_ra
     np.testing.assert_allclose(weight, x, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_reads_its_gradient_times_the_factor_and_a_shard_of_it_only_where_it_may(name):
+    x, gradient = np.random.default_rng(3).normal(0, 3, (2, 4, 6))
+    optimizer = optimizer_of(kind=OPTIMIZERS[name])
+
+    def directions(part=slice(None), larger=1.0):
+        weight, g = (tf.constant(array[part], tf.float32) for array in (x, gradient * larger))
+        slots = [tf.fill(weight.shape, 1e-3 * number) for number in (1, 2)]
+        return optimizer.update_direction(RULES[0], weight, g, slots, 1.0 / larger, 3)[0].numpy()
+
+    complete = directions()
+    np.testing.assert_allclose(directions(larger=256.0), complete, rtol=1e-5)
+    shards = np.concatenate([directions(slice(0, 2)), directions(slice(2, 4))])
+    assert np.allclose(shards, complete, rtol=1e-3) != optimizer.kind.needs_complete_matrix
+
+
 def test_adamw_equals_that_of_pytorch():
     import torch
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from support.settings import small_run
 
+from bert_cli.config.embed import EmbedSettings
+from bert_cli.config.finetune import ClassifySettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.architectures import shape_of
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.parse.load import configs_folder, load
+from bert_cli.parse.load import Loaded, configs_folder, load, validate
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of
@@ -173,6 +175,21 @@ def test_the_shared_word_embeddings_count_once_and_have_an_accumulator_for_each_
     together = memory.on_device(settings(), [["emb", "enc_out", "pool", "heads"]], [0], 0)
     assert apart.weights == together.weights
     assert apart.accumulators - together.accumulators == 4 * table
+
+
+def test_every_text_of_a_row_counts_as_a_sequence():
+    """Four rows of three texts are twelve texts, as twelve examples of a classifier."""
+
+    def of_task(kind, size, **more):
+        given = {"bert_config": TINY.model_dump(), "max_seq_length": 128, **more}
+        given |= {"pretrained_ckpt_path": "x", "train_file": "y.tsv"}
+        return validate(kind, Loaded(given | {"global_batch": {"micro_batch_size": size}}, {}))
+
+    rows = of_task(EmbedSettings, 4, text_column=["a", "b", "c"])
+    twice = of_task(EmbedSettings, 6, objective="simcse", train_file="y.txt")
+    texts = of_task(ClassifySettings, 12)
+    saved = [memory.saved_bytes(one, "hid", stashed=False) for one in (rows, twice, texts)]
+    assert saved == [saved[0]] * 3 and estimate(rows)[0].working == estimate(twice)[0].working
 
 
 def test_1f1b_saves_fewer_micro_batches_from_stage_to_stage_and_gpipe_all():
@@ -345,6 +362,14 @@ def test_memory_that_a_larger_micro_batch_would_use_is_named():
     batch = chosen.batch.model_copy(update=flags)
     assert layout.fits(chosen._replace(batch=batch), "GPU", 80 * GB)
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
+
+
+def test_a_larger_micro_batch_leaves_a_pipeline_hardly_more_idle():
+    given = settings(accumulation=64, **ON_THREE)
+    (line,) = layout.idle_memory(given, "GPU", 80 * GB)
+    assert "micro-batch 16 would fit" in line
+    more = [idle(layout.with_micro_batch(given, size)) - idle(given) for size in (16, 32)]
+    assert more[0] < 0.05 < more[1]
 
 
 # --- engine jax

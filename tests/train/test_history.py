@@ -1,6 +1,7 @@
 """Runs are read back from their folders without changing them."""
 
 import fcntl
+import json
 import time
 from pathlib import Path
 
@@ -55,6 +56,21 @@ def test_the_state_follows_from_lock_metrics_and_checkpoints_unchanged(tmp_path,
     (run,) = runs_below(tmp_path / "runs")
     assert (run.state, run.kind, len(run.steps), run.checkpoints) == ("killed", "pretrain", 7, [5])
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("evaluated", "state"), [((3, 5), "stopped"), ((3, 5, 7), "done")])
+def test_a_run_ends_early_after_so_many_evaluations_behind_the_best(
+    evaluated, state, tmp_path, write_run
+):
+    folder = write_run(tmp_path / "a", 7, saved=(3, 7), early_stop=2)
+    best = {"step": 3, "metric": "mlm_loss", "value": 1.0}
+    (folder / "best.json").write_text(json.dumps(best))
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    scored = [
+        row | ({"validation_mlm_loss": 1.0} if row["step"] in evaluated else {}) for row in rows
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scored))
+    assert Run(folder).state == state
 
 
 def test_the_command_of_a_run_follows_from_its_settings(tmp_path):

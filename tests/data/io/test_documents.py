@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -383,6 +384,12 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
         write_parquet(tmp_path / "a", texts)
         with pytest.raises(DataError, match=problem):
             read_file(tmp_path / "a", files.Reading(text_field=field))
+    write_parquet(
+        tmp_path / "a", pyarrow.concat_arrays([strings[:1]] * 5 + [strings]), row_group_size=2
+    )
+    part = replace(files.recognise(tmp_path / "a", READING), start=2)
+    with pytest.raises(DataError, match=r"a \(row 7\): has no UTF-8 text"):
+        read([part], READING)
 
 
 def test_tables_are_read_by_their_header(tmp_path):
@@ -397,6 +404,7 @@ def test_tables_are_read_by_their_header(tmp_path):
     assert files.split_part(part, 10, body) == [part]
     for rows, where, problem in (
         (b"a,b\n1,2\n", "line 1", "has no column 'body', only 'a', 'b'; .*--text-field"),
+        (b"body,b,body\n1,2,3\n", "line 1", "has two columns 'body'"),
         (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "has 3 cells for 2 columns"),
         (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
     ):

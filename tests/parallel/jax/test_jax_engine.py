@@ -17,7 +17,7 @@ from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
 from bert_cli.parallel.jax.forward import ForwardPass
-from bert_cli.parallel.jax.layout import check_formats
+from bert_cli.parallel.jax.layout import check_formats, over_replicas
 from bert_cli.parallel.runtime import Layout
 
 
@@ -104,6 +104,19 @@ def test_gradients_of_float16_are_added_in_float32():
         accumulate = jax.jit(partial(JaxEngine._accumulate, engine))
         totals, _ = accumulate({"a": jnp.ones(2, jnp.float16)}, columns, {}, jnp.float32(1.0))
     assert totals["a"].tolist() == [4097.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "divided"),
+    [
+        ((), (4, 6), (None, "replica")),
+        ((None, "tensor"), (4, 6), ("replica", "tensor")),
+        ((), (4, 7), ("replica", None)),
+    ],
+)
+def test_replicas_divide_the_longest_axis_that_they_can(spec, shape, divided):
+    grid = SimpleNamespace(shape={"replica": 2})
+    assert over_replicas(PartitionSpec(*spec), shape, grid) == PartitionSpec(*divided)
 
 
 def test_a_result_of_products_for_amx_that_is_not_stored_row_by_row_is_an_error():

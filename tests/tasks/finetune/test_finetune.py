@@ -396,14 +396,16 @@ def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
     files["pretrained_ckpt_path"] = str(base / "model")
     tokenizer = read_tokenizer(base / "model")
     parts = {}
-    for name, more in (("alone", {}), ("with texts", {"unlabelled_file": base / "dev.csv"})):
+    changes = {"alone": {}, "with texts": {"unlabelled_file": base / "dev.csv"}}
+    for name, more in (changes | {"warmer": {"temperature": 3.0}}).items():
         distillation = {"teacher": str(trained), "logits": 0.6, **more}
         settings = ClassifySettings.model_validate({**files, "distillation": distillation})
         task = with_teacher(
             settings, texts.build(settings, tokenizer, None), tokenizer, lambda *_: None
         )
         parts[name] = task.train
-    alone, both = parts.values()
+    alone, both, warmer = parts.values()
+    assert warmer.fingerprint != alone.fingerprint
     labels = both.labels
     assert len(alone) == 79 and len(both) == 79 + 61
     np.testing.assert_array_equal(labels["teacher_weight"], np.float32([0.6] * 79 + [1.0] * 61))

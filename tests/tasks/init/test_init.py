@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from support.hf_models import need
 from support.tiny_models import WORDS, write_model
 
 from bert_cli.cli import main
+from bert_cli.config.init import InitSettings
 from bert_cli.data.finetune.embeddings import embedding_files
+from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
+from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.tasks.init import recipe, run, text
-from bert_cli.tasks.run import build
+from bert_cli.tasks.run import build, train
 
 need("py3langid")
 ROOT = Path(__file__).parents[3]
@@ -36,6 +40,19 @@ def home(tmp_path_factory):
     (home / "labels.csv").write_text("text,label\n" + "".join(rows))
     write_model(home / "model")
     return home
+
+
+@pytest.fixture
+def at_home(home, monkeypatch):
+    """The working directory, on a machine whose speed is known."""
+    monkeypatch.chdir(home)
+    machine = recipe.Machine("CPU", 1, "float32", 1e11)
+    monkeypatch.setattr(run, "measure", lambda *_: (machine, "trains fast"))
+    return home
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def init(*words: str) -> int:
@@ -83,12 +100,11 @@ def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):
     assert run.program() == "bert"
 
 
-def test_paragraphs_that_may_not_be_documents_are_warned_of(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
-    (home / "articles").mkdir()
+def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, capsys):
+    (at_home / "articles").mkdir()
     for number in range(6):
         paragraphs = SENTENCES[20 * number : 20 * number + 20]
-        (home / "articles" / f"{number}.txt").write_text("\n\n".join(paragraphs) + "\n")
+        (at_home / "articles" / f"{number}.txt").write_text("\n\n".join(paragraphs) + "\n")
     words = ["init", "articles/*.txt", "nothing", "--from", "model", "--dry-run"]
     warning = "init: warning: 6 files have 120 documents, because a blank line ends a document; "
     for more, is_warned in ((), True), (("--documents", "files"), False):
@@ -106,12 +122,11 @@ def test_every_passage_can_be_searched_and_the_query_names_its_subject(tmp_path)
     assert {row["document"] for row in rows} == {"A title."}
 
 
-def test_the_held_out_documents_are_not_trained_on(home, monkeypatch):
-    monkeypatch.chdir(home)
+def test_the_held_out_documents_are_not_trained_on(at_home):
     assert init("parts", "--from", "model", "--for", "search") == 0
 
     def texts(name, *keys):
-        lines = (home / "parts" / name).read_text().splitlines()
+        lines = (at_home / "parts" / name).read_text().splitlines()
         return [json.loads(line)[key] for line in lines for key in keys]
 
     train, held_out = texts("text/train.jsonl", "text"), texts("text/held_out.jsonl", "text")
@@ -122,14 +137,127 @@ def test_the_held_out_documents_are_not_trained_on(home, monkeypatch):
     assert pairs and not any(one in everything for one in pairs)
 
 
-def test_the_lines_of_wrapped_text_are_joined(home, monkeypatch, capsys):
+def test_all_passages_of_the_document_of_a_query_are_relevant(at_home):
+    """Of twelve sentences three pairs are made: nine judgements for each of three documents."""
+    assert init("judged", "--from", "model", "--for", "search") == 0
+    lines = (at_home / "judged/search/qrels/test.tsv").read_text().splitlines()[1:]
+    judged = {tuple(line.split("\t")) for line in lines}
+    numbers = range(3)
+    expected = {(f"{d}-{q}", f"{d}-{p}", "1") for d in (1, 2, 3) for q in numbers for p in numbers}
+    assert judged == expected and len(lines) == 27
+    texts = {row["_id"]: row["text"] for row in rows_of(at_home / "judged/search/corpus.jsonl")}
+    held_out = [row["text"] for row in rows_of(at_home / "judged/text/held_out.jsonl")]
+    for row in rows_of(at_home / "judged/search/queries.jsonl"):
+        document = held_out[int(row["_id"][0]) - 1]
+        assert document.index(row["text"]) < document.index(texts[row["_id"]])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_model_of_sentences_gets_pairs_alone_and_keeps_its_pooling(pooling, at_home):
+    shutil.copytree(at_home / "model", at_home / pooling)
+    for name, content in embedding_files(pooling, 32, 64).items():
+        (at_home / pooling / name).parent.mkdir(exist_ok=True)
+        (at_home / pooling / name).write_bytes(content)
+    out = at_home / f"of_{pooling}"
+    assert init(out.name, "--from", pooling, "--for", "search") == 0
+    assert not (out / "pretrain.json").exists()
+    config = json.loads((out / "embed.json").read_text())
+    assert (config["pretrained_ckpt_path"], config["pooling"]) == (pooling, pooling)
+    assert "tokenize" not in (out / "commands.sh").read_text()
+
+
+def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
+    (at_home / "book.txt").write_text("\n".join(SENTENCES * 8) + "\n")
+    words = ["init", "book.txt", "book", "--from", "model", "--for", "search"]
+    assert main([*words, "--documents", "files", "--engine", "jax"]) == 0
+    assert json.loads((at_home / "book/embed.json").read_text())["engine"] == "jax"
+    train, held_out = (rows_of(at_home / f"book/text/{part}.jsonl") for part in run.PARTS)
+    lines = [line for row in (*train, *held_out) for line in row["text"].splitlines()]
+    assert sorted(lines) == sorted(SENTENCES * 8)
+    assert len(train) > len(held_out) >= 1
+    assert rows_of(at_home / "book/search/queries.jsonl")
+
+
+@pytest.mark.parametrize(("number", "held_out"), [(2, 1), (6, 2), (10, 2), (30, 3)])
+def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, tmp_path):
+    text.divide(tmp_path, [["A short text."]] * number, number, lambda line: [line], False)
+    sizes = [len(rows_of(tmp_path / f"text/{part}.jsonl")) for part in run.PARTS]
+    assert sizes == [number - held_out, held_out]
+
+
+def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
+    (tmp_path / "a.txt").write_text("the film was \u2603\n\n" * 300)
+    parts, _ = text.files.recognise_all(tmp_path / "a.txt", text.files.Reading())
+    facts = text.read_facts(
+        parts, text.files.Reading(), find_vocabulary(str(home / "model"), cased=False)
+    )
+    assert (facts.unknown, facts.pieces_per_word) == (0.25, 1.0)
+
+
+def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):
+    """27 documents of 40 words, and three of 300."""
+    texts = ["one two three four five " * (60 if n % 10 == 9 else 8) for n in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    reading = text.files.Reading()
+    parts, _ = text.files.recognise_all(tmp_path / "a.jsonl", reading)
+    facts = text.read_facts(parts, reading, None)
+    assert (facts.words, facts.documents) == (27 * 40 + 3 * 300, 30)
+    assert 40 < facts.long_document < 300 and not facts.is_cut
+
+
+def test_the_commands_keep_accents_of_other_languages_and_the_case_of_a_model(at_home):
+    sentence = (
+        "Le chat noir était assis près de la fenêtre, et la pluie tombait déjà sur la forêt. "
+    )
+    (at_home / "french.jsonl").write_text((json.dumps({"body": sentence * 4}) + "\n") * 30)
+    cased = shutil.copytree(at_home / "model", at_home / "cased")
+    write_vocabulary(cased, (cased / "vocab.txt").read_bytes(), Normalization(cased=True))
+    scripts = {}
+    for file, start in (("french", ""), ("french", "cased"), ("text", ""), ("text", "model")):
+        out = f"accents_{file}_{start}"
+        words = ["init", f"{file}.jsonl", out, "--text-field", "body"]
+        assert main([*words, *(["--from", start] if start else [])]) == 0
+        scripts[file, start] = (at_home / out / "commands.sh").read_text()
+    counts = {
+        case: tuple(
+            map(script.count, (" --no-strip-accents", " --cased", "--language fr", " vocab "))
+        )
+        for case, script in scripts.items()
+    }
+    assert counts == {
+        ("french", ""): (1, 0, 2, 1),
+        ("french", "cased"): (0, 2, 2, 0),
+        ("text", ""): (0, 0, 0, 1),
+        ("text", "model"): (0, 0, 0, 0),
+    }
+
+
+def test_the_step_that_compiles_is_not_measured(home, monkeypatch):
+    def run_training(resolved, stack, timer):
+        seconds = (90.0, 2.0, 1.0, 2.0, 2.0, 8.0)
+        timer.steps += [{"seconds": one, "examples": 16.0} for one in seconds]
+        return None, "done"
+
+    monkeypatch.setattr(train, "run_training", run_training)
     monkeypatch.chdir(home)
+    facts = recipe.TextFacts(1e6, 1e5, 100, {"en": 1.0}, 900.0)
+    start, _ = run.find_start("model")
+    settings = InitSettings.model_validate({"input": "x", "out": "y", "from": "model"})
+    machine, described = run.measure(settings, facts, start)
+    assert "model trains at 8.0 examples/s on" in described and "median of 5 steps" in described
+    assert machine.spread == (0.5, 4.0)
+    # 6 operations for each of the weights of a layer and position; 64 positions, and as many keys.
+    layers = 2 * 64 * (6 * (4 * 32 * 32 + 2 * 32 * 64) + 12 * 64 * 32)
+    assert layers < machine.flops / 8 < 1.3 * layers
+
+
+def test_the_lines_of_wrapped_text_are_joined(at_home, capsys):
     documents = [textwrap.fill(" ".join(SENTENCES[n : n + 12]), 60) for n in range(0, 360, 12)]
-    (home / "wrapped.txt").write_text("\n\n".join(documents) + "\n")
+    (at_home / "wrapped.txt").write_text("\n\n".join(documents) + "\n")
     words = ["init", "wrapped.txt", "wrapped", "--from", "model", "--for", "search"]
     assert main(words) == 0
     assert "init: 1 of 1 files, as wrapped.txt, have hard line breaks" in capsys.readouterr().out
-    rows = (home / "wrapped/text/train.jsonl").read_text().splitlines()
+    rows = (at_home / "wrapped/text/train.jsonl").read_text().splitlines()
     assert len(rows) == 27 and not any("\n" in json.loads(row)["text"] for row in rows)
 
 

@@ -9,6 +9,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose, flops_of
+from bert_cli.tasks.init.run import commands
 
 PAGE = Path(__file__).parents[3] / "docs" / "init.md"
 MACHINES = {
@@ -180,3 +181,22 @@ def test_hours_follow_the_operations():
     examples = dict((name, value) for name, value, _ in chosen.rows)["epochs"].split()[1]
     each = flops_of(BertConfig(), 128, 20)
     assert chosen.seconds == pytest.approx(int(examples.replace(",", "")) * each / 2.4e12)
+
+
+def test_the_hours_of_pairs_have_a_second_forward_pass():
+    """Of two texts of 96 tokens: 12 D^2 weights of a layer, 2 operations each, and 4 D for each key; four passes."""
+    chosen = pick(10.0, start=Start("minilm", MINI_LM, is_for_sentences=True), goal="search")
+    (pairs,) = (value for name, value, _ in chosen.rows if name == "pairs")
+    number, epochs = re.search(r"about ([\d,]+) of the text, (\d) epochs", pairs).groups()
+    forward = 2 * 96 * 6 * (2 * 12 * 384**2 + 4 * 96 * 384)
+    examples = int(epochs) * int(number.replace(",", ""))
+    assert chosen.seconds == pytest.approx(examples * 4 * forward / 2.4e12)
+
+
+@pytest.mark.parametrize("is_cased", [False, True])
+def test_every_command_that_reads_words_has_the_case_of_the_model(is_cased):
+    start = Start("bert", BertConfig(), "bert-base", is_cased=is_cased)
+    lines = commands(pick(start=start, pieces_per_word=1.9), "en", "A sentence is here.")
+    words = [line for line in lines if " vocab " in line or " tokenize " in line]
+    assert len(words) == 3 and all((" --cased" in line) == is_cased for line in words)
+    assert "--extend bert-base --size +1000" in words[0]

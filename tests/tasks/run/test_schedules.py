@@ -112,10 +112,12 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     continues_bit_for_bit(tmp_path / "longer", lambda run: pretrain(run, longer), 13)
     shutil.rmtree(constant / "step_00000003")
     rate = "optimizer-opts.learning-rate.max-learning-rate"
+    reference = "optimizer-opts.learning-rate.reference-batch-size"
     for wrong, message in (
         ({"decay-from": 3}, "which has 1, 2, 4, 5"),
         ({"seed": 3}, "seed was 1984, is 3"),
         ({rate: 0.02}, "max_learning_rate was 0.01, is 0.02"),
+        ({reference: 2}, "reference_batch_size was None, is 2"),
         ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "is constant only from step 0 to 6"),
         ({"pretrained-ckpt-path": branch, "decay-from": 8}, "is constant only from step 0 to 6"),
     ):

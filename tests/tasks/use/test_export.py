@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need
+from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need, opened
 
 from bert_cli.config.use import ExportSettings
+from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.tokens.tokenizer import (
     SPECIAL_TOKENS,
@@ -90,6 +91,9 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
     assert f"export: {tmp_path / 'out'}, " in out and "outputs differ by at most" in out
     assert "; a text may have at most 40 tokens" in out and len(out.splitlines()) == 2
     result = outputs_of(tmp_path / "out", form, columns())
+    number = sum(value.numel() for value in opened(models[name], MODELS[name][0]).parameters())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f" with {number:,} parameters: " in card and f"library_name: {form}\n" in card
     assert result.keys() == expected.keys()
     for output, value in expected.items():
         assert result[output].shape == value.shape
@@ -181,15 +185,22 @@ def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(tmp_path):
     assert (tmp_path / "hf" / "tokenizer.json").is_file()
 
 
-def test_an_encoder_of_other_pieces_is_refused(models):
+def test_an_encoder_of_other_pieces_is_refused(models, tmp_path, monkeypatch):
     need("tensorflow_text")
     tokenizer = read_tokenizer(models["bare"])
     encoder = strings.text_encoder(tokenizer, 40)
     strings.compare_encoders(tokenizer, encoder, 40)
-    with pytest.raises(CheckpointError, match=r"texts \(\"The cat sat.*is split differently"):
-        strings.compare_encoders(
-            tokenizer, lambda *texts: encoder(*[t + " cat" for t in texts]), 40
-        )
+
+    def other(*texts):
+        return encoder(*[text + " cat" for text in texts])
+
+    message = r"texts \(\"The cat sat.*is split differently"
+    with pytest.raises(CheckpointError, match=message):
+        strings.compare_encoders(tokenizer, other, 40)
+    monkeypatch.setattr(export, "text_encoder", lambda *_: other)
+    with pytest.raises(CheckpointError, match=message):
+        bert_export(models["bare"], tmp_path / "out", "--format", "saved-model", "--texts")
+    assert not (tmp_path / "out").exists()
 
 
 def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_refused(tmp_path):
@@ -297,7 +308,7 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path, monkeypatch):
     ["pretraining", *(pytest.param(n, marks=pytest.mark.slow) for n in ("question", "group"))],
 )
 def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
-    name, models, tmp_path, capfd
+    name, models, tmp_path, monkeypatch, capfd
 ):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     import onnx
@@ -305,7 +316,9 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     texts = tmp_path / "texts.jsonl"
     fields = {"question": "where is the cat", "context": "the cat sat on the mat in paris"}
     row = fields if name == "question" else {"text": "the cat is in paris ."}
-    texts.write_text(f"{json.dumps(row)}\n" * 20)
+    long = {field: f"{text} " * 20 for field, text in row.items()}  # more than 40 positions
+    texts.write_text(f"{json.dumps(row)}\n" * 19 + f"{json.dumps(long)}\n" * 9)
+    monkeypatch.setattr(int8, "MAX_TEXTS", 20)
     words = ["--format", "onnx", "--precision", "int8", "--compare-on", texts]
     bert_export(models[name], tmp_path / "out", *words)
     printed = capfd.readouterr()
@@ -318,52 +331,92 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     assert not {i for node in products for i in node.input} & weights.keys(), "only q k' and p v"
     in_float = [t.name for t in weights.values() if t.data_type == 1 and len(t.dims) == 2]
     assert not in_float
+    for product in (node.input[1] for node in graph.node if node.op_type == "MatMulInteger"):
+        scale = weights[product.replace("_quantized", "_scale")]
+        assert [*scale.dims] == [weights[product].dims[1]], "each column of a product has its scale"
     result = outputs_of(tmp_path / "out", "onnx", columns())
     for output, value in in_torch(models[name], MODELS[name][0], columns()).items():
         correlation = np.corrcoef(result[output].ravel(), value.ravel())[0, 1]
         assert 0.97 < correlation < 0.999999, output
 
 
-def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(tmp_path, capsys):
+# Output, its shape [50, 4 positions, ...], and labels of the model.
+COMPARED = {
+    "fraction of equal predictions": (("logits",), (50, 3), ("a", "b", "c")),
+    "fraction of equal predictions of masks": (("prediction_logits",), (50, 4, 9), ("a", "b")),
+    "fraction of equal predictions of ends": (("start_logits", "end_logits"), (50, 4), ("a", "b")),
+    "rank correlation of the scores": (("logits",), (50, 1), None),
+    "rank correlation of the similarities of texts": (("last_hidden_state",), (50, 4, 8), None),
+}
+PADDING = 3
+
+
+def model_of(folder, labels=None):
+    source = SimpleNamespace(folder=folder)
+    return SimpleNamespace(source=source, label_names=labels, has_several_labels=False)
+
+
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+@pytest.mark.parametrize("what", COMPARED)
+def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_path, capsys):
+    """Changes in padding do not count; outputs that are all equal have no rank correlation."""
     draw = np.random.default_rng(3)
     columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
-    columns["attention_mask"][:, 3] = 0  # changes in padding do not count
-    shapes = {
-        "fraction of equal predictions": ("logits", (50, 3), "two"),
-        "fraction of equal predictions ": ("prediction_logits", (50, 4, 9), "masked"),
-        "rank correlation of the scores": ("logits", (50, 1), "score"),
-        "rank correlation of the similarities": ("last_hidden_state", (50, 4, 8), "bare"),
-    }
-    for what, (output, shape, name) in shapes.items():
-        values = draw.standard_normal(shape).astype(np.float32)
-        source = SimpleNamespace(folder=tmp_path)
-        names = None if name == "score" else ("a", "b", "c")
-        model = SimpleNamespace(source=source, label_names=names, has_several_labels=False)
-        for noise, warns in ((1e-3, False), (1.0, True)):
-            other = values + noise * draw.standard_normal(shape).astype(np.float32)
-            if len(shape) == 3:
-                other[:, 3] = 9.0 * draw.standard_normal(other[:, 3].shape)
-            functions = [lambda columns, v=v, o=output: {o: v} for v in (values, other)]
-            sentence = int8.compare(model, [columns], *functions)
-            assert what.strip() in sentence
-            message = capsys.readouterr().err
-            assert ("warning: precision (int8): the" in message) == warns, (what, noise, sentence)
+    columns["attention_mask"][:, PADDING] = 0
+    names, shape, labels = COMPARED[what]
+    values = {name: draw.standard_normal(shape).astype(np.float32) for name in names}
+    model = model_of(tmp_path, labels)
+    for change, warns in (
+        (lambda x: x + 1e-3 * draw.standard_normal(x.shape), False),
+        (lambda x: x + draw.standard_normal(x.shape), True),
+        (np.zeros_like, True),
+    ):
+        other = {name: change(x).astype(np.float32) for name, x in values.items()}
+        if len(shape) == 3 or len(names) == 2:
+            for x in other.values():
+                x[:, PADDING] = 90.0 + draw.standard_normal(x[:, PADDING].shape)
+        sentence = int8.compare(model, [columns], lambda _: values, lambda _, x=other: x)
+        assert " ".join(what.split()[:4]) in sentence
+        assert float(sentence.rsplit(" ", 1)[1]) < 20, "padding is as far as 90"
+        message = capsys.readouterr().err
+        assert ("warning: precision (int8): the" in message) == warns, sentence
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_path, capsys):
+    """The second text differs after [CLS] alone."""
+    for name, content in embedding_files(pooling, 8, 40).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    draw = np.random.default_rng(3)
+    columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
+    values = draw.standard_normal((50, 4, 8)).astype(np.float32)
+    other = np.concatenate([values[:, :1], draw.standard_normal((50, 3, 8))], 1, dtype=np.float32)
+    outputs = ({"last_hidden_state": x} for x in (values, other))
+    sentence = int8.compare(model_of(tmp_path), [columns], *(lambda _, x=x: x for x in outputs))
+    assert ("texts 1.0000, " in sentence) == (pooling == "cls")
+    assert bool(capsys.readouterr().err) == (pooling == "mean")
 
 
 # --- static vectors
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_static_vectors_open_in_sentence_transformers_and_are_principal_components(
-    models, tmp_path, capfd
+    pooling, models, tmp_path, capfd
 ):
-    """The judge is NumPy on PyTorch's mean vectors of [CLS] piece [SEP], weighted by Zipf's law."""
+    """The judge is NumPy on PyTorch's vectors of [CLS] piece [SEP], weighted by Zipf's law."""
     need("torch")
     from sentence_transformers import SentenceTransformer
 
     texts = ["the cat sat on the mat", "paris is in france .", "we like to eat"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
+    source = shutil.copytree(models["bare"], tmp_path / "model")
+    for name, content in embedding_files(pooling, 32, 40).items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(content)
     words = ["--format", "static", "--dimensions", "8", "--compare-on", tmp_path / "texts.txt"]
-    bert_export(models["bare"], tmp_path / "out", *words)
+    bert_export(source, tmp_path / "out", *words)
     printed = capfd.readouterr().out
     assert "3 texts: rank correlation of the similarities" in printed
     assert f"{len(PIECES)} vectors of 8 values" in printed
@@ -371,7 +424,8 @@ def test_static_vectors_open_in_sentence_transformers_and_are_principal_componen
     assert table.shape == (len(PIECES), 8) and not table[:5].any(), "special tokens have no vector"
     ids = np.array([[2, piece, 3] for piece in range(5, len(PIECES))])
     inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
-    hidden = in_torch(models["bare"], "BertModel", inputs)["last_hidden_state"].mean(1)
+    hidden = in_torch(models["bare"], "BertModel", inputs)["last_hidden_state"]
+    hidden = hidden.mean(1) if pooling == "mean" else hidden[:, 0]
     left, values, _ = np.linalg.svd(hidden - hidden.mean(0), full_matrices=False)
     chance = 1.0 / np.arange(2, len(PIECES) + 2)
     weights = 1e-4 / (1e-4 + chance / chance.sum())

@@ -351,6 +351,23 @@ def test_a_wrong_model_is_refused_with_a_suggestion(tmp_path, monkeypatch, capsy
         assert f"MODEL ({model}): " in error and suggestion in error
 
 
+FITTING = {
+    "masked": {"text": "[MASK] a cat sat on a"},
+    "text": {"text": "the a cat sat on a"},
+    "bare": {"text": "a cat sat on a mat"},
+    "question": {"context": "the cat sat on the mat", "question": "where is a cat sat on"},
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
+    *_, (field, words) = FITTING[name].items()
+    path = as_file(tmp_path, "a.jsonl", FITTING[name], FITTING[name] | {field: f"{words} dog"})
+    limit = ["--max-query-length", 6] if name == "question" else ["--max-seq-length", 8]
+    rows = predict(capsys, models[name], "--input", path, *limit)
+    assert [row.get("truncated") for row in rows] == [None, True]
+
+
 def test_a_token_classifier_with_one_label_is_refused(models, tmp_path, capsys):
     first = {f"classifier.{leaf}": lambda value: value[:1] for leaf in ("weight", "bias")}
     folder = change_weights(models["plain_token"], tmp_path / "model", first)

@@ -117,16 +117,24 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(404, {"error": "Repository not found"})
 
+    def is_refused(self):
+        for part, status in self.server.refusal.items():
+            if part in f"{self.command} {self.path}":
+                self.answer(status, {"error": "refused"})
+                return True
+        return False
+
     def do_PUT(self):
         data = self.body()
+        if self.is_refused():
+            return
         self.server.objects[hashlib.sha256(data).hexdigest()] = data
         self.answer(200, {})
 
     def do_POST(self):
         hub, path, data = self.server, self.path, self.body()
-        for part, status in hub.refusal.items():
-            if part in path:
-                return self.answer(status, {"error": "refused"})
+        if self.is_refused():
+            return None
         assert self.headers["Authorization"] == f"Bearer {TOKEN}"
         if path == "/api/repos/create":
             asked = json.loads(data)
@@ -209,6 +217,8 @@ def test_an_export_arrives_on_the_hub_byte_for_byte_also_a_second_time(
         ({"repos/create": 401}, 2, "the hub does not know the token; run hf auth login"),
         ({"repos/create": 403}, 2, "the token may not write there; take one with write access"),
         ({"commit/main": 403}, 2, "the token may not write there; take one with write access"),
+        # The client wraps the error of a file.
+        ({"PUT /objects/": 403}, 2, "the token may not write there; take one with write access"),
         ({"commit/main": 500}, 4, "cannot be uploaded to http://127.0.0.1:"),
         ({"no network": 0}, 4, "cannot be uploaded to http://127.0.0.1:"),
     ],
