@@ -213,8 +213,8 @@ def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
     limit = work.model.num_hidden_layers + 1
     is_jax = work.engine == "jax"
     sizes = [tensor_devices] if is_jax else range(1, min(process_devices, limit) + 1)
-    most = process_devices // sizes[0]
-    divisors = [n for n in range(1, most + 1) if micro_batches % (processes * n) == 0]
+    replicas = process_devices // sizes[0]
+    divisors = [n for n in range(1, replicas + 1) if micro_batches % (processes * n) == 0]
     counts = [divisors[bisect_right(divisors, process_devices // size) - 1] for size in sizes]
     return [(processes * number, size) for number, size in zip(counts, sizes, strict=True)]
 

@@ -183,7 +183,8 @@ def test_every_text_of_a_row_counts_as_a_sequence():
     def of_task(kind, size, **more):
         given = {"bert_config": TINY.model_dump(), "max_seq_length": 128, **more}
         given |= {"pretrained_ckpt_path": "x", "train_file": "y.tsv"}
-        return validate(kind, Loaded(given | {"global_batch": {"micro_batch_size": size}}, {}))
+        values = given | {"global_batch": {"micro_batch_size": size}}
+        return workload_of(validate(kind, Loaded(values, {})))
 
     rows = of_task(EmbedSettings, 4, text_column=["a", "b", "c"])
     twice = of_task(EmbedSettings, 6, objective="simcse", train_file="y.txt")

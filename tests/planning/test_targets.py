@@ -3,7 +3,7 @@
 import pytest
 
 from bert_cli.errors import ConfigError
-from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
+from bert_cli.planning.targets import EXAMPLES, find_target
 
 
 def test_a_target_is_a_slice_of_tpus_or_gpus_of_a_host():
@@ -29,11 +29,3 @@ def test_another_name_is_refused(name, message):
     with pytest.raises(ConfigError) as error:
         find_target(name)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "teraflops"), [("a100", 19.5), ("h100", 67), ("h200", 67), ("b200", 75), ("v5e", 33)]
-)
-def test_exact_float32_has_the_speed_of_the_data_sheet(name, teraflops):
-    """Of GPUs outside of tensor cores, where a multiplication with an addition counts as two."""
-    assert ACCELERATORS[name].peaks["highest"] == pytest.approx(teraflops * 1e12, rel=0.01)

@@ -67,10 +67,15 @@ def run(settings: DoctorSettings) -> None:
 
     If there are errors, raises an error of the first error's class after all findings.
     """
-    report = Report(quiet=is_stdout(settings.json_file))
-    if _has_engine(settings.engine, report):
-        check_run(settings, report)
+    report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
     _finish(report, settings.json_file)
+
+
+def examine(settings: DoctorSettings, report: Report) -> Report:
+    """Run all checks in order; a check that needs the result of a failed check is left out."""
+    if _has_engine(settings.engine, report):
+        _check_run(settings, report)
+    return report
 
 
 def check_machine(settings: DoctorMachineSettings) -> None:
@@ -117,8 +122,7 @@ def _described(processes: Processes) -> str:
     return count(processes.count, "process") + where * (processes.count > 1)
 
 
-def check_run(settings: DoctorSettings, report: Report) -> None:
-    """Check a run; a check that needs the result of a failed check is left out."""
+def _check_run(settings: DoctorSettings, report: Report) -> None:
     source, settings = _check_model(report, settings)
     settings = corpora.with_sizes_of_records(settings, source)
     processes = report.attempt(

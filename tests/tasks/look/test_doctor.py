@@ -60,9 +60,7 @@ def the_finding(check, *arguments, **options) -> Finding:
 
 
 def built(folder: Path, **changes: object) -> list[Finding]:
-    report = Report(quiet=True)
-    doctor.check_run(settings_of(folder, **changes), report)
-    return report.findings
+    return doctor.examine(settings_of(folder, **changes), Report(quiet=True)).findings
 
 
 def examined(folder: Path, **changes: object) -> list[Finding]:
@@ -295,7 +293,7 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     assert set(wrong) == {"level", "what", "found", "remedy", "values"}
     assert wrong["what"] == "dataset_dir" and wrong["found"] in "\n".join(lines)
     # Without a run only the machine is checked; JSON on standard output is alone.
-    doctor.run(load(DoctorSettings, ["--json", "-"], "bert doctor")[0])
+    assert main(["doctor", "--json", "-"]) == 0
     names = {one["what"] for one in json.loads(capsys.readouterr().out)["findings"]}
     assert {"python", "devices"} <= names and not {"plan", "first loss"} & names
 
