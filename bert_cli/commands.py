@@ -107,7 +107,7 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     if two in COMMANDS:
         return two, list(words[2:])
     name, *rest = words
-    flags = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    flags = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
     if name == "doctor" and flags <= MACHINE_FLAGS:
         return "doctor machine", rest
     if name == "plan" and "--list-targets" in flags:
