@@ -21,6 +21,7 @@ from bert_cli.data.shards.manifest import Stats, Step
 from bert_cli.data.shards.runner import Workers, run_shards
 from bert_cli.data.text.documents import marked_lines
 from bert_cli.data.text.files import Outputs, Part, Reading, shard_of
+from bert_cli.data.text.margins import JOINED_BY
 from bert_cli.errors import import_extra
 
 FOLDER = ".duplicates"
@@ -50,9 +51,9 @@ def find_duplicates(
     Without a threshold there are no near-duplicates.
     """
     with_near = threshold is not None
-    settings = vars(reading) | {"near": with_near}
+    settings = vars(reading) | {"near": with_near, "joined_by": JOINED_BY}
     if reading.line_breaks == "keep":
-        del settings["line_breaks"]  # earlier versions have no such setting
+        del settings["line_breaks"], settings["joined_by"]  # earlier versions have no such settings
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step(

@@ -21,6 +21,13 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
 from bert_cli.data.shards.manifest import MANIFEST, Shard, finished_files
+from bert_cli.data.text.margins import (
+    CUT,
+    TWO_COLUMNS,
+    ends_within_sentences,
+    has_two_columns,
+    margins_of,
+)
 from bert_cli.data.text.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
 from bert_cli.files import in_order
@@ -91,7 +98,8 @@ class Part:
     size: int  # bytes of the file in this part
     start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
     stop: int | None = None  # end of the range; None is the end of the file
-    is_wrapped: bool = False  # lines are joined into paragraphs
+    margins: tuple[int, ...] | None = None  # its lines are joined; without columns by their length
+    fault: str = ""  # of its lines, which nothing can join
 
 
 Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
@@ -150,7 +158,7 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
     applies = {
         "text_field": {"json-lines", "csv", "tsv", "parquet"},
         "documents": {"plain"},
-        "line_breaks": {"plain"},
+        "line_breaks": {"plain", "json-lines", "csv", "tsv", "parquet"},
     }
     for name in sorted(applies.keys() & names):
         if not applies[name] & formats:
@@ -195,11 +203,24 @@ def recognise(path: Path, reading: Reading) -> Part | None:
             "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
             "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
         )
-    is_wrapped = reading.line_breaks == "join" or (
-        reading.line_breaks == "auto"
-        and wrapped_width(head[:WRAPPED_BYTES].decode(errors="replace")) > 0
-    )
-    return replace(part, format=kind, is_wrapped=kind == "plain" and is_wrapped)
+    part = replace(part, format=kind)
+    if kind != "plain" or reading.line_breaks == "keep":
+        return part
+    return judge_lines(part, head[:WRAPPED_BYTES].decode(errors="replace"), reading)
+
+
+def judge_lines(part: Part, text: str, reading: Reading, common: tuple[int, ...] = ()) -> Part:
+    """Return a file with the margins that the beginning of its text was wrapped at, or with the fault of its lines.
+
+    `common` are the margins of its corpus.
+    """
+    is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
+    if not is_joined and has_two_columns(text):
+        return replace(part, fault=TWO_COLUMNS)
+    margins = margins_of(text, common)
+    if margins or is_joined or wrapped_width(text):
+        return replace(part, margins=margins, fault="")
+    return replace(part, fault=CUT if ends_within_sentences(text) else "")
 
 
 def _format_of(path: Path, head: bytes) -> Format:
