@@ -206,8 +206,8 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     documents: Documents = "blank-lines"
     """End of a document in plain text: a blank line, or only the end of its file."""
     line_breaks: LineBreaks = "auto"
-    """How to treat hard line breaks within paragraphs of plain text, for example from a PDF or an e-mail: `join` lines
-    and words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
+    """How to treat hard line breaks within paragraphs, for example from a PDF, a manual or an e-mail: `join` lines and
+    words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
 
 class RecipeSettings(DataSettings):

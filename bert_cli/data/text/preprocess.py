@@ -20,13 +20,14 @@ from pydantic import BaseModel
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import Kind, marked_lines
+from bert_cli.data.io.documents import Kind, marked_lines, recognise_lines
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
+from bert_cli.data.io.margins import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, read_json, write_json_atomically
-from bert_cli.processes import print_line
+from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
 Split = Callable[[str], list[str]]
@@ -76,7 +77,8 @@ def run(settings: PreprocessSettings) -> None:
     reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
     parts, notes = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
-    if not any(part.is_wrapped for part in parts):
+    parts = recognise_lines(parts, reading)
+    if all(part.margins is None for part in parts):
         reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
     keep = "--line-breaks keep splits at each line"
     report_joined_lines("preprocess", parts, reading, keep)
@@ -103,7 +105,7 @@ def run(settings: PreprocessSettings) -> None:
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
     recorded = {"language": language, "splitter": splitter, "parameters": parameters}
     if reading.line_breaks != "keep":
-        recorded["line_breaks"] = reading.line_breaks
+        recorded |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
     # Recorded only where they are not the default, so that folders of earlier versions can be continued.
     later = {"input_format", "text_field", "documents", "deduplicate", "near_duplicates"}
     run_shards(
@@ -150,16 +152,32 @@ def _shards(
 def report_joined_lines(
     command: str, parts: Sequence[files.Part], reading: files.Reading, remedy: str
 ) -> None:
-    """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines."""
-    wrapped = [part.path for part in parts if part.is_wrapped]
+    """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines.
+
+    A warning for each kind of lines that cannot be joined names the first of their files.
+    """
+    count = f"of {len(parts):,} files"
+    remedies = {
+        TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
+        CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
+    }
+    for fault, cure in remedies.items():
+        if faulty := [part.path for part in parts if part.fault == fault]:
+            what = f"the lines of {len(faulty):,} {count}, as {faulty[0]}, {fault}"
+            print_error(f"{command}: warning: {what}; {cure}")
+    wrapped = [part for part in parts if part.margins is not None]
     if not wrapped:
         return
     ends = "a blank line still ends a document; add --documents files if each file is one document"
-    if reading.documents == "files":
-        ends = "each file is one document"
+    if reading.documents == "files" or all(part.format != "plain" for part in wrapped):
+        ends = (
+            "each file is one document"
+            if wrapped[0].format == "plain"
+            else "each text is one document"
+        )
     print_line(
-        f"{command}: {len(wrapped):,} of {len(parts):,} files, as {wrapped[0]}, have hard line breaks; the lines of "
-        f"each paragraph are joined ({ends}; {remedy})"
+        f"{command}: {len(wrapped):,} {count}, as {wrapped[0].path}, have hard line breaks; the lines of each "
+        f"paragraph are joined ({ends}; {remedy})"
     )
 
 
