@@ -24,6 +24,7 @@ from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.records.tokenizer import Vocabulary
 from bert_cli.data.records.vocab import find_vocabulary
 from bert_cli.data.text import files
+from bert_cli.data.text.abbreviations import keep_abbreviations
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
@@ -73,7 +74,7 @@ def run(settings: InitSettings) -> None:
         return
     language = next(iter(facts.languages), "en")
     with atomic_folder(settings.out) as folder:
-        split = load_splitter("sentencex", language, None)
+        split = keep_abbreviations(load_splitter("sentencex", language, None), language)
         documents = text.documents_of(parts, reading)
         documents = text.cut(documents) if facts.is_cut else documents
         has_pairs = "embed" in chosen.configs
