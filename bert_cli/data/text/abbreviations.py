@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 Split = Callable[[str], list[str]]
@@ -13,6 +14,7 @@ NUMBER = re.compile(
 )  # 5, (3), IV, A.1
 
 
+@lru_cache(maxsize=2)  # for all shards
 def keep_abbreviations(split: Split, language: str) -> Split:
     """Return `split` less its cuts after the abbreviations of a language (ISO 639) that end no sentence there.
 
@@ -31,7 +33,7 @@ def keep_abbreviations(split: Split, language: str) -> Split:
             return pieces
         joined = pieces[:1]
         for piece in pieces[1:]:
-            before, word = ["", "", *joined[-1].split()][-2:]
+            before, word = ["", "", *joined[-1].rsplit(None, 2)][-2:]
             is_inside = NUMBER.match(piece) or piece[:1].isalpha() > piece[:1].isupper()
             is_title = word in never_last and not before[-1:].isdigit()
             if is_title or (is_inside and word in others):
