@@ -23,6 +23,7 @@ from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.text.abbreviations import keep_abbreviations
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
@@ -78,7 +79,7 @@ def run(settings: InitSettings) -> None:
         return
     language = next(iter(facts.languages), "en")
     with atomic_folder(settings.out, origin=origin) as folder:
-        split = load_splitter("sentencex", language, None)
+        split = keep_abbreviations(load_splitter("sentencex", language, None), language)
         documents = text.documents_of(parts, reading)
         documents = text.cut(documents) if facts.is_cut else documents
         has_pairs = "embed" in chosen.configs
