@@ -147,8 +147,6 @@ class DownloadSettings(DataSettings):
 class ExtractorSettings(DataSettings):
     """Conversion of wikitext to text."""
 
-    FORMER: ClassVar = ("expand_templates",)
-
     with_program: str | None = Field(None, alias="with", min_length=1)
     """Run this program instead of the built-in converter, such as "wikrs --format jsonl --input". It receives a dump of
     some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output.

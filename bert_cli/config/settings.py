@@ -59,8 +59,6 @@ class Settings(BaseModel):
 
     NEEDS: ClassVar[Mapping[str, Need | list[Need]]] = {}
     """Setting -> what it needs to have an effect; classes add to the needs of their bases."""
-    FORMER: ClassVar[tuple[str, ...]] = ()
-    """Former settings of a command without configs, which accepts the value that they always have now."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

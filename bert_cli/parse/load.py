@@ -25,10 +25,9 @@ from bert_cli.files import JSONObject, json_with_unique_keys, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import (
     DEFAULTS,
-    FORMER_VALUES,
+    FORMER,
     adapt,
     instead_of,
-    is_former,
     our_name,
     why_no_effect,
 )
@@ -154,10 +153,8 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
         if new == "parallel" and value == "auto":
             new = "parallel.layout"
         reason = why_no_effect(new, value)
-        if is_former(new, value):
-            continue
         if reason is not None:
-            no_effect |= {shown(old): reason} if value is not None else {}
+            no_effect |= {shown(old): reason} if reason and value is not None else {}
         elif new == old or old == "parallel":
             values = merge(values, _nest(new, value))
         else:
@@ -406,9 +403,9 @@ def _setting_error(
     message = item["msg"].removeprefix("Value error, ")
     if isinstance(error, SettingError):
         return ConfigError(where, error.problem, error.remedy)
-    former = FORMER_VALUES.get((path, str(item["input"])))
+    former = FORMER.get(f"{path}={item['input']}")
     if former is not None:
-        return ConfigError(f"{where} {item['input']!r}", *former)
+        return ConfigError(f"{where} {item['input']!r}", former.why, former.remedy)
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":

@@ -11,7 +11,7 @@ from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettin
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import leaves, load
-from bert_cli.parse.old_names import MODEL_HAS, NO_EFFECT, RENAMES
+from bert_cli.parse.old_names import FORMER, RENAMES
 from bert_cli.planning.workload import workload_of
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
@@ -197,20 +197,22 @@ def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_pat
 
 
 def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
-    for name, reason in NO_EFFECT.items():
-        assert loaded(tmp_path, "pretrain", **{name: False})[1].no_effect[name] == reason
+    for name, (_, _, values, reason, remedy) in FORMER.items():
+        if not reason or remedy:
+            continue
         flag = f"--{name.replace('_', '-')}"
-        settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
-        assert found.no_effect[flag] == reason
-        assert settings.seed == 5
-    for name, part in MODEL_HAS.items():
-        reason, flag = f"the model always has {part}", f"--{name.replace('_', '-')}"
-        assert loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name] == reason
-        assert loaded(tmp_path, "pretrain", flag, "true")[1].no_effect[flag] == reason
+        assert loaded(tmp_path, "pretrain", **{name: bool(values)})[1].no_effect[name] == reason
+        words = ("true",) if values else ("0.2", "0.3")
+        settings, found = loaded(tmp_path, "pretrain", flag, *words, "--seed", "5")
+        assert (found.no_effect[flag], settings.seed) == (reason, 5)
         for text in (
-            rejection(tmp_path, "pretrain", **{name: False}),
-            rejection(tmp_path, "pretrain", flag, "false"),
-            rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
+            (
+                rejection(tmp_path, "pretrain", **{name: False}),
+                rejection(tmp_path, "pretrain", flag, "false"),
+                rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
+            )
+            if values
+            else ()
         ):
             assert f"): {reason}; leave it out" in text
 
