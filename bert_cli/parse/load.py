@@ -21,7 +21,7 @@ from bert_cli.config.markers import POSITIONAL, group_of, is_path
 from bert_cli.config.settings import RUN_LENGTHS, SettingError
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
-from bert_cli.files import JSONObject, json_with_unique_keys, read_json
+from bert_cli.files import JSONObject, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import (
     DEFAULTS,
@@ -102,11 +102,8 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
         raise ConfigError(
             f"extends ({names})", "a config extends itself", "remove one of these `extends`"
         )
-    raw = read_json(path, JSONObject, ConfigError, "a config is one JSON object {...}")
-    try:
-        json_with_unique_keys(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(str(path), error.msg, "change the file") from None
+    remedy = "a config is one JSON object {...}"
+    raw = read_json(path, JSONObject, ConfigError, remedy, has_unique_keys=True)
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
