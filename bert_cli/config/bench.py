@@ -77,9 +77,8 @@ class Measuring(Settings):
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Measuring":
-        for name in ("dry_run", "compile_only"):
-            if getattr(self, name):
-                raise without_effect(self, name, "on a measurement")
+        if getattr(self, "dry_run", False):
+            raise without_effect(self, "dry_run", "on a measurement")
         return self
 
 

@@ -241,8 +241,6 @@ class TrainSettings(Settings):
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
     """Parts that XLA compiles: the update and the element-wise `chains` between matrix products, or complete
     `stages`. `auto` means chains on CPUs, where matrix products are faster outside XLA, and stages on GPUs."""
-    compile_only: Untracked[bool] = False
-    """Load the initial weights, trace and compile everything for a step, print the time, and stop."""
     deterministic: bool = True
     """Use only reproducible operations, so that a resumed run equals the uninterrupted run bit for bit."""
 
@@ -254,7 +252,7 @@ class TrainSettings(Settings):
     @property
     def saves(self) -> bool:
         """Return whether the run writes into its folder."""
-        return self.SAVES and not self.dry_run and not self.compile_only
+        return self.SAVES and not self.dry_run
 
     @property
     def last_blocks(self) -> tuple[str, ...]:

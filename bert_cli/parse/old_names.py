@@ -84,6 +84,7 @@ OLD = (
     Old("n_best_size", values=("20",)),
     Old("expand_templates", values=FALSE,
         remedy="give --with wikiextractor, or --templates with the text of more templates"),
+    Old("compile_only", values=FALSE, remedy="give --dry-run, which also runs two steps"),
     Old("objective=tsdae", why="is no longer supported, as no measurement shows a gain over simcse",
         remedy="give simcse; finish a run of tsdae with the version that began it"),
     # Keys without an equivalent.

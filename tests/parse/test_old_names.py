@@ -255,7 +255,7 @@ COMMANDS = [
     ("squad", ["--enable-wandb", "true", "--wandb-entity", "us"], ("wandb.entity", "us")),
     ("pretrain", ["--wandb-name", "mine", "--name", "first", "--logging", "DEBUG"], ("wandb.name", "first")),
     ("pretrain", ["--ipu-config.matmul-available-memory-proportion-per-pipeline-stage", "0.2"], ("seed", 1984)),
-    ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
+    ("pretrain", ["--generated-dataset=true", "--compile-only", "false"], ("generated_dataset", True)),
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
     ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give a setting of the group, such as "),
