@@ -19,7 +19,6 @@ from bert_cli.config.settings import (
     Settings,
     Size,
     is_remote,
-    without_effect,
 )
 from bert_cli.processes import cpu_count
 
@@ -241,9 +240,10 @@ class RecipeSettings(DataSettings):
     def _check_recipe(self) -> Self:
         for name in ("duplication_factor", "whole_word_masking", "masked_lm_prob"):
             if self.masking == "dynamic" and name in self.model_fields_set:
-                condition = "with masking 'dynamic', which stores each example once and masks it when it is read"
+                problem = "has no effect with masking 'dynamic', "
+                problem += "which stores each example once and masks it when it is read"
                 remedy = "leave it out; the run has --masking.unit word and --masking.probability"
-                raise without_effect(self, name, condition, remedy)
+                raise SettingError(name, problem, remedy)
         check_mask_tokens(self, "mask_tokens", "sequence_length")
         return self
 

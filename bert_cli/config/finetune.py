@@ -16,6 +16,7 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Unless,
 )
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
@@ -24,6 +25,11 @@ from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
+UNSCORED = Unless(
+    lambda of: not of.generated_dataset,
+    "with generated_dataset, whose examples are not scored",
+    "leave out one of them",
+)
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -62,7 +68,8 @@ class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
     NEEDS: ClassVar = {
-        "evaluate_every_steps": "do_validation",
+        "do_training": UNSCORED,
+        "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
         "early_stop": ["do_training", "do_validation"],
     }
@@ -198,7 +205,7 @@ class GlueSettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"do_test": "do_validation"}
+    NEEDS: ClassVar = {"do_test": [UNSCORED, "do_validation"]}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
@@ -245,7 +252,7 @@ class ClassifySettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"held_out_fraction": ["do_validation", ("validation_file", None)]}
+    NEEDS: ClassVar = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
 
     train_file: Path | None = None
     """Rows for training: .csv, .tsv, .jsonl, also with .gz."""

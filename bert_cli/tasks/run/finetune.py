@@ -100,7 +100,7 @@ def prepare(
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     if settings.generated_dataset:
-        settings = _without_scores(settings)
+        settings = changed(settings, do_validation=False)
         needs = ()
     _check_settings(settings, needs)
     source = _source(settings)
@@ -154,24 +154,6 @@ def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> 
         sequence_length=settings.max_seq_length,
         seed=settings.seed,
     )
-
-
-def _without_scores(settings: Settings) -> Settings:
-    defaults = {
-        "do_training": True,
-        "do_test": False,
-        "evaluate_every_steps": None,
-        "held_out_fraction": 0.1,
-    }
-    problem = "has no effect with generated_dataset, whose examples are not scored"
-    errors = [
-        ConfigError(f"{name} ({value})", problem, "leave out one of them")
-        for name, default in defaults.items()
-        if (value := getattr(settings, name, default)) != default
-    ]
-    if errors:
-        raise combine(errors)
-    return changed(settings, do_validation=False)
 
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
