@@ -88,8 +88,6 @@ class FinetuneSettings(TrainSettings):
     """Train on synthetic examples to test a machine or a layout, without a model or a tokenizer."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 3.0
     """Number of epochs: passes over the training examples."""
-    output_dir: Path | None = None
-    """Folder of the predictions; by default save_ckpt_path."""
     do_training: bool = True
     """Train the model; otherwise only score it."""
     do_validation: Collective[bool] = True
@@ -217,9 +215,10 @@ class GlueSettings(TaskSettings):
 
     @model_validator(mode="after")
     def _test_predictions_have_a_folder(self) -> "GlueSettings":
-        if self.do_test and self.save_ckpt_path is None and self.output_dir is None:
-            remedy = "give --save-ckpt-path or --output-dir"
-            raise SettingError("do_test", "has no folder for its predictions", remedy)
+        if self.do_test and self.save_ckpt_path is None:
+            raise SettingError(
+                "do_test", "has no folder for its predictions", "give --save-ckpt-path"
+            )
         return self
 
 

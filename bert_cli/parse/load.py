@@ -157,6 +157,8 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
         else:
             second = new if new in keys else renamed.get(new)
             if second is not None:
+                if value in (None, keys[second]):
+                    continue
                 problem = f"is the old name of {shown(new)}, which is also given ({shown(second)})"
                 raise ConfigError(shown(old), problem, "give one of them")
             renamed[new] = old

@@ -135,6 +135,7 @@ VALUES = {
     "wandb_project_name": ("TF2", "wandb.project", "TF2"),
     "wandb_name": ("TF2", "wandb.project", "TF2"),
     "name": ("first", "wandb.name", "first"),
+    "output_dir": ("runs/a", "save_ckpt_path", "runs/a"),
     "length_bins": (4, "length_buckets", 4),
     "cluster.say_waiting_after_seconds": (5.0, "cluster.report_waiting_after_seconds", 5.0),
 }
@@ -174,6 +175,14 @@ def test_two_names_of_a_setting_are_rejected(tmp_path):
     for flags in ("--no-enable-wandb", "--wandb.enabled"), ("--no-wandb.enabled", "--enable-wandb"):
         text = rejection(tmp_path, "pretrain", *flags)
         assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
+
+
+def test_two_names_with_one_value_are_one_setting_as_in_the_settings_of_an_old_run(tmp_path):
+    for old in (None, "runs/a"):
+        settings, _ = loaded(tmp_path, "glue", output_dir=old, save_ckpt_path="runs/a")
+        assert str(settings.save_ckpt_path) == "runs/a"
+    text = rejection(tmp_path, "glue", output_dir="b", save_ckpt_path="runs/a")
+    assert "output_dir: is the old name of save_ckpt_path, which is also given" in text
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"

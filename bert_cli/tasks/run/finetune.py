@@ -180,10 +180,9 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (output := settings.output_dir) and not is_writable(output / checkpoint.SCORES):
-        where = f"output_dir ({output})"
-        remedy = "give another --output-dir"
-        raise DataError(where, "cannot be written", remedy)
+    if (run := settings.save_ckpt_path) and not is_writable(run / checkpoint.SCORES):
+        remedy = "give another --save-ckpt-path"
+        raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
 
 
 def _source(settings: FinetuneSettings) -> Source | None:
@@ -220,7 +219,7 @@ def _train_seeds(run: TaskRun[Settings]) -> bool:
             print_line(f"seed {seed}:")
             folders = {
                 name: folder / f"seed_{seed}"
-                for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
+                for name in ("save_ckpt_path", "tensorboard_dir")
                 if (folder := getattr(settings, name)) is not None
             }
             of_seed = replace(run, settings=changed(settings, seed=seed, **folders))
@@ -379,21 +378,16 @@ def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | Non
 def _write(
     settings: FinetuneSettings, task: Task, engine: Engine, scorer: Scorer, result: Result
 ) -> None:
-    """Predict the sets without labels; write predictions into output_dir and scores into the run's folder.
-
-    If only one of the folders is given, it receives everything; without folders nothing is written.
-    """
+    """Predict the sets without labels; write predictions and scores into the run's folder, if there is one."""
     if result.table:
         print_line(result.table)
-    run = settings.save_ckpt_path or settings.output_dir
-    output = settings.output_dir or run
-    if run is None or output is None:
+    folder = settings.save_ckpt_path
+    if folder is None:
         return
     unlabelled = scorer.logits(engine, task.unlabelled)
     if engine.group.rank == 0:
-        for folder in (run, output):
-            folder.mkdir(parents=True, exist_ok=True)
-        result.write(output, unlabelled)
+        folder.mkdir(parents=True, exist_ok=True)
+        result.write(folder, unlabelled)
         for name, value in result.run_files.items():
-            write_json_atomically(run / name, with_checksum(value))
-        write_json_atomically(run / checkpoint.SCORES, result.scores)
+            write_json_atomically(folder / name, with_checksum(value))
+        write_json_atomically(folder / checkpoint.SCORES, result.scores)
