@@ -83,6 +83,8 @@ OLD = (
     Old("hidden_act", values=("gelu",)),
     Old("position_embedding_type", values=("absolute",)),
     Old("n_best_size", values=("20",)),
+    Old("reduce_bucket_megabytes", values=("64",)),
+    Old("decay_shape", values=("1-sqrt",)),
     Old("expand_templates", values=FALSE,
         remedy="give --with wikiextractor, or --templates with the text of more templates"),
     Old("compile_only", values=FALSE, remedy="give --dry-run, which also runs two steps"),

@@ -114,7 +114,7 @@ def test_a_config_of_the_original_without_a_length_has_its_number_of_examples(tm
 
 # Old key -> a value of it, our key and the value there.
 VALUES = {
-    "ipu_config.reduce_bucket_megabytes": (8, "parallel.reduce_bucket_megabytes", 8),
+    "ipu_config.shard_weights": (False, "parallel.shard_weights", False),
     "enable_recomputation": (True, "parallel.recompute", True),
     "ipu_config.enable_recomputation": (True, "parallel.recompute", True),
     "optimizer_state_offchip": (True, "parallel.optimizer_state_offload", True),
@@ -229,6 +229,16 @@ def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
 def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path):
     for key, value, refusal in (
         ("n_best_size", 20, "n_best_size (--n-best-size): is always 20; leave it out"),
+        (
+            "parallel.reduce_bucket_megabytes",
+            64,
+            "(--parallel.reduce-bucket-megabytes): is always 64; leave it",
+        ),
+        (
+            "optimizer_opts.learning_rate.decay_shape",
+            "1-sqrt",
+            "decay-shape): is always 1-sqrt; leave it out",
+        ),
         ("bert_config.hidden_act", "gelu", "(--bert-config.hidden-act): got '21'; input should be"),
     ):
         group, _, name = key.rpartition(".")
