@@ -235,7 +235,7 @@ def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path
             "(--parallel.reduce-bucket-megabytes): is always 64; leave it",
         ),
         (
-            "optimizer_opts.learning_rate.decay_shape",
+            "decay_shape",
             "1-sqrt",
             "decay-shape): is always 1-sqrt; leave it out",
         ),
