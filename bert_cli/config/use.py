@@ -97,8 +97,8 @@ class ExportSettings(Settings):
     Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
     """
 
+    FORMER: ClassVar = ("texts",)
     NEEDS: ClassVar = {
-        "texts": ("format", "saved-model"),
         "push": ("format", "hf"),
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
@@ -112,9 +112,6 @@ class ExportSettings(Settings):
     """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx; static has a vector for each piece
     of the vocabulary, of which model2vec computes vectors of texts. hf and onnx need the extra `export`: PyTorch opens
     the written files. All formats need TensorFlow."""
-    texts: bool = False
-    """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
-    which take strings. A program that loads it must import tensorflow_text first."""
     precision: Literal["float32", "int8"] = "float32"
     """Number format of an onnx. int8 has a quarter of the size and is faster on CPUs: ONNX Runtime's dynamic
     quantization of weights and activations. The command reports how many predictions change, and warns if it is more

@@ -68,10 +68,12 @@ ALWAYS = {
     "position_embedding_type": "absolute",
     "n_best_size": "20",
     "expand_templates": "false",
+    "texts": "false",
 }
 # Last part of a key or flag without an equivalent, or of a former setting -> the remedy.
 INSTEAD = {
     "expand_templates": "give --with wikiextractor, or --templates with the text of more templates",
+    "texts": "leave it out and pass token ids; the export has the tokenizer (transformers.AutoTokenizer)",
     "checkpoint_dir": "set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ...",
     "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",

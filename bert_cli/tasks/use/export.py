@@ -23,7 +23,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.config.use import ExportSettings
-from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -43,7 +42,6 @@ from bert_cli.tasks.run.opened import (
     write_model_files,
 )
 from bert_cli.tasks.use import int8, publish, static
-from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
 from bert_cli.train import checkpoint
 
 Outputs = dict[str, npt.NDArray[np.float32]]
@@ -85,22 +83,12 @@ def run(settings: ExportSettings) -> None:
 def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
     out = settings.out
     task = task_of(source, None)
-    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
-    if settings.texts and head is not None and head.is_per_position:
-        problem = "its outputs are per token, and --texts hides the tokens"
-        raise ConfigError(f"texts ({task})", problem, "leave it out")
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
     model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
-    positions = source.config.max_position_embeddings
     with atomic_folder(out, origin=origin) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
-        encoder = None
-        if settings.texts:
-            tokenizer = read_tokenizer(source.folder)
-            encoder = text_encoder(tokenizer, positions)
-            compare_encoders(tokenizer, encoder, positions)
-        served = Served(model, encoder)
+        served = Served(model)
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
         notes = []
@@ -112,14 +100,13 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; {'before quantization' if notes else 'loaded again'}, "
         f"its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
+        f"on {len(SHAPES)} synthetic batches; a text may have at most {source.config.max_position_embeddings:,} tokens"
     )
 
 
 def _check_settings(settings: ExportSettings) -> None:
     _, packages = FORMATS[settings.format]
-    needs = [*packages, *(["tensorflow_text"] if settings.texts else [])]
-    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
@@ -190,26 +177,14 @@ def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input])
 class Served(tf.Module):
     """The model with transformers' inputs and outputs, in the form that TensorFlow saves."""
 
-    def __init__(self, model: Opened, encoder: Encoder | None = None) -> None:
+    def __init__(self, model: Opened) -> None:
         super().__init__(name="bert")
         self.model = model
-        self.encoder = encoder
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
         inputs = inputs_of(model.source.config)
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in inputs]
         # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
         self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
-
-    def serve_texts(self, *names: str) -> Any:
-        """Return the model as a function of columns of strings [B]; it returns the encoded inputs too."""
-
-        def serve(*texts: Any) -> dict[str, Any]:
-            assert self.encoder is not None
-            columns = self.encoder(*texts)
-            return {**columns, **self._outputs(**columns)}
-
-        shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
-        return tf.function(serve, input_signature=shape, autograph=False)
 
     def _serve(
         self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
@@ -260,12 +235,7 @@ def write_hf(served: Served, folder: Path) -> Predict:
 
 def write_saved_model(served: Served, folder: Path) -> Predict:
     """Write a TensorFlow SavedModel with the signature `serving_default`."""
-    signatures = {"serving_default": served.serve}
-    if served.encoder is not None:
-        # Two signatures, because one has a fixed number of inputs.
-        signatures["texts"] = served.serve_texts("texts")
-        signatures["pairs"] = served.serve_texts("texts", "seconds")
-    tf.saved_model.save(served, str(folder), signatures=signatures)
+    tf.saved_model.save(served, str(folder), signatures={"serving_default": served.serve})
     write_model_files(served.model.source, served.model.architecture, folder)
     loaded = tf.saved_model.load(str(folder))
 
