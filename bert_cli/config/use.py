@@ -94,12 +94,11 @@ class ExportSettings(Settings):
 
     Example: bert export runs/mrpc exported/mrpc --format onnx --precision int8 --compare-on texts.txt
     Example: bert export runs/mine exported/mine --format saved-model
-    Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
+    Example: bert export runs/mine exported/mine --format hf --license apache-2.0
     """
 
     FORMER: ClassVar = ("texts",)
     NEEDS: ClassVar = {
-        "push": ("format", "hf"),
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
     }
@@ -123,9 +122,6 @@ class ExportSettings(Settings):
     """Size of static vectors, at most the model's."""
     license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
-    push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
-    """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
-    finds the token (HF_TOKEN, or the token of `hf auth login`) and the address (HF_ENDPOINT)."""
 
     @model_validator(mode="after")
     def _check_compare_on(self) -> "ExportSettings":

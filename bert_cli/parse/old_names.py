@@ -73,6 +73,7 @@ ALWAYS = {
 # Last part of a key or flag without an equivalent, or of a former setting -> the remedy.
 INSTEAD = {
     "expand_templates": "give --with wikiextractor, or --templates with the text of more templates",
+    "push": "leave it out, and upload the folder of the export: hf upload OWNER/NAME OUT",
     "texts": "leave it out and pass token ids; the export has the tokenizer (transformers.AutoTokenizer)",
     "checkpoint_dir": "set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ...",
     "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",

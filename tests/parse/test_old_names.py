@@ -283,6 +283,11 @@ def test_a_flag_of_a_former_feature_is_accepted_while_off_and_else_refused_with_
     load(ExportSettings, [*words, "--no-texts"], "bert export")
     for flags, message in (
         (["--texts"], "(--texts): is always false; leave it out and pass token ids; the export"),
+        (
+            ["--push", "me/mine"],
+            "(--push): no such setting; leave it out, and upload the folder of ",
+        ),
+        (["--push=me/mine"], "the folder of the export: hf upload OWNER/NAME OUT"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
             load(ExportSettings, [*words, *flags], "bert export")

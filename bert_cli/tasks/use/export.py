@@ -10,6 +10,7 @@ Shapes: B examples, S positions, D hidden size, V vocabulary size.
 
 import importlib.util
 import logging
+import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from bert_cli.tasks.run.opened import (
     task_of,
     write_model_files,
 )
-from bert_cli.tasks.use import int8, publish, static
+from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
 
 Outputs = dict[str, npt.NDArray[np.float32]]
@@ -76,8 +77,8 @@ def run(settings: ExportSettings) -> None:
     origin = origin_of(settings, source.folder, settings.compare_on)
     if not check_new_folder(out, origin):
         _write(settings, source, origin)
-    if settings.push is not None:
-        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
+    if settings.format == "hf":
+        print_line(f"export: to publish it, run hf upload OWNER/NAME {shlex.quote(str(out))}")
 
 
 def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
@@ -95,7 +96,7 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
         if settings.precision == "int8":
             notes = [_quantize(served, folder, task, texts)]
             print_line(f"export: {notes[0]}")
-        publish.write_card(settings, model, folder, notes)
+        export_card.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; {'before quantization' if notes else 'loaded again'}, "
@@ -110,8 +111,6 @@ def _check_settings(settings: ExportSettings) -> None:
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    if settings.push is not None:
-        publish.check_token(settings.push)
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:

@@ -27,7 +27,7 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import INPUTS, Input, open_model, task_of
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions
-from bert_cli.tasks.use import int8, publish
+from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
 
 FREQUENT = 1e-4
@@ -84,7 +84,7 @@ def run(settings: ExportSettings) -> None:
         note = _compare(texts, predictor, table)
         print_line(f"export: {note}")
         sections.append(f"{note[0].upper()}{note[1:]}.")
-    sections += publish.training_sections(source.folder)
+    sections += export_card.training_sections(source.folder)
     modules: list[JSON] = [
         {"idx": number, "name": str(number), "path": path, "type": f"{MODULES}.{kind}"}
         for number, (path, kind) in enumerate(
