@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config.markers import Engine, PathOrName, Positional
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings
+from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
 from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
@@ -97,10 +97,14 @@ class ExportSettings(Settings):
     Example: bert export runs/mine exported/mine --format hf --license apache-2.0
     """
 
-    FORMER: ClassVar = ("texts",)
     NEEDS: ClassVar = {
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
+        "compare_on": Unless(
+            lambda of: of.format == "static" or of.precision != "float32",
+            "with an exact export",
+            "leave it out, or give --precision int8 or --format static",
+        ),
     }
 
     model: Positional[PathOrName]
@@ -122,14 +126,6 @@ class ExportSettings(Settings):
     """Size of static vectors, at most the model's."""
     license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
-
-    @model_validator(mode="after")
-    def _check_compare_on(self) -> "ExportSettings":
-        is_exact = self.format != "static" and self.precision == "float32"
-        if self.compare_on is not None and is_exact:
-            remedy = "leave it out, or give --precision int8 or --format static"
-            raise SettingError("compare_on", "has no effect with an exact export", remedy)
-        return self
 
 
 class AverageSettings(Settings):
