@@ -119,8 +119,7 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
     for columns in _synthetic_batches(served.model.source.config, SHAPES):
         mask = columns["attention_mask"]
         outputs = exported(columns)
-        for name, tensor in served.serve(*columns.values()).items():
-            values = tensor.numpy()
+        for name, values in served.predict(columns).items():
             if name not in outputs or outputs[name].shape != values.shape:
                 problem = f"the export lacks the model's output {name} {values.shape}"
                 raise CheckpointError(where, problem, "the export was removed")
@@ -165,12 +164,7 @@ def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input])
     batches = int8.read_batches(texts, model, task)
     if not texts:
         batches = _synthetic_batches(model.source.config, INT8_SHAPES)
-
-    def expected(columns: Mapping[str, Any]) -> Outputs:
-        tensors = served.serve(*columns.values())
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-    return int8.compare(model, batches, expected, open_onnx(path, outputs))
+    return int8.compare(model, batches, served.predict, open_onnx(path, outputs))
 
 
 class Served(tf.Module):
@@ -185,6 +179,10 @@ class Served(tf.Module):
         # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
         self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
 
+    def predict(self, columns: Mapping[str, Any]) -> Outputs:
+        """Return the outputs by name for columns in the order of `inputs_of`."""
+        return {name: value.numpy() for name, value in self.serve(*columns.values()).items()}
+
     def _serve(
         self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
     ) -> dict[str, Any]:
@@ -193,11 +191,7 @@ class Served(tf.Module):
         message = f"input_ids: has more tokens than the model's {limit} positions; cut the texts"
         check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], limit, message)
         with tf.control_dependencies([check]):
-            return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
-
-    def _outputs(
-        self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
-    ) -> dict[str, Any]:
+            input_ids = tf.identity(input_ids)
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
         if token_type_ids is not None:
             columns["segment_ids"] = token_type_ids
@@ -333,7 +327,6 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
         checkpoint.write_tensors(weights, tensors)
     write_model_files(source, model.architecture, folder)
-    shutil.copymode(folder / "config.json", weights)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
         kind = getattr(transformers, f"AutoModel{name.removeprefix('Model')}")

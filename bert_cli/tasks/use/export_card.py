@@ -12,7 +12,6 @@ from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run.opened import Opened
 from bert_cli.train import card, history
-from bert_cli.train.metrics import HELD_OUT
 
 
 def write_card(
@@ -56,11 +55,7 @@ def training_sections(source: Path) -> list[str]:
 
 def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     """Return the sections on a checkpoint's training and, if its run's folder has scores, on the scores."""
-    metrics = history.Run(checkpoint.parent).steps.get(state["step"], {})
-    scores = {
-        name.removeprefix(HELD_OUT): f"{value:.4f}"
-        for name, value in metrics.items()
-        if name.startswith(HELD_OUT) and value is not None
-    }
+    held_out = history.held_out(history.Run(checkpoint.parent).steps.get(state["step"], {}))
+    scores = {name: f"{value:.4f}" for name, value in held_out.items()}
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
     return [card.training_section(state), *scored]

@@ -8,7 +8,6 @@ Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -96,8 +95,6 @@ def run(settings: ExportSettings) -> None:
     with atomic_folder(settings.out, origin=origin) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, {"embeddings": table})
         (folder / "config.json").write_text(json.dumps(config, indent=2))
-        # safetensors makes files that only their owner may read.
-        shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
         (folder / embeddings.MODULES).write_text(json.dumps(modules, indent=2))
         (folder / "1_Normalize").mkdir()
         (folder / "1_Normalize" / "config.json").write_text("{}")
