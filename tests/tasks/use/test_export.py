@@ -330,6 +330,8 @@ def test_static_vectors_open_in_sentence_transformers_and_are_principal_componen
     printed = capfd.readouterr().out
     assert "3 texts: rank correlation of the similarities" in printed
     assert f"{len(PIECES)} vectors of 8 values" in printed
+    bert_export(source, tmp_path / "out", *words)
+    assert "is complete (nothing to do)" in capfd.readouterr().out
     table = load_file(tmp_path / "out" / "model.safetensors")["embeddings"]
     assert table.shape == (len(PIECES), 8) and not table[:5].any(), "special tokens have no vector"
     ids = np.array([[2, piece, 3] for piece in range(5, len(PIECES))])
