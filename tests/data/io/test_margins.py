@@ -7,7 +7,7 @@ import textwrap
 from itertools import islice
 
 import pytest
-from data.text.test_wrapping import PARAGRAPHS, sentences
+from data.io.test_wrapping import PARAGRAPHS, sentences
 
 from bert_cli.data.io.margins import ends_within_sentences, has_two_columns, margins_of
 from bert_cli.data.io.wrapping import Joiner, wrapped_width
