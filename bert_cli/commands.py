@@ -85,7 +85,11 @@ _ROWS = {
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
-    "compare": ("tasks.look.runs", "tools.Compare", "compare settings and results of two runs"),
+    "compare": (
+        "tasks.look.runs:compare",
+        "tools.Compare",
+        "compare settings and results of two runs",
+    ),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
 # By the first word; all other commands continue.

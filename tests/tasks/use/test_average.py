@@ -92,19 +92,6 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     assert f"{mean:.6f}" in capsys.readouterr().out
 
 
-def test_an_average_that_was_killed_after_its_rename_is_scored_when_it_is_started_again(
-    home, copied, capsys
-):
-    out = home.path / "mean"
-    before = (out / MODEL).stat().st_mtime_ns
-    assert average(home.path / "run", out) == 0
-    assert capsys.readouterr().out.splitlines() == home.printed
-    assert (out / MODEL).stat().st_mtime_ns == before
-    # The mean of other checkpoints is not this one.
-    assert average(copied, out, "--last", 4) == 2
-    assert f"out ({out}): exists and is not an empty folder" in capsys.readouterr().err
-
-
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):
     settings = json.loads((copied / "settings.json").read_text())
     del settings["own_crc32c"]
