@@ -54,7 +54,11 @@ class InspectSettings(DataSettings):
 
 
 class DoctorMachineSettings(Settings):
-    """Check this machine, without a run; `bert doctor` without settings of a run does the same."""
+    """Check this machine, without a run; `bert doctor` without settings of a run does the same.
+
+    Example: bert doctor machine
+    Example: bert doctor machine --engine jax --json -
+    """
 
     build: bool = True
     """Has an effect only on a run."""
@@ -81,7 +85,11 @@ class DoctorSettings(PretrainSettings):
 
 
 class PlanTargetsSettings(Settings):
-    """List the devices for which `bert plan --compile-for` can compile a step."""
+    """List the devices for which `bert plan --compile-for` can compile a step.
+
+    Example: bert plan targets
+    Example: bert plan --list-targets
+    """
 
 
 class Planning(TrainSettings):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -130,7 +130,8 @@ class Best(BaseModel):
 
     model_config = ConfigDict(strict=True)
     step: Count
-    value: FiniteFloat
+    value: float
+    """NaN if no score was a number."""
     scored: Count = 0
     """The last step that was scored; 0 in older files, which do not have it."""
 
