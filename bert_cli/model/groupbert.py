@@ -147,9 +147,6 @@ class GroupLayer(ConfiguredLayer):
         for number, (module, read) in enumerate(zip(modules, inputs, strict=True)):
             normal_BSD = ops.cast(module.layer_norm(x_BSD), self.compute_dtype)
             seed = dropout_seed(key, self.dropout_id + number)
-            change_BSD = module(normal_BSD, *read)
-            if module is self.attention:
-                change_BSD, states = change_BSD
-            x_BSD = x_BSD + dropout(change_BSD, rate, seed)
+            x_BSD = x_BSD + dropout(module(normal_BSD, *read), rate, seed)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
-        return self.finish(ops.cast(x_BSD, self.compute_dtype), states, batch)
+        return ops.cast(x_BSD, self.compute_dtype)

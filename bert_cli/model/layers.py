@@ -8,7 +8,7 @@ sequence length, P masked positions, C sequences of a pack (1 without packing), 
 intermediate size.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
@@ -37,8 +37,6 @@ from bert_cli.model.scaling import Factor
 MASKED_SCORE = -1e9
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "factors", "dropout_id"}
-States = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values [B, S, D] of an attention, neither scaled nor rotated."""
 
 
 def linear(x: Tensor, kernel: Tensor, *, uses_amx: bool = False) -> Tensor:
@@ -228,10 +226,6 @@ class Configured(TypedDict):
 class ConfiguredLayer(Layer):
     """A layer of the model's sizes."""
 
-    finish: Callable[..., Tensor] = staticmethod(lambda hidden, states, batch: hidden)
-    """Return an encoder layer's output from its hidden values, states and batch. The last layer of a student has
-    `with_relations` instead."""
-
     def __init__(self, *, name: str, policy: keras.DTypePolicy, config: BertConfig) -> None:
         self.config = config
         super().__init__(name=name, policy=policy)
@@ -337,15 +331,14 @@ class SelfAttention(ConfiguredLayer):
             return
         self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
-    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> tuple[Tensor, States]:
-        """[B, S, D] -> [B, S, D], and its states; `bias` is the attention bias."""
+    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         scored_BSD = self.scaled("split_scores", x_BSD)
         query_BSD = self.query.in_compute_dtype(scored_BSD)
         key_BSD = self.key.in_compute_dtype(scored_BSD)
         value_BSD = self.value.in_compute_dtype(self.scaled("split", x_BSD))
-        states = query_BSD, key_BSD, value_BSD
         if not self.uses_library:
             query_BSD = self.scaled("queries", query_BSD * scale)
         query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
@@ -364,7 +357,9 @@ class SelfAttention(ConfiguredLayer):
             )
         context_BNSH = matmul(probabilities_BNSS, value_BNSH, uses_amx=self.uses_amx)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        return self.project(context_BSD, *(() if self.is_pre_norm else (x_BSD, key))), states
+        if self.is_pre_norm:
+            return self.project(context_BSD)
+        return self.project(context_BSD, x_BSD, key)
 
     def _heads(self, x_BSD: Tensor, order: tuple[int, ...]) -> Tensor:
         """Split D into heads [B, S, N, H] in the compute dtype and transpose the axes to `order`."""
@@ -416,8 +411,8 @@ class EncoderLayer(ConfiguredLayer):
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
-        hidden, states = self.attention(hidden, attention_bias(batch), key)
-        return self.finish(self.feed_forward(hidden, key), states, batch)
+        hidden = self.attention(hidden, attention_bias(batch), key)
+        return self.feed_forward(hidden, key)
 
 
 def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
@@ -433,14 +428,11 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
 class GatherPositions(ConfiguredLayer):
     """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
-    READS: tuple[str, ...] = ("masked_lm_positions", "next_sentence_positions", "relation_weight")
+    READS: tuple[str, ...] = ("masked_lm_positions", "next_sentence_positions")
     has_first = True
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
-        """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D].
-
-        With `relation_weight` the last position follows: [B, C + P + 1, D].
-        """
+        """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D]."""
         positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
         examples, length, size = ops.shape(hidden)
         start_B1 = ops.arange(examples, dtype="int32")[:, None] * length
@@ -449,7 +441,6 @@ class GatherPositions(ConfiguredLayer):
             first_BC = start_B1 + ops.cast(batch["next_sentence_positions"], "int32")
         rows = [first_BC] if self.has_first else []
         rows += [start_B1 + positions_BP]
-        rows += [start_B1 + (length - 1)] if "relation_weight" in batch else []
         return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
 
 

@@ -35,7 +35,6 @@ from bert_cli.model.layers import (
     Embedding,
     GatherPositions,
     MeanPooling,
-    States,
     attention_bias,
     linear,
 )
@@ -85,8 +84,8 @@ class RotaryAttention(ConfiguredLayer):
             for name in ("query", "key", "value", "output")
         )
 
-    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, States]:
-        """[B, S, D] in float32 -> float32, and its states."""
+    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """[B, S, D] in float32 -> float32."""
         x_BSD = self.layer_norm(x_BSD) if self.layer_norm else x_BSD
         x_BSD = ops.cast(x_BSD, self.compute_dtype)
         heads = self.config.num_attention_heads
@@ -94,17 +93,16 @@ class RotaryAttention(ConfiguredLayer):
         shape = (*ops.shape(x_BSD)[:2], heads, size)
         rotation = self._rotation(batch, size)
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
-        states = self.query(x_BSD), self.key(x_BSD), self.value(x_BSD)
-        query = rotated(ops.reshape(states[0] * size**-0.5, shape), rotation)
-        key = rotated(ops.reshape(states[1], shape), rotation)
-        value = ops.reshape(states[2], shape)
+        query = rotated(ops.reshape(self.query(x_BSD) * size**-0.5, shape), rotation)
+        key = rotated(ops.reshape(self.key(x_BSD), shape), rotation)
+        value = ops.reshape(self.value(x_BSD), shape)
         query_BNSH, key_BNSH, value_BNSH = (
             ops.transpose(ops.cast(x, self.compute_dtype), (0, 2, 1, 3))
             for x in (query, key, value)
         )
         context_BNSH = self._context((query_BNSH, key_BNSH, value_BNSH), batch)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        return self.project(context_BSD), states
+        return self.project(context_BSD)
 
     def _context(self, inputs_BNSH: Sequence[Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Return the context; the length, maybe known only when the graph runs, decides how it is computed."""
@@ -333,18 +331,17 @@ class ModernLayer(ConfiguredLayer):
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
-        attended_BSD, states = self.attention(x_BSD, batch)
         seed = dropout_seed(key, self.dropout_id)
-        x_BSD = x_BSD + dropout(attended_BSD, self.config.hidden_dropout_prob, seed)
+        x_BSD = x_BSD + dropout(self.attention(x_BSD, batch), self.config.hidden_dropout_prob, seed)
         x_BSD = x_BSD + self.feed_forward(x_BSD)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
-        return self.finish(ops.cast(x_BSD, self.compute_dtype), states, batch)
+        return ops.cast(x_BSD, self.compute_dtype)
 
 
 class GatherMasked(GatherPositions):
     """Block `enc_out`: gather the masked positions. No weights."""
 
-    READS = ("masked_lm_positions", "relation_weight")
+    READS = ("masked_lm_positions",)
     has_first = False
 
 
@@ -380,7 +377,6 @@ class MaskedLMHead(heads.PretrainingHeads):
     MEANS: ClassVar = {
         "mlm_loss": ("mlm_loss", "masked"),
         "mlm_accuracy": ("mlm_correct", "masked"),
-        "relation_loss": ("relation_loss", "tokens"),
     }
 
     def _create_weights(self) -> None:
@@ -399,11 +395,9 @@ class MaskedLMHead(heads.PretrainingHeads):
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the masked-LM loss of `masked_lm_*` [B, P]."""
-        hidden, relations, sums = heads.without_relations(hidden, labels, counts)
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
         loss, correct = self.masked_lm.loss_sums(hidden, labels["masked_lm_ids"], weights)
-        sums |= {"mlm_loss": loss, "mlm_correct": correct}
-        return loss / counts["masked"] + relations, sums
+        return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 
 class Pooling(MeanPooling):

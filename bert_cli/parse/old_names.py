@@ -72,6 +72,7 @@ ALWAYS = {
 # Last part of a key or flag without an equivalent, or of a former setting -> the remedy.
 INSTEAD = {
     "expand_templates": "give --with wikiextractor, or --templates with the text of more templates",
+    "distillation": "leave it out, or finish a pre-training run that has a teacher with the version that began it",
     "checkpoint_dir": "set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ...",
     "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
     "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
@@ -86,6 +87,8 @@ FORMER_VALUES = {
         "give simcse; finish a run of tsdae with the version that began it",
     ),
 }
+# The former group `distillation` of pre-training, in the file of a run without a teacher.
+NO_TEACHER = {"teacher": None, "relations": 1.0}
 # Our dotted key -> the original's default, where ours differs.
 DEFAULTS = {
     "precision": "float16",
@@ -145,7 +148,8 @@ def why_no_effect(path: str, value: Any) -> str | None:
 
 def instead_of(path: str) -> tuple[str, str] | None:
     """Return problem and remedy for an old key or flag without an equivalent; None for any other."""
-    name = path.replace("-", "_").removeprefix("no_").rpartition(".")[2]
+    key = path.replace("-", "_").removeprefix("no_")
+    name = "distillation" if key.startswith("distillation.") else key.rpartition(".")[2]
     if name in MODEL_HAS:
         return f"the model always has {MODEL_HAS[name]}", "leave it out"
     if name in ALWAYS:
@@ -162,6 +166,10 @@ def adapt(
     """
     adapted = dict(values)
     no_effect = {}
+    group = adapted.get("distillation")
+    has_group = "distillation" in settings.model_fields
+    if not has_group and isinstance(group, Mapping) and group.items() <= NO_TEACHER.items():
+        del adapted["distillation"]
     every = our_name(EXECUTIONS)
     numbers = [str(adapted.get(every)), str(adapted.get("log_every_steps") or 1)]
     # Flags are texts; validation rejects what is not a number.

@@ -109,8 +109,7 @@ class ToyLayer(ConfiguredLayer):
             is_far = ops.abs(positions[:, None] - positions) > self.window
             bias = bias + float32(is_far) * MASKED_SCORE
         normal_BSD = ops.cast(self.attention.layer_norm(x_BSD), self.compute_dtype)
-        attended_BSD, _ = self.attention(normal_BSD, bias, key)
-        x_BSD = x_BSD + attended_BSD
+        x_BSD = x_BSD + self.attention(normal_BSD, bias, key)
         normal_BSD = ops.cast(
             self.layer_norm(x_BSD) if self.layer_norm else x_BSD, self.compute_dtype
         )

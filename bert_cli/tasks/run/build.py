@@ -12,7 +12,6 @@ from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model import scaling
 from bert_cli.model.bert import block_names, build_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
-from bert_cli.model.heads import with_relations
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.engine import Block, Engine, UpdateRequest
@@ -72,12 +71,9 @@ def model_of(
     """Return the model of the settings; without `has_values` its weights are zeros."""
     config = settings.bert_config
     factors = factors_of(settings)
-    has_teacher = (
-        isinstance(settings, PretrainSettings) and settings.distillation.teacher is not None
-    )
 
     def make_block(name: str, before: Mapping[str, Block]) -> Block:
-        block = build_block(
+        return build_block(
             name,
             config,
             seed=settings.seed,
@@ -90,10 +86,6 @@ def model_of(
             uses_amx=uses_amx,
             has_values=has_values,
         )
-        if has_teacher and name == f"hid_{config.num_hidden_layers - 1}":
-            block.finish = with_relations
-            block.READS = (*block.READS, "teacher_states")
-        return block
 
     names = block_names(config, settings.last_blocks)
     make_optimizer = partial(optimizer_for, settings, factors) if trains else None
