@@ -16,7 +16,6 @@ from keras import ops
 
 from bert_cli.model.chunked_loss import chunked_loss
 from bert_cli.model.fused import (
-    NEVER,
     Tensor,
     argmax,
     dropout,
@@ -24,10 +23,10 @@ from bert_cli.model.fused import (
     exact_matmul,
     float32,
     gelu,
-    matmul,
     value_of,
 )
-from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer
+from bert_cli.model.layers import MASKED_SCORE
+from bert_cli.model.parts import Configured, ConfiguredLayer
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
@@ -76,7 +75,7 @@ class MaskedLM(ConfiguredLayer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = matmul(*self._factors(x_BPD), transpose_b=True, uses_amx=self.uses_amx)
+        product_MV = self.operations.matmul(*self._factors(x_BPD), transpose_b=True)
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
@@ -87,16 +86,7 @@ class MaskedLM(ConfiguredLayer):
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
         bias_V = value_of(self.scaled("bias", self.bias))
-        return chunked_loss(
-            x_MD,
-            table_VD,
-            bias_V,
-            labels_M,
-            weights,
-            self.chunks,
-            is_compiled=self.fuse_above < NEVER,
-            uses_amx=self.uses_amx,
-        )
+        return chunked_loss(x_MD, table_VD, bias_V, labels_M, weights, self.chunks, self.operations)
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""

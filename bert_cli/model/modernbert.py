@@ -28,16 +28,9 @@ from bert_cli.model.fused import (
     run_after,
 )
 from bert_cli.model.heads import Columns, Sums
-from bert_cli.model.layers import (
-    MASKED_SCORE,
-    Configured,
-    ConfiguredLayer,
-    Embedding,
-    GatherPositions,
-    MeanPooling,
-    attention_bias,
-    linear,
-)
+from bert_cli.model.layers import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
+from bert_cli.model.operations import linear
+from bert_cli.model.parts import Configured, ConfiguredLayer
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 
@@ -49,9 +42,7 @@ class Embeddings(ConfiguredLayer):
     dropout_id = 0
 
     def _create_weights(self) -> None:
-        config = self.config
-        shape = {"rows": config.vocab_size, "size": config.hidden_size}
-        self.word = Embedding(name="word", policy=self.dtype_policy, **shape)
+        self.word = self.embedding("word", self.config.vocab_size)
         self.layer_norm = self.norm(has_beta=False)
 
     def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
@@ -144,7 +135,7 @@ class RotaryAttention(ConfiguredLayer):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         """Return the context [..., Q, H] of queries [..., Q, H] for keys and values [..., S, H]."""
         scores = matmul(query, key, transpose_b=True)
-        probabilities = attention_probabilities(scores, bias, 0.0, None, self.fuse_above)
+        probabilities = attention_probabilities(scores, bias, 0.0, None, self.operations.fuse_above)
         return matmul(probabilities, value)
 
     def _attend_in_blocks(
@@ -299,7 +290,7 @@ class GatedFeedForward(ConfiguredLayer):
         """[B, S, D] in float32 -> float32, through [B, S, F]."""
         x_BSD = ops.cast(self.layer_norm(x_BSD), self.compute_dtype)
         products = linear(x_BSD, self.inner.kernel), linear(x_BSD, self.gate.kernel)
-        return self.project(gated_gelu(*products, self.fuse_above))
+        return self.project(gated_gelu(*products, self.operations.fuse_above))
 
 
 class ModernLayer(ConfiguredLayer):

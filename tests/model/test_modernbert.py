@@ -13,7 +13,7 @@ from bert_cli.data.records.formats import pack_columns
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model import modernbert
-from bert_cli.model.bert import build_block, build_blocks, named_weights
+from bert_cli.model.bert import Outputs, build_block, build_blocks, named_weights
 from bert_cli.model.hf import config_of, from_hf, hf_config, to_hf
 from bert_cli.planning.memory import weights_of
 
@@ -48,7 +48,7 @@ def blocks(config):
 
 def random_blocks(config, head, labels=2):
     blocks = build_blocks(
-        config, seed=4, policy="float32", last_blocks=head.last_blocks, labels=labels
+        config, seed=4, policy="float32", last_blocks=head.last_blocks, outputs=Outputs(labels)
     )
     draw = np.random.default_rng(5)
     for weight in named_weights(blocks).values():
