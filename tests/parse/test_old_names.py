@@ -252,6 +252,15 @@ def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path
         assert refusal in message and len(message.splitlines()) == 1
 
 
+def test_a_run_from_before_relations_went_loads_without_a_teacher_only(tmp_path):
+    expected, _ = loaded(tmp_path, "pretrain")
+    for group in ({}, {"teacher": None}, {"teacher": None, "relations": 1.0}):
+        assert loaded(tmp_path, "pretrain", distillation=group)[0] == expected
+    message = rejection(tmp_path, "pretrain", distillation={"teacher": "runs/large"})
+    assert "mine.json): no such setting; leave it out, or finish a pre-training run that" in message
+    assert "distillation" in rejection(tmp_path, "pretrain", distillation={"relations": 2.0})
+
+
 def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
     flags = ["--precision", "float16"]
     _, found = loaded(tmp_path, "pretrain", *flags, enable_recomputation=False)

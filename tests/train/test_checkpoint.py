@@ -164,9 +164,8 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     path = checkpoint.save(tmp_path, copy_state(tiny[1]), PLAIN, fixed=fixed, settings={})
     for name, (before, after) in values.items():
         message = failure(path, fresh, fixed | {name: after})
-        assert re.search(rf": {name}[\w.]*( \(.*\))? was {re.escape(str(before))}, is ", message), (
-            name
-        )
+        shown = "before" if isinstance(before, dict) else re.escape(str(before))
+        assert re.search(rf": {name}[\w.]*( \(.*\))? was {shown}, is ", message), name
     settings = settings_of()
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
     stream = SimpleNamespace(fingerprint="0123")

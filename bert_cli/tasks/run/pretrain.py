@@ -25,7 +25,6 @@ from bert_cli.tasks.run.resolve import (
     take_devices,
     with_shape_of,
 )
-from bert_cli.tasks.run.teacher import relations_of
 from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.checkpoint import newest_checkpoint
@@ -103,7 +102,6 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         stream=stream,
         sample=stream.first_micro_batches(len(mesh.devices)),
         tokenizer=folder,
-        prepare=relations_of(settings, stream),
         evaluate=None if held_out is None and pairs is None else score,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=settings.evaluate_every_steps,
@@ -133,7 +131,6 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     size = held_out.batching.micro_batch_size
     group = engine.group
     head = engine.head
-    # Held-out examples have no teacher, so no relation loss.
     names = {over for over, by in head.MEANS.values() if by in head.COUNTS}
     sums = dict.fromkeys(sorted(names), 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from types import SimpleNamespace
 
-import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -27,7 +26,7 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
-from bert_cli.model.heads import SentenceEmbedding
+from bert_cli.model.bert import build_block
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.group import ProcessGroup
@@ -213,8 +212,7 @@ def test_a_positive_that_ties_is_not_correct_in_a_step_of_any_number_of_micro_ba
     texts[0] = texts[1]
     on_host = embed.contrastive_loss(texts.reshape(4, 2, 6), np.arange(8).reshape(4, 2), 0.1)[1]
     assert on_host.tolist() == [0.0, 1.0, 1.0, 0.0]
-    policy = keras.DTypePolicy("float32")
-    head = SentenceEmbedding(name="embed_head", policy=policy, config=TINY)
+    head = build_block("embed_head", TINY, seed=None, policy="float32")
     labels = {
         "text_slots": np.arange(8, dtype=np.int32),
         "is_left_out": np.zeros((4, 4), np.bool_),
