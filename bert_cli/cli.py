@@ -206,8 +206,11 @@ def _known_failure(error: Exception) -> BertError | None:
         is_named = error.filename or error.errno in DISK_IS_FULL
         if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
             return DataError(where, str(error.strerror), "fix that and run the command again")
-    httpx2 = sys.modules.get("httpx2")
-    if httpx2 is not None and isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
+    # Both are loaded: huggingface_hub may use the older name.
+    clients = filter(None, map(sys.modules.get, ("httpx", "httpx2")))
+    if isinstance(
+        error, tuple(kind for http in clients for kind in (http.HTTPError, http.InvalidURL))
+    ):
         request = getattr(error, "_request", None)  # the property raises without a request
         remedy = "check the network and the address"
         return DataError(str(request.url) if request else "network", str(error), remedy)

@@ -114,6 +114,6 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     flags = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
     if name == "doctor" and flags <= MACHINE_FLAGS:
         return "doctor machine", rest
-    if name == "plan" and "--list-targets" in flags:
+    if name == "plan" and "--list-targets" in rest:
         return "plan targets", []
     return name, rest

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,12 +101,20 @@ def has_amx(cpuinfo: Path = CPUINFO) -> bool:
 
 def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str]:
     """Return what the last bits of an update depend on: versions, and accelerators or the processor's instructions."""
-    traits = {f"version of {name}": version(name) for name in ("keras", "numpy", engine)}
+    names = ("keras", "numpy", engine, *(("jaxlib",) if engine == "jax" else ()))
+    traits = {f"version of {name}": _version(name) for name in names}
     traits["version of bert"] = __version__
     if accelerators:
         return {**traits, "kind of accelerator": " ".join(sorted(set(accelerators)))}
     flags = processor_flags(CPUINFO.read_text()) if CPUINFO.is_file() else set()
     return {**traits, "set of instructions": " ".join(sorted(filter(VECTORS.fullmatch, flags)))}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
 
 
 def keep_freed_memory() -> None:

@@ -151,14 +151,14 @@ def report_joined_lines(
 
     A warning for each kind of lines that cannot be joined names the first of their files.
     """
-    count = f"of {len(parts):,} files"
+    of_all = f"of {len(parts):,} files"
     remedies = {
         TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
         CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
     }
     for fault, cure in remedies.items():
         if faulty := [part.path for part in parts if part.fault == fault]:
-            what = f"the lines of {len(faulty):,} {count}, as {faulty[0]}, {fault}"
+            what = f"the lines of {len(faulty):,} {of_all}, as {faulty[0]}, {fault}"
             print_error(f"{command}: warning: {what}; {cure}")
     wrapped = [part for part in parts if part.margins is not None]
     if not wrapped:
@@ -171,7 +171,7 @@ def report_joined_lines(
             else "each text is one document"
         )
     print_line(
-        f"{command}: {len(wrapped):,} {count}, as {wrapped[0].path}, have hard line breaks; the lines of each "
+        f"{command}: {len(wrapped):,} {of_all}, as {wrapped[0].path}, have hard line breaks; the lines of each "
         f"paragraph are joined ({ends}; {remedy})"
     )
 

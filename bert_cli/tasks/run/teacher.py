@@ -175,7 +175,10 @@ def _open_cache(path: str, is_new: bool = False) -> sqlite3.Connection:
         cache.execute(f"{SELECT} LIMIT 0", [""])
     except sqlite3.DatabaseError as error:
         cache.close()
-        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) not in DAMAGED or is_new:
+        if (
+            getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in DAMAGED
+            or is_new
+        ):
             raise
         print_line(f"{path}: is damaged ({error}); its vectors are computed again")
         Path(path).unlink()
@@ -211,6 +214,7 @@ def _vectors_of(
     known = int(is_known.sum())
     print_line(f"teacher: reads {len(rows) - known:,} texts, {known:,} vectors are cached")
     names = [*rows]
+    is_stored = cache.execute("PRAGMA database_list").fetchone()[2] != b""  # or in memory alone
     for first in range(0, len(rows), STORED_AT_ONCE):
         part = order[first : first + STORED_AT_ONCE]
         new = part[is_known[part] == 0]
@@ -218,6 +222,8 @@ def _vectors_of(
             inputs = [Input("distillation.teacher", {"text": names[row]}) for row in mine]
             vectors[mine] = predictor.of_texts(inputs)[0]
         vectors[part] = group.all_reduce(vectors[part])
+        if not is_stored:
+            continue
         made = ((names[row], vectors[row].tobytes()) for row in new)
         values = [(text, vector, _crc32c(text, vector)) for text, vector in made]
         with cache:

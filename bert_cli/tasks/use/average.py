@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkpoint
+from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of, verify_checkpoint
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import corpora
@@ -34,7 +34,6 @@ def run(settings: AverageSettings) -> None:
     """
     folder = settings.run
     out = settings.out
-    check_new_folder(out)
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
     if len(paths) < settings.last:
         problem = (
@@ -44,6 +43,9 @@ def run(settings: AverageSettings) -> None:
         remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
         remedy = remedy if paths else "give a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
+    # The records that score it may be named later.
+    origin = origin_of(settings.model_copy(update={"validation_dir": None}), *paths)
+    is_complete = check_new_folder(out, origin)
     trained = held_out = None
     if (kind := history.Run(folder).kind) == "pretrain":
         trained = evaluate.settings_of(folder, settings.engine)
@@ -55,7 +57,8 @@ def run(settings: AverageSettings) -> None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
     names = ", ".join(path.name for path in paths)
-    _write(out, paths[-1], names, mean_of(paths))
+    if not is_complete:
+        _write(out, paths[-1], names, mean_of(paths), origin)
     print_line(f"average: {out} is the mean of {names}")
     if trained is None or held_out is None:
         reason = f"only runs of pretrain are scored, not {kind}"
@@ -73,9 +76,9 @@ def run(settings: AverageSettings) -> None:
     print_line(f"average: {better} is better than {worse}, by {abs(change):.6f} of mlm_loss")
 
 
-def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> None:
+def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array], origin: str) -> None:
     left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
-    with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
+    with atomic_folder(out, (newest / MODEL).stat().st_size, origin) as partial:
         shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
         checkpoint.write_tensors(partial / MODEL, mean)
         if (settings := newest.parent / SETTINGS).is_file():
