@@ -31,7 +31,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
@@ -304,12 +304,8 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
 
 def _use_equal_threads(client: Any, processes: Processes) -> None:
     """Make XLA use as many threads on each rank as the fewest cores of a rank: it divides sums among threads."""
-    set_cores = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
-    cores = set_cores or str(len(os.sched_getaffinity(0)))
-    if not cores.isdecimal():
-        where = f"PJRT_NPROC or NPROC ({cores})"
-        raise ConfigError(where, "is not a number of cores", "unset it, or set a number")
-    client.key_value_set(f"bert_cores_{processes.rank}", cores)
+    cores = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or len(os.sched_getaffinity(0))
+    client.key_value_set(f"bert_cores_{processes.rank}", str(cores))
     wait = int(1000 * Rendezvous.register_seconds)
     keys = (f"bert_cores_{rank}" for rank in range(processes.count))
     numbers = [int(client.blocking_key_value_get(key, wait)) for key in keys]
