@@ -108,7 +108,7 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     `bert doctor` without a setting of a run checks the machine, and `bert plan --list-targets` lists targets.
     """
     two = " ".join(words[:2])
-    if two in COMMANDS:
+    if len(words) > 1 and two in COMMANDS:
         return two, list(words[2:])
     name, *rest = words
     flags = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
