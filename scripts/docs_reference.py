@@ -32,7 +32,6 @@ def on_config(config: Any) -> Any:
         {"Reference": ["reference/index.md", *pages]},
         {
             "Project": [
-                {"Measured": "measured.md"},
                 {"Contributing": "contributing.md"},
                 {"Files of the package": "tree.md"},
                 {"Changes": "changes.md"},
