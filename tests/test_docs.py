@@ -281,7 +281,13 @@ def test_every_command_and_flag_of_a_page_or_an_example_exists():
     assert {name: mistakes for name, mistakes in wrong.items() if mistakes} == {}
 
 
-@pytest.mark.parametrize("name", ["migrating.md", "clusters.md", "trackers.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../README.md", "answer-questions.md", "classify.md", "clusters.md", "devices.md", "distil.md", "embed.md",
+        "engines.md", "fine-tuning.md", "label-tokens.md", "migrating.md", "predict.md", "runs.md", "trackers.md",
+    ],
+)  # fmt: skip
 def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
