@@ -346,6 +346,16 @@ def test_the_charts_are_those_of_the_script():
     assert {path.name: path.read_text(encoding="utf-8") for path in pictures} == drawn
 
 
+def test_the_notebook_has_the_commands_of_the_guide():
+    """Another test runs them."""
+    names = runpy.run_path(str(ROOT / "scripts" / "notebook.py"))
+    text = names["NOTEBOOK"].read_text(encoding="utf-8")
+    assert text == names["notebook"]()
+    cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    blocks = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").split(RUN)[1:]
+    assert cells == [f"%%bash\n{block.partition('```')[0]}".strip() for block in blocks]
+
+
 def test_the_exit_codes_are_those_of_the_code():
     page = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
