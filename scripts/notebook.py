@@ -13,7 +13,7 @@ BEFORE = "Run this notebook in the root of a clone, in an environment with `bert
 
 def cell(kind: str, text: str) -> dict[str, Any]:
     """Return a cell of a notebook, `markdown` or `code`."""
-    code = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    code: dict[str, Any] = {"outputs": [], "execution_count": None} if kind == "code" else {}
     return {"cell_type": kind, "metadata": {}, "source": text.strip(), **code}
 
 
