@@ -29,8 +29,6 @@ Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
 NEVER = math.inf
-MIN_ROWS = 8
-"""Rows and columns of a product from which XLA's library computes it; it refuses vectors and the smallest matrices."""
 
 # Odd, so that id -> id * constant is one to one in 32 bits. Large, so that dropouts of neighbouring run seeds differ.
 ID_STRIDE = 0x9E3779B1
@@ -136,24 +134,12 @@ def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float)
     return tf.reshape(normal, shape) * constant_of(gamma, x.dtype) + constant_of(beta, x.dtype)
 
 
-def matmul(
-    x: Tensor,
-    y: Tensor,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    uses_amx: bool = False,
-) -> Tensor:
+def matmul(x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed.
 
     `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
-    float16 is 6 times slower. `uses_amx` is for JAX: see `row_major_matmul`.
+    float16 is 6 times slower.
     """
-    if uses_amx and x.dtype == "bfloat16":
-        x = ops.swapaxes(x, -1, -2) if transpose_a else x
-        if min(x.shape[-2], y.shape[-2 if transpose_b else -1]) >= MIN_ROWS:
-            return row_major_matmul(x, value_of(y), transpose_b)
-        transpose_a = False
     y = ops.cast(y, x.dtype)
     if tf is not None and (transpose_a or transpose_b):
         return tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -179,44 +165,6 @@ def exact_matmul(x: Tensor, y: Tensor, *, transpose_b: bool = False) -> Tensor:
 def rounds_products() -> bool:
     """Return whether TensorFlow may round the factors of a float32 product: on every device but a CPU."""
     return any(device.device_type != "CPU" for device in tf.config.get_visible_devices())
-
-
-def row_major_matmul(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:
-    """Return the product in bfloat16 as XLA's library for CPUs takes it.
-
-    In JAX 0.10 XLA gives a product to the library, which uses AMX, only if its operands are bfloat16, its
-    result is float32, and all three are stored row by row, the contracted axis of the first operand last; other
-    products of bfloat16 run in float32. The second operand may be contracted along either axis.
-    """
-
-    def operation(x: Tensor, y: Tensor) -> tuple[Tensor, Operation]:
-        cast = ops.cast(y, x.dtype)
-
-        def pull(gradient: Tensor) -> tuple[Tensor, Tensor]:
-            x_gradient = _row_major_dot(gradient, cast, not transpose_b)
-            factors = (gradient, x) if transpose_b else (x, gradient)
-            y_gradient = _row_major_dot(ops.swapaxes(factors[0], -1, -2), factors[1], False)
-            return ops.cast(x_gradient, x.dtype), ops.cast(y_gradient, y.dtype)
-
-        return ops.cast(_row_major_dot(x, cast, transpose_b), x.dtype), pull
-
-    return custom_gradient(operation)(x, y)
-
-
-def _row_major_dot(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:
-    layout = import_module("jax.experimental.layout")
-
-    def row_major(array: Tensor) -> Tensor:
-        # Without it a transposed operand stays a view, and the layout of the result is that of its reader.
-        return layout.with_layout_constraint(array, layout.Layout(tuple(range(array.ndim))))
-
-    stack = tuple(range(x.ndim - 2))
-    contracted = (x.ndim - 1,), (y.ndim - (1 if transpose_b else 2),)
-    axes = contracted, (stack, stack)
-    product = jax.lax.dot_general(
-        row_major(x), row_major(y), axes, preferred_element_type="float32"
-    )
-    return row_major(product)
 
 
 def argmax(x: Tensor) -> Tensor:

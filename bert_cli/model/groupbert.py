@@ -15,6 +15,7 @@ from keras import ops
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import SelfAttention, attention_bias
+from bert_cli.model.operations import linear
 from bert_cli.model.parts import Arguments, Configured, ConfiguredLayer, Layer
 
 
@@ -45,7 +46,7 @@ class Grouped(Layer):
 
     def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
         if len(self.shape) == 2:
-            return self.operations.linear(x, kernel)
+            return linear(x, kernel)
         dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
         return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
@@ -108,9 +109,8 @@ class GroupedFeedForward(ConfiguredLayer):
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
-        operations = self.operations
-        product_BSF = operations.linear(x_BSD, self.inner.kernel)
-        inner_BSF = bias_gelu(product_BSF, self.inner.bias, operations.fuse_above)
+        product_BSF = linear(x_BSD, self.inner.kernel)
+        inner_BSF = bias_gelu(product_BSF, self.inner.bias, self.operations.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 

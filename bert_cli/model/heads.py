@@ -23,6 +23,7 @@ from bert_cli.model.fused import (
     exact_matmul,
     float32,
     gelu,
+    matmul,
     value_of,
 )
 from bert_cli.model.layers import MASKED_SCORE
@@ -75,7 +76,7 @@ class MaskedLM(ConfiguredLayer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = self.operations.matmul(*self._factors(x_BPD), transpose_b=True)
+        product_MV = matmul(*self._factors(x_BPD), transpose_b=True)
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
@@ -86,7 +87,8 @@ class MaskedLM(ConfiguredLayer):
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
         bias_V = value_of(self.scaled("bias", self.bias))
-        return chunked_loss(x_MD, table_VD, bias_V, labels_M, weights, self.chunks, self.operations)
+        inputs = x_MD, table_VD, bias_V, labels_M, weights
+        return chunked_loss(*inputs, self.chunks, self.operations.fuse_above)
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""

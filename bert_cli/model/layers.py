@@ -13,7 +13,7 @@ from typing import Unpack
 
 from keras import ops
 
-from bert_cli.model.fused import Tensor, dropout, dropout_seed, exact_matmul
+from bert_cli.model.fused import Tensor, dropout, dropout_seed, exact_matmul, matmul
 from bert_cli.model.operations import Dropout
 from bert_cli.model.parts import Configured, ConfiguredLayer
 
@@ -105,11 +105,11 @@ class SelfAttention(ConfiguredLayer):
         query_BNSH = self._heads(self.scaled("queries", query_BSD), (0, 2, 1, 3))
         key_BNHS = self._heads(self.scaled("keys", key_BSD), (0, 2, 3, 1))
         value_BNSH = self._heads(self.scaled("values", value_BSD), (0, 2, 1, 3))
-        scores_BNSS = operations.matmul(query_BNSH, key_BNHS)
+        scores_BNSS = matmul(query_BNSH, key_BNHS)
         seed = dropout_seed(key, self.dropout_id)
         dropped = Dropout(self.config.attention_probs_dropout_prob, seed)
         probabilities_BNSS = operations.probabilities(scores_BNSS, bias, scale, dropped)
-        context_BNSH = operations.matmul(probabilities_BNSS, value_BNSH)
+        context_BNSH = matmul(probabilities_BNSS, value_BNSH)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         if self.is_pre_norm:
             return self.project(context_BSD)

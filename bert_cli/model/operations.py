@@ -1,4 +1,4 @@
-"""How a layer computes: one operation at a time, fused, in products for AMX, or by TensorFlow's library.
+"""How a layer computes: one operation at a time, fused, or by TensorFlow's library.
 
 A layer has one `Operations` object, which it takes at its construction. The letters of shapes are those of `layers`.
 """
@@ -32,13 +32,13 @@ class DenseLayer(Protocol):
         """Return x @ kernel + bias."""
 
 
-def linear(x: Tensor, kernel: Tensor, *, uses_amx: bool = False) -> Tensor:
+def linear(x: Tensor, kernel: Tensor) -> Tensor:
     """Multiply the last axis of `x` by `kernel`, in the dtype of `x`, as one rank-2 product.
 
     The reshape afterwards keeps Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
     """
     inputs, outputs = kernel.shape
-    rows = fused.matmul(ops.reshape(x, (-1, inputs)), kernel, uses_amx=uses_amx)
+    rows = fused.matmul(ops.reshape(x, (-1, inputs)), kernel)
     return ops.reshape(rows, (*ops.shape(x)[:-1], outputs))
 
 
@@ -48,8 +48,6 @@ class Operations:
 
     fuse_above: float = NEVER
     """Elements above which the operations between matrix products are fused."""
-    uses_amx: bool = False
-    """Whether products in bfloat16 have the form that XLA computes with AMX: for JAX on CPUs with AMX."""
     factors: Mapping[str, Factor] = field(default_factory=dict, hash=False)
     """Factors of Unit Scaling, by path below the layer; for a complete model by path."""
 
@@ -64,29 +62,9 @@ class Operations:
         factor = self.factors.get(name)
         return value if factor is None else fused.scaled(value, factor.forward, factor.backward)
 
-    @property
-    def casts_kernels_late(self) -> bool:
-        """Return whether kernels may not be cast to the compute dtype before a layer reads them.
-
-        Unit Scaling multiplies kernels before they are rounded, and products for AMX return gradients in float32.
-        """
-        return bool(self.factors) or self.uses_amx
-
-    def matmul(
-        self, x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Tensor:
-        """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed."""
-        return fused.matmul(
-            x, y, transpose_a=transpose_a, transpose_b=transpose_b, uses_amx=self.uses_amx
-        )
-
-    def linear(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """Return x @ kernel in the dtype of `x`."""
-        return linear(x, kernel, uses_amx=self.uses_amx)
-
     def dense(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ kernel, in the dtype of `x`, plus bias in float32."""
-        product = float32(self.linear(x, kernel))
+        product = float32(linear(x, kernel))
         return product if bias is None else product + float32(bias)
 
     def project(self, layer: DenseLayer, x: Tensor) -> Tensor:
@@ -96,7 +74,7 @@ class Operations:
 
     def dense_gelu(self, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
         """Return the GELU of x @ kernel + bias, in the dtype of `x`."""
-        return fused.bias_gelu(self.linear(x, kernel), bias, self.fuse_above)
+        return fused.bias_gelu(linear(x, kernel), bias, self.fuse_above)
 
     def query(self, query: Tensor, scale: float) -> Tensor:
         """Return a query for products that `probabilities` reads; scaled in float32, float16 stays far from 65504."""
@@ -120,7 +98,7 @@ class Operations:
         """
         kernel, bias = dense
         *scale, epsilon = norm
-        product = self.linear(x, kernel)
+        product = linear(x, kernel)
         return fused.add_and_normalize(
             product, bias, residual, tuple(scale), epsilon, *dropout, self.fuse_above
         )

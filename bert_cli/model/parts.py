@@ -76,8 +76,8 @@ class Layer(keras.layers.Layer):
     @property
     def kernel_dtype(self) -> str:
         """The dtype to which the kernels of an encoder layer may be cast before it reads them."""
-        is_cast_late = self.operations.casts_kernels_late
-        return str(self.variable_dtype if is_cast_late else self.compute_dtype)
+        # Unit Scaling multiplies kernels before they are rounded.
+        return str(self.variable_dtype if self.operations.factors else self.compute_dtype)
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""

@@ -93,11 +93,6 @@ def processor_flags(cpuinfo: str) -> set[str]:
     return set(flags[1].split()) if flags else set()
 
 
-def has_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Return whether the processor has AMX for bfloat16; False on systems without /proc/cpuinfo."""
-    return cpuinfo.is_file() and "amx_bf16" in processor_flags(cpuinfo.read_text())
-
-
 def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str]:
     """Return what the last bits of an update depend on: versions, and accelerators or the processor's instructions."""
     names = ("keras", "numpy", engine, *(("jaxlib",) if engine == "jax" else ()))

@@ -71,8 +71,6 @@ class Mesh:
     host: str
     processes: Processes
     number: int = 0
-    uses_amx: bool = False
-    """Whether products of JAX have the form for AMX: all processes compute on CPUs that have it."""
 
     @property
     def replicas(self) -> int:

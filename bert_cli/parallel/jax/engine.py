@@ -34,7 +34,7 @@ from bert_cli.parallel.engine import (
     scaled_for_accumulation,
 )
 from bert_cli.parallel.jax.forward import LOOPS, Arrays, ForwardPass
-from bert_cli.parallel.jax.layout import check_formats, device_grid, over_replicas, spec_of
+from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
 from bert_cli.parallel.jax.mesh import JaxProcessGroup
 from bert_cli.parallel.jax.state import DividedArray, Row, State, distinct_shards, place
 from bert_cli.parallel.runtime import Mesh, Model
@@ -68,7 +68,6 @@ class JaxEngine(Engine):
         self.optimizer = optimizer
         layout = mesh.layout
         self.layout = layout
-        self.uses_amx = mesh.uses_amx
         self.group = JaxProcessGroup(mesh)
         self.grid = self._device_grid(mesh)
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
@@ -216,8 +215,6 @@ class JaxEngine(Engine):
         if shapes not in self.programs:
             with self.reporting_out_of_memory():
                 program = self._lowered(arguments).compile()
-            if self.uses_amx:
-                check_formats(jax.tree.leaves(program.output_formats))
             self.programs[shapes] = program
         return self.programs[shapes]
 

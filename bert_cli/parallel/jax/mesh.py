@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +40,6 @@ from bert_cli.parallel.cluster import (
 )
 from bert_cli.parallel.devices import (
     device_memory,
-    has_amx,
     keep_freed_memory,
     part_of_gpus,
     visible_gpus,
@@ -239,12 +238,10 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
     rows = divide_devices(names, kind, processes, layout)
     mesh = JaxMesh(layout, rows, "", processes, links=links)
-    group = JaxProcessGroup(mesh)
     if processes.count > 1:
-        with group.collective():
+        with JaxProcessGroup(mesh).collective():
             _connect_devices(device_grid(mesh))
-    # All processes compile the same program, also on different processors.
-    return replace(mesh, uses_amx=all(group.all_gather(is_cpu and has_amx())))
+    return mesh
 
 
 def _kind() -> str:

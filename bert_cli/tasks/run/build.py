@@ -58,7 +58,7 @@ def build_engine(
     """Return the engine with new weights."""
     module = import_module(f"bert_cli.parallel.{settings.engine}.engine")
     build: BuildEngine = module.build_engine
-    return build(model_of(settings, labels, trains=trains, uses_amx=mesh.uses_amx), mesh)
+    return build(model_of(settings, labels, trains=trains), mesh)
 
 
 def model_of(
@@ -66,14 +66,13 @@ def model_of(
     labels: int = 2,
     *,
     trains: bool = True,
-    uses_amx: bool = False,
     has_values: bool = True,
 ) -> Model:
     """Return the model of the settings; without `has_values` its weights are zeros."""
     config = settings.bert_config
     factors = factors_of(settings)
     fuse_above = NEVER if settings.compile == "nothing" else WORTH_COMPILING
-    operations = Operations(fuse_above, uses_amx, factors)
+    operations = Operations(fuse_above, factors)
     chunks = settings.parallel.embedding_serialization_factor
 
     def make_block(name: str, before: Mapping[str, Any]) -> Block:
