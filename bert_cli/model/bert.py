@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Unpack
 
@@ -21,19 +21,13 @@ from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.operations import PLAIN, Operations
-from bert_cli.model.parts import Configured
+from bert_cli.model.parts import Arguments, Block
 from bert_cli.processes import cpu_count
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
 TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = heads.PRETRAINING.last_blocks
-
-
-def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
-    """Return the names of the blocks in running order."""
-    layers = [f"hid_{layer}" for layer in range(config.num_hidden_layers)]
-    return ["emb", *layers, *last_blocks]
 
 
 class Outputs(NamedTuple):
@@ -50,6 +44,27 @@ class Outputs(NamedTuple):
 USUAL = Outputs()
 
 
+def each_block(
+    config: BertConfig,
+    *,
+    last_blocks: Sequence[str] = PRETRAINING,
+    outputs: Outputs = USUAL,
+    **options: Any,
+) -> Iterator[tuple[str, Block]]:
+    """Yield (name, block) in running order, each block built on the current device; options of `build_block`."""
+    layers = (f"hid_{number}" for number in range(config.num_hidden_layers))
+    for name in ("emb", *layers, *last_blocks):
+        block = build_block(name, config, outputs=outputs, **options)
+        if name == "emb":
+            outputs = outputs._replace(word_table=block.word.embeddings)
+        yield name, block
+
+
+def build_blocks(config: BertConfig, **options: Any) -> list[tuple[str, Block]]:
+    """Build a complete model on the current device, as `each_block` does."""
+    return list(each_block(config, **options))
+
+
 def build_block(
     name: str,
     config: BertConfig,
@@ -58,13 +73,13 @@ def build_block(
     policy: str,
     operations: Operations = PLAIN,
     outputs: Outputs = USUAL,
-) -> keras.layers.Layer:
+) -> Block:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
     `operations` are those of the complete model. Without a seed the weights stay 0, for a model of shapes alone.
     """
     arguments = {"name": name, "policy": keras.DTypePolicy(policy), "config": config}
-    block = _unset_block(outputs, **arguments, operations=operations)
+    block = _new_block(outputs, **arguments, operations=operations)
     if seed is None:
         return block
     factors = operations.factors
@@ -83,41 +98,25 @@ def build_block(
     return block
 
 
-def _unset_block(outputs: Outputs, **arguments: Unpack[Configured]) -> keras.layers.Layer:
-    """Return a block whose weights are 0; its class takes what its signature names of the outputs."""
+def _new_block(outputs: Outputs, **arguments: Unpack[Arguments]) -> Block:
+    """Return a block whose weights are 0; its class takes what it annotates of the outputs."""
     name = arguments["name"]
     config = arguments["config"]
     architecture = ARCHITECTURES[config.architecture]
     layer = pkgutil.resolve_name(architecture.layer)
     if name.startswith("hid_"):
         return layer(number=int(name.removeprefix("hid_")), **arguments)
-    last = architecture.last_blocks.get(name)
-    block_class: Any = pkgutil.resolve_name(last.layer if last else architecture.embeddings)
-    options = {
-        **outputs._asdict(),
-        "dropout_id": 1 + layer.DROPOUT_IDS * config.num_hidden_layers,
-    }
-    taken = options.keys() & inspect.signature(block_class.__init__).parameters.keys()
-    return block_class(**{option: options[option] for option in taken}, **arguments)
+    if name == "emb":
+        return pkgutil.resolve_name(architecture.embeddings)(**arguments)
+    block_class: Any = pkgutil.resolve_name(architecture.last_blocks[name].layer)
+    dropout_id = 1 + layer.DROPOUT_IDS * config.num_hidden_layers
+    options = {**outputs._asdict(), "dropout_id": dropout_id}
+    taken = {option for base in block_class.__mro__ for option in inspect.get_annotations(base)}
+    options = {option: value for option, value in options.items() if option in taken}
+    return block_class(**options, **arguments)
 
 
-def build_blocks(
-    config: BertConfig,
-    *,
-    last_blocks: Sequence[str] = PRETRAINING,
-    outputs: Outputs = USUAL,
-    **options: Any,
-) -> list[tuple[str, keras.layers.Layer]]:
-    """Build a complete model on the current device: (name, block) in running order; options of `build_block`."""
-    blocks: dict[str, keras.layers.Layer] = {}
-    for name in block_names(config, last_blocks):
-        blocks[name] = build_block(name, config, outputs=outputs, **options)
-        if name == "emb":
-            outputs = outputs._replace(word_table=blocks[name].word.embeddings)
-    return list(blocks.items())
-
-
-def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:
+def named_weights(blocks: Iterable[tuple[str, Block]]) -> dict[str, keras.Variable]:
     """Return every weight of the blocks once, by its path, in running order."""
     return {weight.path: weight for _, block in blocks for weight in block.weights}
 
@@ -143,10 +142,8 @@ def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
 def initial_value(
     seed: int, name: str, shape: tuple[int, ...], deviation: float
 ) -> npt.NDArray[np.float32]:
-    """Return the initial value of a weight: a function of the run's seed and the weight's name.
-
-    Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
-    """
+    """Return the initial value of a weight: a function of the run's seed and the weight's name."""
+    # Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
     kind = name.rpartition("/")[2]
     if kind in ("bias", "beta", "gamma"):
         return np.full(shape, kind == "gamma", np.float32)

@@ -1,7 +1,4 @@
-"""The masked-LM loss in chunks of the vocabulary, so that the scores of all words are never in memory at once.
-
-Shapes: M masked positions, D hidden size, V vocabulary size, W words of a chunk.
-"""
+"""The masked-LM loss in chunks of the vocabulary: M masked positions, D hidden size, V words, W words of a chunk."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,9 +13,9 @@ from bert_cli.model.fused import (
     custom_gradient,
     float32,
     kernel_of,
+    matmul,
     run_after,
 )
-from bert_cli.model.operations import PLAIN, Operations
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -45,7 +42,7 @@ def chunked_loss(
     labels_M: Tensor,
     weights_M: Tensor,
     chunks: int,
-    operations: Operations = PLAIN,
+    fuse_above: float = NEVER,
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted float32 sums over rows of the cross entropy and of the correct predictions.
 
@@ -54,14 +51,12 @@ def chunked_loss(
     calculation for softmax", section 3), and the backward pass computes each chunk's scores again. `x_MD` and
     `table_VD` are in the compute dtype, labels int32, weights float32.
     """
-    multiply = operations.matmul
-    is_compiled = operations.fuse_above < NEVER
-    chunk_gradient = kernel_of(_chunk_gradient) if is_compiled else _chunk_gradient
+    chunk_gradient = kernel_of(_chunk_gradient) if fuse_above < NEVER else _chunk_gradient
 
     def sums(
         labels_M: Tensor, weights_M: Tensor, x_MD: Tensor, table_VD: Tensor, bias_V: Tensor
     ) -> tuple[tuple[Tensor, Tensor], Callable[..., Gradients]]:
-        state = _forward(x_MD, table_VD, bias_V, labels_M, chunks, multiply)
+        state = _forward(x_MD, table_VD, bias_V, labels_M, chunks)
         log_sum_M = state.largest + ops.log(state.exponentials)
         loss = ops.sum((log_sum_M - state.label_score) * weights_M)
         correct = ops.sum(ops.cast(ops.equal(state.best, labels_M), "float32") * weights_M)
@@ -69,7 +64,7 @@ def chunked_loss(
         def gradient(loss_gradient: Tensor, correct_gradient: Tensor) -> Gradients:
             scale_M = weights_M * loss_gradient
             inputs = x_MD, table_VD, bias_V, labels_M, log_sum_M, scale_M
-            return _backward(*inputs, chunks, chunk_gradient, multiply)
+            return _backward(*inputs, chunks, chunk_gradient)
 
         return (loss, correct), gradient
 
@@ -77,12 +72,7 @@ def chunked_loss(
 
 
 def _forward(
-    x_MD: Tensor,
-    table_VD: Tensor,
-    bias_V: Tensor,
-    labels_M: Tensor,
-    chunks: int,
-    multiply: Operation,
+    x_MD: Tensor, table_VD: Tensor, bias_V: Tensor, labels_M: Tensor, chunks: int
 ) -> RowState:
     zeros_M = ops.zeros_like(labels_M)
     zeros32_M = ops.cast(zeros_M, "float32")
@@ -90,7 +80,7 @@ def _forward(
     for start, end in chunk_ranges(table_VD.shape[0], chunks):
         # One chunk after the other: all at once would need the memory of all scores.
         after_MD = run_after(x_MD, state)
-        product_MW = multiply(after_MD, table_VD[start:end], transpose_b=True)
+        product_MW = matmul(after_MD, table_VD[start:end], transpose_b=True)
         scores_MW = float32(product_MW) + float32(bias_V[start:end])
         state = _with_chunk(state, scores_MW, labels_M - start, start)
     return state
@@ -121,7 +111,6 @@ def _backward(
     scale_M: Tensor,
     chunks: int,
     chunk_gradient: Operation,
-    multiply: Operation,
 ) -> Gradients:
     """Return the gradients of x, table and bias; a score has the gradient scale * (probability - 1 at the label)."""
     x_gradient_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
@@ -133,12 +122,12 @@ def _backward(
         done = (x_gradient_MD, scale_M, *table_gradients[-1:], *bias_gradients[-1:])
         x_again_MD = run_after(x_MD, done)
         table_WD = table_VD[start:end]
-        product_MW = multiply(x_again_MD, table_WD, transpose_b=True)
+        product_MW = matmul(x_again_MD, table_WD, transpose_b=True)
         gradient_MW = chunk_gradient(
             product_MW, bias_V[start:end], labels_M - start, log_sum_M, scale_M
         )
-        x_gradient_MD = x_gradient_MD + float32(multiply(gradient_MW, table_WD))
-        table_gradients.append(multiply(gradient_MW, x_again_MD, transpose_a=True))
+        x_gradient_MD = x_gradient_MD + float32(matmul(gradient_MW, table_WD))
+        table_gradients.append(matmul(gradient_MW, x_again_MD, transpose_a=True))
         bias_gradients.append(ops.sum(float32(gradient_MW), axis=0))
     return (
         ops.cast(x_gradient_MD, x_MD.dtype),

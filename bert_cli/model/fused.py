@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -26,22 +26,29 @@ Operation = Callable[..., Any]
 Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows."""
 
+Norm = tuple[Tensor, Tensor | None, Any]
+"""Gamma, beta and epsilon of a LayerNorm."""
+
+
+class Dropout(NamedTuple):
+    """A dropout at a rate; without a seed there is none."""
+
+    rate: float = 0.0
+    seed: Tensor | None = None
+
+
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
 NEVER = math.inf
-MIN_ROWS = 8
-"""Rows and columns of a product from which XLA's library computes it; it refuses vectors and the smallest matrices."""
 
 # Odd, so that id -> id * constant is one to one in 32 bits. Large, so that dropouts of neighbouring run seeds differ.
 ID_STRIDE = 0x9E3779B1
 
 
 def is_fused(x: Tensor, fuse_above: float) -> bool:
-    """Return whether the operation on a tensor is fused.
-
-    On JAX every operation is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow
-    operations of more elements are, but none for batches of any shape, as in prediction.
-    """
+    """Return whether the operation on a tensor is fused."""
+    # On JAX every operation is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow
+    # operations of more elements are, but none for batches of any shape, as in prediction.
     if tf is None:
         return fuse_above < NEVER
     shape = tuple(x.shape)
@@ -75,10 +82,7 @@ def custom_gradient(function: Operation, *constants: Tensor | None) -> Operation
 
 
 def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
-    """Return a tensor times `forward`; its gradient is multiplied by `backward` instead.
-
-    The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
-    """
+    """Return a tensor times `forward`, its gradient times `backward` (Blake et al. 2023, definition 2.1)."""
 
     def operation(x: Tensor) -> tuple[Tensor, Operation]:
         # No copy of x is saved for the gradient.
@@ -123,10 +127,8 @@ def constant_of(weight: Tensor, dtype: Any) -> Tensor:
 
 
 def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
-    """Return LayerNorm over the last axis, in the dtype of x, for predictions on a CPU.
-
-    TensorFlow's graph optimizer replaces exactly this batch normalization, whose channels are rows, by LayerNorm.
-    """
+    """Return LayerNorm over the last axis, in the dtype of x, for predictions on a CPU."""
+    # TensorFlow's graph optimizer replaces exactly this batch normalization, whose channels are rows, by LayerNorm.
     shape = tf.shape(x)
     number = tf.reduce_prod(shape[:-1])
     rows = tf.reshape(x, (1, number, x.shape[-1], 1))
@@ -136,24 +138,10 @@ def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float)
     return tf.reshape(normal, shape) * constant_of(gamma, x.dtype) + constant_of(beta, x.dtype)
 
 
-def matmul(
-    x: Tensor,
-    y: Tensor,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    uses_amx: bool = False,
-) -> Tensor:
-    """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed.
-
-    `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
-    float16 is 6 times slower. `uses_amx` is for JAX: see `row_major_matmul`.
-    """
-    if uses_amx and x.dtype == "bfloat16":
-        x = ops.swapaxes(x, -1, -2) if transpose_a else x
-        if min(x.shape[-2], y.shape[-2 if transpose_b else -1]) >= MIN_ROWS:
-            return row_major_matmul(x, value_of(y), transpose_b)
-        transpose_a = False
+def matmul(x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed."""
+    # `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
+    # float16 is 6 times slower.
     y = ops.cast(y, x.dtype)
     if tf is not None and (transpose_a or transpose_b):
         return tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -162,11 +150,9 @@ def matmul(
 
 
 def exact_matmul(x: Tensor, y: Tensor, *, transpose_b: bool = False) -> Tensor:
-    """Return the product of float32 matrices, or of stacks of matrices, without rounding the factors.
-
-    By default a product of float32 rounds them to TF32 on GPUs and to bfloat16 on TPUs, where a sum is exact. JAX takes
-    a precision for a product; TensorFlow has none, so there the product is in float64.
-    """
+    """Return the product of float32 matrices, or of stacks of matrices, without rounding the factors."""
+    # By default a product of float32 rounds them to TF32 on GPUs and to bfloat16 on TPUs, where a sum is exact. JAX
+    # takes a precision for a product; TensorFlow has none, so there the product is in float64.
     if jax is not None:
         y = ops.swapaxes(y, -1, -2) if transpose_b else y
         return jax.numpy.matmul(x, y, precision="highest")
@@ -181,59 +167,16 @@ def rounds_products() -> bool:
     return any(device.device_type != "CPU" for device in tf.config.get_visible_devices())
 
 
-def row_major_matmul(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:
-    """Return the product in bfloat16 as XLA's library for CPUs takes it.
-
-    In JAX 0.10 XLA gives a product to the library, which uses AMX, only if its operands are bfloat16, its
-    result is float32, and all three are stored row by row, the contracted axis of the first operand last; other
-    products of bfloat16 run in float32. The second operand may be contracted along either axis.
-    """
-
-    def operation(x: Tensor, y: Tensor) -> tuple[Tensor, Operation]:
-        cast = ops.cast(y, x.dtype)
-
-        def pull(gradient: Tensor) -> tuple[Tensor, Tensor]:
-            x_gradient = _row_major_dot(gradient, cast, not transpose_b)
-            factors = (gradient, x) if transpose_b else (x, gradient)
-            y_gradient = _row_major_dot(ops.swapaxes(factors[0], -1, -2), factors[1], False)
-            return ops.cast(x_gradient, x.dtype), ops.cast(y_gradient, y.dtype)
-
-        return ops.cast(_row_major_dot(x, cast, transpose_b), x.dtype), pull
-
-    return custom_gradient(operation)(x, y)
-
-
-def _row_major_dot(x: Tensor, y: Tensor, transpose_b: bool) -> Tensor:
-    layout = import_module("jax.experimental.layout")
-
-    def row_major(array: Tensor) -> Tensor:
-        # Without it a transposed operand stays a view, and the layout of the result is that of its reader.
-        return layout.with_layout_constraint(array, layout.Layout(tuple(range(array.ndim))))
-
-    stack = tuple(range(x.ndim - 2))
-    contracted = (x.ndim - 1,), (y.ndim - (1 if transpose_b else 2),)
-    axes = contracted, (stack, stack)
-    product = jax.lax.dot_general(
-        row_major(x), row_major(y), axes, preferred_element_type="float32"
-    )
-    return row_major(product)
-
-
 def argmax(x: Tensor) -> Tensor:
-    """Return the index of the largest value along the last axis, int32.
-
-    Keras' `argmax` makes copies to distinguish -0.0 from 0.0: nearly three times the scores of the vocabulary.
-    """
+    """Return the index of the largest value along the last axis, int32."""
+    # Keras' `argmax` makes copies to distinguish -0.0 from 0.0: nearly three times the scores of the vocabulary.
     if tf is None:
         return ops.cast(ops.argmax(x, axis=-1), "int32")
     return tf.argmax(x, axis=-1, output_type=tf.int32)
 
 
 def dropout_seed(key: Tensor | None, dropout_id: int) -> Tensor | None:
-    """Return the int32 seed of one dropout; None, for no dropout, without a key.
-
-    `key` is int32 [2], (run seed, sample index of the micro-batch); each dropout of the model has its own id.
-    """
+    """Return the int32 seed of one dropout from a key, int32 [2]: run seed and sample index; None without a key."""
     if key is None:
         return None
     return _mix(_mix(key[0] + _signed(dropout_id * ID_STRIDE)) ^ key[1])
@@ -247,13 +190,10 @@ def shifted_key(key: Tensor | None, ids: int) -> Tensor | None:
 
 
 def keep_mask(shape: tuple[int | Tensor, ...], rate: float, seed: Tensor) -> Tensor:
-    """Return a boolean tensor, False with probability `rate`: a function of its arguments.
-
-    A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the backward
-    pass, and the same mask in eager mode, in a graph, under XLA and on every backend of Keras. XLA fuses the hash into
-    the kernel that uses the mask: 15 times faster than drawing Philox bits before it. The arithmetic is signed and
-    wraps, because not every backend multiplies unsigned integers.
-    """
+    """Return a boolean tensor, False with probability `rate`: a function of its arguments."""
+    # A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the
+    # backward pass, and the same mask on every backend. XLA fuses it into the kernel that uses the mask. The arithmetic
+    # is signed and wraps, because not every backend multiplies unsigned integers.
     bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= round(rate * 2**32) - 2**31
 
@@ -267,19 +207,16 @@ def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
 
 
 def _indices_from(first: Tensor, shape: tuple[int | Tensor, ...]) -> Tensor:
-    """Return the index of each element, counted row by row from `first`, int32 that wraps.
-
-    Computed as a sum of a short range for each axis, with `first` known only at run time: a range of all elements would
-    be stored as constants, 100 MB in a kernel for the attention of 8 examples of 512 positions.
-    """
+    """Return the index of each element, counted row by row from `first`, int32 that wraps."""
+    # Computed as a sum of a short range for each axis, with `first` known only at run time: a range of all elements
+    # would be stored as constants, 100 MB in a kernel for the attention of 8 examples of 512 positions.
     if not all(isinstance(size, int) for size in shape):
         raise ValueError(f"dropout of shape {shape}: must be known when the graph is made")
     indices = ops.reshape(first, [1] * len(shape))
     stride = 1
     for axis in reversed(range(len(shape))):
         steps = ops.arange(shape[axis], dtype="int32") * _signed(stride)
-        # Not `+=`: PyTorch would add in place, into a tensor that is too small.
-        indices = indices + ops.reshape(steps, [-1 if n == axis else 1 for n in range(len(shape))])
+        indices += ops.reshape(steps, [-1 if n == axis else 1 for n in range(len(shape))])
         stride *= shape[axis]
     return indices
 
@@ -337,28 +274,24 @@ def add_and_normalize(
     product: Tensor,
     bias: Tensor,
     residual: Tensor,
-    scale: tuple[Tensor, Tensor],
-    epsilon: float,
-    rate: float,
-    seed: Tensor | None,
+    norm: Norm,
+    dropout: Dropout,
     fuse_above: float = NEVER,
 ) -> Tensor:
-    """Return LayerNorm of dropout(product + bias) + residual; `scale` are its gamma and beta.
-
-    Product, residual [..., D] and result have the same dtype.
-    """
+    """Return LayerNorm of dropout(product + bias) + residual, [..., D] in the dtype of the product."""
+    gamma, beta, epsilon = norm
+    inputs = product, residual, bias, gamma, beta
+    fixed = {"rate": dropout.rate, "epsilon": epsilon}
     if is_fused(product, fuse_above):
-        inputs = (product, residual, bias, *scale)
-        fixed = {"rate": rate, "epsilon": epsilon}
-        return _fused(_norm_forward, _norm_backward, (seed,), inputs, **fixed)
-    joined = _add_residual(product, bias, residual, seed, rate)
-    return ops.cast(normalize(joined, *scale, epsilon), product.dtype)
+        return _fused(_norm_forward, _norm_backward, (dropout.seed,), inputs, **fixed)
+    return _norm_forward(dropout.seed, *inputs, **fixed)
 
 
 def attention_probabilities(
-    scores: Tensor, bias: Tensor, rate: float, seed: Tensor | None, fuse_above: float = NEVER
+    scores: Tensor, bias: Tensor, dropped: Dropout, fuse_above: float = NEVER
 ) -> Tensor:
     """Return softmax of scores [B, N, S, S] plus the attention bias, then dropout, in the dtype of the scores."""
+    rate, seed = dropped
     if not is_fused(scores, fuse_above):
         probabilities = ops.softmax(float32(scores) + bias, axis=-1)
         return ops.cast(dropout(probabilities, rate, seed), scores.dtype)
@@ -390,11 +323,9 @@ def _fused(
     inputs: tuple[Tensor, ...],
     **fixed: float,
 ) -> Tensor:
-    """Run an operation in two kernels; the backward pass reads the same inputs again.
-
-    `backward` returns the gradients of the activations, and per-row gradients of the vector parameters, which
-    TensorFlow sums: XLA sums columns on a CPU one number at a time, 63 % of the time of GELU's backward pass.
-    """
+    """Run an operation in two kernels; the backward pass reads the same inputs again."""
+    # `backward` returns the gradients of the activations, and per-row gradients of the vector parameters, which
+    # TensorFlow sums: XLA sums columns on a CPU one number at a time, 63 % of the time of GELU's backward pass.
 
     def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
         inputs = arguments[len(constants) :]
@@ -480,10 +411,8 @@ def _softmax_backward(
 
 
 def _sum_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum over all axes but the last, a gradient, in the dtype of its weight.
-
-    On CPUs it is a product with ones: 0.7 ms instead of 3.6 for 1,024 x 3,072. Elsewhere a product may round.
-    """
+    """Return the sum over all axes but the last, a gradient, in the dtype of its weight."""
+    # On CPUs it is a product with ones: 0.7 ms instead of 3.6 for 1,024 x 3,072. Elsewhere a product may round.
     if tf is None or rounds_products():
         return ops.cast(ops.sum(x, axis=tuple(range(len(x.shape) - 1))), weight.dtype)
     rows = tf.reshape(x, (-1, x.shape[-1]))

@@ -7,7 +7,6 @@ convolution's kernel, W channels of a group.
 """
 
 from collections.abc import Mapping
-from typing import Unpack
 
 import keras
 from keras import ops
@@ -15,19 +14,15 @@ from keras import ops
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import SelfAttention, attention_bias
-from bert_cli.model.parts import Arguments, Configured, ConfiguredLayer, Layer
+from bert_cli.model.operations import linear
+from bert_cli.model.parts import Block, Layer
 
 
 class Grouped(Layer):
-    """A product in groups: the g-th part of the outputs reads only the g-th part of the inputs.
+    """A product in groups: part g of the outputs reads part g of the inputs. A kernel [K, W, D] is a convolution."""
 
-    A kernel [K, W, D] is a convolution along the sequence, with zeros beyond the ends.
-    """
-
-    def __init__(self, *, shape: tuple[int, ...], groups: int, **layer: Unpack[Arguments]) -> None:
-        self.shape = shape
-        self.groups = groups
-        super().__init__(**layer)
+    shape: tuple[int, ...]
+    groups: int
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", *self.shape)
@@ -45,27 +40,25 @@ class Grouped(Layer):
 
     def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
         if len(self.shape) == 2:
-            return self.operations.linear(x, kernel)
+            return linear(x, kernel)
         dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
         return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
 
-class Convolution(ConfiguredLayer):
+class Convolution(Layer):
     """Gated linear unit, grouped convolution, LayerNorm, swish, dense."""
 
     config: GroupBertConfig
 
     def _create_weights(self) -> None:
         config = self.config
-        size = self.config.hidden_size
+        size = config.hidden_size
         self.layer_norm = self.norm()
         self.inner_norm = self.norm("inner_norm")
-        self.value, self.gate, self.project = (
-            self.dense(name, size, size) for name in ("value", "gate", "output")
-        )
+        self.value, self.gate, self.project = map(self.dense, ("value", "gate", "output"))
         shape = config.conv_kernel_size, config.conv_group_size, size
         groups = size // config.conv_group_size
-        self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
+        self.grouped = Grouped(**self.part("grouped"), shape=shape, groups=groups)
 
     def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
@@ -91,49 +84,45 @@ class Convolution(ConfiguredLayer):
         return ops.take(ops.reshape(mixed, (-1, size)), rows_BS, axis=0)
 
 
-class GroupedFeedForward(ConfiguredLayer):
+class GroupedFeedForward(Layer):
     """Dense, GELU, grouped dense and, if there are several groups, a dense layer that mixes them."""
 
     config: GroupBertConfig
 
     def _create_weights(self) -> None:
-        config = self.config
-        size = self.config.hidden_size
+        inner = self.config.intermediate_size
+        groups = self.config.ffn_groups
         self.layer_norm = self.norm()
-        self.inner = self.dense("inner", size, config.intermediate_size)
-        groups = config.ffn_groups
-        shape = config.intermediate_size // groups, size
-        self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
-        self.mixer = self.dense("mixer", size, size) if groups > 1 else None
+        self.inner = self.dense("inner", outputs=inner)
+        shape = inner // groups, self.config.hidden_size
+        self.grouped = Grouped(**self.part("grouped"), shape=shape, groups=groups)
+        self.mixer = self.dense("mixer") if groups > 1 else None
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
-        operations = self.operations
-        product_BSF = operations.linear(x_BSD, self.inner.kernel)
-        inner_BSF = bias_gelu(product_BSF, self.inner.bias, operations.fuse_above)
+        product_BSF = linear(x_BSD, self.inner.kernel)
+        inner_BSF = bias_gelu(product_BSF, self.inner.bias, self.operations.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 
 
-class GroupLayer(ConfiguredLayer):
+class GroupLayer(Block):
     """Block `hid_N`; the last block ends with a LayerNorm. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
 
     DROPOUT_IDS = 5
     READS = ("input_mask", "position_ids", "next_sentence_positions")
-
-    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
-        self.dropout_id = 1 + number * self.DROPOUT_IDS
-        self.is_last = number == layer["config"].num_hidden_layers - 1
-        super().__init__(**layer)
+    number: int
 
     def _create_weights(self) -> None:
+        self.dropout_id = 1 + self.number * self.DROPOUT_IDS
         self.convolution = Convolution(**self.part("convolution"))
         self.feed_forward_1 = GroupedFeedForward(**self.part("feed_forward_1"))
         self.attention = SelfAttention(
             **self.part("self_attention"), dropout_id=self.dropout_id + 4, is_pre_norm=True
         )
         self.feed_forward_2 = GroupedFeedForward(**self.part("feed_forward_2"))
-        self.final_norm = self.norm("final_norm") if self.is_last else None
+        is_last = self.number == self.config.num_hidden_layers - 1
+        self.final_norm = self.norm("final_norm") if is_last else None
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""

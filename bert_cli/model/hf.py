@@ -69,8 +69,7 @@ def from_hf(
 ) -> tuple[dict[str, Array], list[str]]:
     """Return the `shapes` weights (our name -> shape), and the optional parts that the file lacks completely.
 
-    Raises CheckpointError that names all tensors without a weight, missing weights, shapes that differ, and tied
-    copies that differ.
+    Raises CheckpointError that names tensors without a weight, missing weights, other shapes, or other tied copies.
     """
     theirs = _current_names(tensors, config, where)
     parts = {name: part_of(name, config) for name in shapes}
@@ -149,10 +148,8 @@ def hf_config(
 
 
 def class_of(tensors: Mapping[str, Array], config: BertConfig) -> JSONObject:
-    """Return the entries of a `config.json` for the class of a model, found by the parts in its file.
-
-    As in transformers, a classifier beside a pooler is for texts, and one without a pooler for tokens.
-    """
+    """Return the entries of a `config.json` for the class of a model, found by the parts in its file."""
+    # As in transformers, a classifier beside a pooler is for texts, and one without a pooler for tokens.
     architecture = ARCHITECTURES[config.architecture]
     parts = _optional_parts(config)
     has = {ours for ours, part in parts.items() if any(n.startswith(f"{part}.") for n in tensors)}
@@ -171,11 +168,11 @@ def class_entries(config: BertConfig, name: str) -> JSONObject:
     architecture = ARCHITECTURES[config.architecture]
     entries: JSONObject = {"architectures": [name], "model_type": config.architecture}
     if architecture.hf_modeling:
-        kinds = ["Config", "Model", "ModelForMaskedLM"]
         classes = [head.hf_classes[0] for head in architecture.heads.values()]
-        kinds += [name.replace("Bert", "Model") for name in classes if "For" in name]
+        tasks = ["ForMaskedLM", *(name.removeprefix("Bert") for name in classes if "For" in name)]
         start = f"{architecture.hf_modeling}.{architecture.hf_prefix}Bert"
-        entries["auto_map"] = {f"Auto{k}": start + k.replace("ModelFor", "For") for k in kinds}
+        entries["auto_map"] = {"AutoConfig": f"{start}Config", "AutoModel": f"{start}Model"}
+        entries["auto_map"] |= {f"AutoModel{task}": start + task for task in tasks}
         # transformers chooses BERT's by its model_type.
         entries["tokenizer_class"] = "BertTokenizer"
     return entries
@@ -215,10 +212,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
 def check_hf_config(
     described: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
 ) -> None:
-    """Raise CheckpointError for weights of another model, also if their shapes are equal.
-
-    Dropout rates and `initializer_range` may differ.
-    """
+    """Raise CheckpointError for weights of another model; settings of training alone, such as dropout, may differ."""
     architecture = described.get("model_type", "bert")
     known = ARCHITECTURES.get(architecture)
     values = known.shape.from_hf(described) if known else {}

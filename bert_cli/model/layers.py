@@ -9,23 +9,21 @@ intermediate size.
 """
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import ClassVar
 
 from keras import ops
 
-from bert_cli.model.fused import Tensor, dropout, dropout_seed, exact_matmul
-from bert_cli.model.operations import Dropout
-from bert_cli.model.parts import Configured, ConfiguredLayer
+from bert_cli.model.fused import Dropout, Tensor, dropout, dropout_seed, exact_matmul, matmul
+from bert_cli.model.parts import Block, Layer
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
 
 
-class Embeddings(ConfiguredLayer):
+class Embeddings(Block):
     """Block `emb`, the first block: word + position + segment embeddings, LayerNorm, dropout."""
 
     READS = ("input_ids", "segment_ids", "position_ids")
-    dropout_id = 0
 
     def _create_weights(self) -> None:
         config = self.config
@@ -46,52 +44,41 @@ class Embeddings(ConfiguredLayer):
         return ops.cast(x_BSD, self.compute_dtype)
 
 
-class Output(ConfiguredLayer):
+class Output(Layer):
     """The end of both halves of an encoder layer: dense, dropout, residual, LayerNorm (post-norm)."""
 
-    def __init__(self, *, inputs: int, dropout_id: int, **layer: Unpack[Configured]) -> None:
-        self.inputs = inputs
-        self.dropout_id = dropout_id
-        super().__init__(**layer)
+    inputs: int
+    dropout_id: int
 
     def _create_weights(self) -> None:
-        self.projection = self.dense("dense", self.inputs, self.config.hidden_size)
+        self.projection = self.dense("dense", self.inputs)
         self.layer_norm = self.norm()
 
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
         """Project to [B, S, D], add the residual and normalise."""
-        norm = self.layer_norm
         return self.operations.add_and_normalize(
             self.scaled("input", x),
             self.projection.parameters,
             residual_BSD,
-            (*norm.scales, norm.epsilon),
+            self.layer_norm.parameters,
             Dropout(self.config.hidden_dropout_prob, dropout_seed(key, self.dropout_id)),
         )
 
 
-class SelfAttention(ConfiguredLayer):
-    """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual.
+class SelfAttention(Layer):
+    """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual."""
 
-    With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
-    """
-
-    def __init__(
-        self, *, dropout_id: int, is_pre_norm: bool = False, **layer: Unpack[Configured]
-    ) -> None:
-        self.dropout_id = dropout_id
-        self.is_pre_norm = is_pre_norm
-        super().__init__(**layer)
+    dropout_id: int
+    is_pre_norm: bool = False
+    """Whether the caller applies `layer_norm` to the input and adds the residual."""
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
-        self.query, self.key, self.value = (
-            self.dense(name, size, size) for name in ("query", "key", "value")
-        )
+        self.query, self.key, self.value = map(self.dense, ("query", "key", "value"))
         if self.is_pre_norm:
             self.layer_norm = self.norm()
-            self.project = self.dense("output", size, size)
+            self.project = self.dense("output")
             return
+        size = self.config.hidden_size
         self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
     def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
@@ -105,11 +92,11 @@ class SelfAttention(ConfiguredLayer):
         query_BNSH = self._heads(self.scaled("queries", query_BSD), (0, 2, 1, 3))
         key_BNHS = self._heads(self.scaled("keys", key_BSD), (0, 2, 3, 1))
         value_BNSH = self._heads(self.scaled("values", value_BSD), (0, 2, 1, 3))
-        scores_BNSS = operations.matmul(query_BNSH, key_BNHS)
+        scores_BNSS = matmul(query_BNSH, key_BNHS)
         seed = dropout_seed(key, self.dropout_id)
         dropped = Dropout(self.config.attention_probs_dropout_prob, seed)
         probabilities_BNSS = operations.probabilities(scores_BNSS, bias, scale, dropped)
-        context_BNSH = operations.matmul(probabilities_BNSS, value_BNSH)
+        context_BNSH = matmul(probabilities_BNSS, value_BNSH)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         if self.is_pre_norm:
             return self.project(context_BSD)
@@ -122,17 +109,14 @@ class SelfAttention(ConfiguredLayer):
         return ops.transpose(ops.reshape(ops.cast(x_BSD, self.compute_dtype), shape), order)
 
 
-class FeedForward(ConfiguredLayer):
+class FeedForward(Layer):
     """Two dense layers with the exact GELU between them, and the residual."""
 
-    def __init__(self, *, dropout_id: int, **layer: Unpack[Configured]) -> None:
-        self.dropout_id = dropout_id
-        super().__init__(**layer)
+    dropout_id: int
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
         inner = self.config.intermediate_size
-        self.inner = self.dense("inner", size, inner)
+        self.inner = self.dense("inner", outputs=inner)
         self.project = Output(**self.part("output"), inputs=inner, dropout_id=self.dropout_id)
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
@@ -141,18 +125,15 @@ class FeedForward(ConfiguredLayer):
         return self.project(inner_BSF, x_BSD, key)
 
 
-class EncoderLayer(ConfiguredLayer):
+class EncoderLayer(Block):
     """Block `hid_N`: attention, then feed-forward. Uses the dropout ids `dropout_id` to `dropout_id` + 2."""
 
     DROPOUT_IDS = 3
     READS = ("input_mask", "position_ids")
-
-    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
-        self.dropout_id = 1 + number * self.DROPOUT_IDS
-        super().__init__(**layer)
+    number: int
 
     def _create_weights(self) -> None:
-        first = self.dropout_id
+        first = self.dropout_id = 1 + self.number * self.DROPOUT_IDS
         self.attention = SelfAttention(**self.part("attention"), dropout_id=first)
         self.feed_forward = FeedForward(**self.part("feed_forward"), dropout_id=first + 2)
 
@@ -172,10 +153,10 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
     return (1.0 - ops.cast(mask_B1S, "float32"))[:, None] * MASKED_SCORE
 
 
-class GatherPositions(ConfiguredLayer):
+class GatherPositions(Block):
     """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
-    READS: tuple[str, ...] = ("masked_lm_positions", "next_sentence_positions")
+    READS: ClassVar[tuple[str, ...]] = ("masked_lm_positions", "next_sentence_positions")
     has_first = True
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
@@ -191,13 +172,13 @@ class GatherPositions(ConfiguredLayer):
         return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
 
 
-class Pooler(ConfiguredLayer):
+class Pooler(Block):
     """Block `pool`: tanh(dense([CLS])) in the first rows; the masked positions pass through."""
 
     READS = ("next_sentence_positions",)
 
     def _create_weights(self) -> None:
-        self.projection = self.dense("dense", self.config.hidden_size, self.config.hidden_size)
+        self.projection = self.dense("dense")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """[B, C + P, D] -> [B, C + P, D]."""
@@ -208,10 +189,10 @@ class Pooler(ConfiguredLayer):
         return ops.concatenate([first_BCD, hidden[:, sequences:]], axis=1)
 
 
-class MeanPooling(ConfiguredLayer):
+class MeanPooling(Block):
     """Block `mean_pool`: the mean over the tokens of each text. No weights."""
 
-    READS: tuple[str, ...] = ("input_mask", "next_sentence_positions")
+    READS: ClassVar[tuple[str, ...]] = ("input_mask", "next_sentence_positions")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32, for packs [B * C, 1, D]."""

@@ -1,21 +1,17 @@
-"""The parts of every block: layers that are built at once, dense layers, LayerNorms and tables.
-
-Shapes: D is the hidden size.
-"""
+"""The parts of every block: layers that are built at once, dense layers, LayerNorms and tables."""
 
 from collections.abc import Hashable
 from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, dataclass_transform
 
 import keras
 from keras import ops
 
-from bert_cli.facts.bert import BertConfig
-from bert_cli.model.fused import Tensor
-from bert_cli.model.operations import Operations
+from bert_cli.model.fused import Norm, Tensor, scaled
+from bert_cli.model.operations import DenseWeights, Operations
 
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
-NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id"}
+NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}
 
 
 class Arguments(TypedDict):
@@ -24,22 +20,25 @@ class Arguments(TypedDict):
     name: str
     policy: keras.DTypePolicy
     operations: Operations
+    config: Any
 
 
-class Configured(Arguments):
-    """The arguments of every layer of the model's sizes."""
-
-    config: BertConfig
-
-
+@dataclass_transform(kw_only_default=True)
 class Layer(keras.layers.Layer):
-    """A Keras layer that is built at once, inside its name scope, and casts neither inputs nor weights."""
+    """A Keras layer that takes the attributes its class annotates, is built at once, and casts no inputs or weights."""
 
-    def __init__(self, *, name: str, policy: keras.DTypePolicy, operations: Operations) -> None:
-        """Create the weights; a class first sets the attributes on which they depend.
+    name: str
+    policy: keras.DTypePolicy
+    operations: Operations
+    config: Any = None
+    """The shape of the model, of its architecture's class."""
 
-        `operations` are those of the layer or model in which this layer is.
-        """
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, operations: Operations, **attributes: Any
+    ) -> None:
+        """Create the weights; `operations` are those of the layer or model in which this layer is."""
+        for attribute, value in attributes.items():
+            setattr(self, attribute, value)
         self.operations = operations.inside(name)
         super().__init__(name=name, dtype=policy, autocast=False)
         self.build()
@@ -57,11 +56,9 @@ class Layer(keras.layers.Layer):
 
     @cached_property
     def trace_key(self) -> Hashable:
-        """A key that is equal for layers that may share one trace.
-
-        Such layers have equal classes and attributes, also in their inner layers. The values of their weights and the
-        dropout ids may differ. A layer with an attribute that cannot be compared shares no trace.
-        """
+        """A key that is equal for layers that may share one trace."""
+        # Such layers have equal classes and attributes, also in their inner layers. The values of their weights and the
+        # dropout ids may differ. A layer with an attribute that cannot be compared shares no trace.
         values: list[Any] = [type(self), self.dtype_policy.name]
         for name, value in vars(self).items():
             if name.startswith("_") or name in NOT_IN_TRACE_KEY:
@@ -76,29 +73,51 @@ class Layer(keras.layers.Layer):
     @property
     def kernel_dtype(self) -> str:
         """The dtype to which the kernels of an encoder layer may be cast before it reads them."""
-        is_cast_late = self.operations.casts_kernels_late
-        return str(self.variable_dtype if is_cast_late else self.compute_dtype)
+        # Unit Scaling multiplies kernels before they are rounded.
+        return str(self.variable_dtype if self.operations.factors else self.compute_dtype)
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
-        return self.operations.scaled(name, value)
+        factor = self.operations.factors.get(name)
+        return value if factor is None else scaled(value, factor.forward, factor.backward)
+
+    def part(self, name: str) -> Arguments:
+        """Return the arguments of a layer inside this layer."""
+        return {
+            "name": name,
+            "policy": self.dtype_policy,
+            "operations": self.operations,
+            "config": self.config,
+        }
+
+    def dense(
+        self, name: str, inputs: int = 0, outputs: int = 0, *, has_bias: bool = True
+    ) -> "Dense":
+        """Return a new dense layer inside this layer; both its sizes are the hidden size by default."""
+        width = self.config.hidden_size
+        sizes = {"inputs": inputs or width, "outputs": outputs or width}
+        return Dense(**self.part(name), **sizes, has_bias=has_bias)
+
+    def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> "LayerNorm":
+        """Return a new LayerNorm inside this layer."""
+        return LayerNorm(
+            **self.part(name),
+            size=self.config.hidden_size,
+            epsilon=self.config.layer_norm_eps,
+            has_beta=has_beta,
+        )
+
+    def embedding(self, name: str, rows: int) -> "Embedding":
+        """Return a new table inside this layer."""
+        return Embedding(**self.part(name), rows=rows, size=self.config.hidden_size)
 
 
 class Dense(Layer):
     """x @ kernel in the compute dtype, plus bias in float32; the result stays float32."""
 
-    def __init__(
-        self,
-        *,
-        inputs: int,
-        outputs: int,
-        has_bias: bool = True,
-        **layer: Unpack[Arguments],
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.has_bias = has_bias
-        super().__init__(**layer)
+    inputs: int
+    outputs: int
+    has_bias: bool = True
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", self.inputs, self.outputs)
@@ -109,7 +128,7 @@ class Dense(Layer):
         return self.operations.dense(x, *self.parameters)
 
     @property
-    def parameters(self) -> tuple[Tensor, Tensor | None]:
+    def parameters(self) -> DenseWeights:
         """Return kernel and bias."""
         bias = None if self.bias is None else self.scaled("bias", self.bias)
         return self.scaled("kernel", self.kernel), bias
@@ -118,18 +137,9 @@ class Dense(Layer):
 class LayerNorm(Layer):
     """LayerNorm over the last axis, float32 in and out."""
 
-    def __init__(
-        self,
-        *,
-        size: int,
-        epsilon: float,
-        has_beta: bool = True,
-        **layer: Unpack[Arguments],
-    ) -> None:
-        self.size = size
-        self.epsilon = epsilon
-        self.has_beta = has_beta
-        super().__init__(**layer)
+    size: int
+    epsilon: float
+    has_beta: bool = True
 
     def _create_weights(self) -> None:
         self.gamma = self.add_zeros("gamma", self.size)
@@ -137,21 +147,20 @@ class LayerNorm(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], both float32."""
-        return self.operations.normalize(x, *self.scales, self.scaled("epsilon", self.epsilon))
+        *scales, epsilon = self.parameters
+        return self.operations.normalize(x, (*scales, self.scaled("epsilon", epsilon)))
 
     @property
-    def scales(self) -> tuple[Tensor, Tensor | None]:
-        """Return gamma and beta."""
-        return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta)
+    def parameters(self) -> Norm:
+        """Return gamma, beta and epsilon."""
+        return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta), self.epsilon
 
 
 class Embedding(Layer):
     """A table whose rows are looked up by number, as float32."""
 
-    def __init__(self, *, rows: int, size: int, **layer: Unpack[Arguments]) -> None:
-        self.rows = rows
-        self.size = size
-        super().__init__(**layer)
+    rows: int
+    size: int
 
     def _create_weights(self) -> None:
         self.embeddings = self.add_zeros("embeddings", self.rows, self.size)
@@ -162,34 +171,10 @@ class Embedding(Layer):
         return self.scaled("embeddings", rows)
 
 
-class ConfiguredLayer(Layer):
-    """A layer of the model's sizes."""
+class Block(Layer):
+    """A piece of the model: `block(hidden, batch, key) -> hidden`; the first block takes no hidden values."""
 
-    def __init__(self, *, config: BertConfig, **layer: Unpack[Arguments]) -> None:
-        self.config = config
-        super().__init__(**layer)
-
-    def part(self, name: str) -> Configured:
-        """Return the arguments of a layer of the model's sizes inside this layer."""
-        return {**self.arguments(name), "config": self.config}
-
-    def arguments(self, name: str) -> Arguments:
-        """Return the arguments of any layer inside this layer."""
-        return {"name": name, "policy": self.dtype_policy, "operations": self.operations}
-
-    def dense(self, name: str, inputs: int, outputs: int, *, has_bias: bool = True) -> Dense:
-        """Return a new dense layer inside this layer."""
-        return Dense(**self.arguments(name), inputs=inputs, outputs=outputs, has_bias=has_bias)
-
-    def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> LayerNorm:
-        """Return a new LayerNorm inside this layer."""
-        return LayerNorm(
-            **self.arguments(name),
-            size=self.config.hidden_size,
-            epsilon=self.config.layer_norm_eps,
-            has_beta=has_beta,
-        )
-
-    def embedding(self, name: str, rows: int) -> Embedding:
-        """Return a new table inside this layer."""
-        return Embedding(**self.arguments(name), rows=rows, size=self.config.hidden_size)
+    READS: ClassVar[tuple[str, ...]] = ()
+    """The columns of a micro-batch that the block reads."""
+    dropout_id: int = 0
+    """The first of its dropout ids."""

@@ -45,10 +45,8 @@ Table = dict[str, Factor]
 
 
 def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
-    """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches.
-
-    `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
-    """
+    """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches."""
+    # `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
     width = config.hidden_size
     examples = batch.examples
     is_mup = scaling == "u-mup"
@@ -164,10 +162,8 @@ def _weight(ideal: float, backward: float, correction: float = 1.0, rate: float 
 
 
 def check_trained_with(described: Mapping[str, Any], scaling: str | None, where: str) -> None:
-    """Raise ConfigError for weights, described by the config.json `where`, that were trained with another scaling.
-
-    Without scaling any checkpoint can be used: it has the weights of a plain BERT.
-    """
+    """Raise ConfigError for weights, described by the config.json `where`, that were trained with another scaling."""
+    # Without scaling any checkpoint can be used: it has the weights of a plain BERT.
     trained = described.get("scaling")
     if scaling not in (None, trained):
         problem = f"the weights of {where} were trained with {trained or 'no scaling'}"

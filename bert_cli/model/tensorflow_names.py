@@ -46,13 +46,8 @@ TRAINING = re.compile(
     r"(current_)?loss_scale|good_steps|bad_steps|signature_digest|_CHECKPOINTABLE_OBJECT_GRAPH)"
 )
 # Keys without effect in the bert_config.json of the multilingual and Chinese models.
-IGNORED = (
-    "directionality",
-    "pooler_fc_size",
-    "pooler_num_attention_heads",
-    "pooler_num_fc_layers",
-    "pooler_size_per_head",
-    "pooler_type",
+IGNORED = re.compile(
+    "directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_per_head|type)"
 )
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -64,6 +59,7 @@ TRAINING_OBJECTS = re.compile(
 NUMBERED = re.compile(r"(?:layer_with_weights-)?(\d+)")
 # The original's query, key and value side by side.
 QKV = "attention.self.qkv"
+TRANSFORM = "cls.predictions.transform"
 SELF = ("attention.self.query", "attention.self.key", "attention.self.value")
 BIASED = tuple(f"{name}.weight" for name in (*SELF, "attention.output.dense"))
 
@@ -85,8 +81,8 @@ OBJECTS = {
     "predictions": {
         **_with_leaves(
             {
-                "predictions/transform/dense": "cls.predictions.transform.dense",
-                "predictions/transform/LayerNorm": "cls.predictions.transform.LayerNorm",
+                f"predictions/transform/{name}": f"{TRANSFORM}.{name}"
+                for name in ("dense", "LayerNorm")
             }
         ),
         "predictions/bias": "cls.predictions.bias",
@@ -159,7 +155,7 @@ def config_of(content: Any) -> JSONObject:
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
         raise CheckpointError(where, "is not a JSON object", "give Google's file")
-    described = {name: value for name, value in content.items() if name not in IGNORED}
+    described = {name: value for name, value in content.items() if not IGNORED.fullmatch(name)}
     if unknown := sorted({*described} - {*BertConfig.model_fields, "model_type"}):
         where = f"bert_config.json ({', '.join(unknown)})"
         raise CheckpointError(where, "are not settings of BERT", "give Google's file")
@@ -208,7 +204,7 @@ def from_tf2(
     for name in [name for name in tensors if name.endswith(BIASED)]:
         zeros = np.zeros(len(tensors[name]), tensors[name].dtype)
         tensors.setdefault(f"{name.removesuffix('weight')}bias", zeros)
-    if "cls.predictions.transform.dense.weight" not in tensors:
+    if f"{TRANSFORM}.dense.weight" not in tensors:
         tensors.pop("cls.predictions.bias", None)
     elif "cls.predictions.bias" not in tensors:
         table = tensors["bert.embeddings.word_embeddings.weight"]

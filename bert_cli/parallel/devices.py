@@ -93,11 +93,6 @@ def processor_flags(cpuinfo: str) -> set[str]:
     return set(flags[1].split()) if flags else set()
 
 
-def has_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Return whether the processor has AMX for bfloat16; False on systems without /proc/cpuinfo."""
-    return cpuinfo.is_file() and "amx_bf16" in processor_flags(cpuinfo.read_text())
-
-
 def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str]:
     """Return what the last bits of an update depend on: versions, and accelerators or the processor's instructions."""
     names = ("keras", "numpy", engine, *(("jaxlib",) if engine == "jax" else ()))
@@ -110,11 +105,8 @@ def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str
 
 
 def keep_freed_memory() -> None:
-    """Make the C library reuse freed memory instead of returning it to the kernel each time.
-
-    The kernel zeroes each new page: 6 % of forward and backward of 4 layers on a CPU with TensorFlow, 15 % of a step
-    of 3 layers with JAX (docs/lab/speed.md). The process never becomes smaller.
-    """
+    """Make the C library reuse freed memory instead of returning it to the kernel, which zeroes each new page."""
+    # Steps on CPUs take 6 to 15 % less (docs/lab/speed.md). The process never becomes smaller.
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):
         c_library.mallopt(M_MMAP_MAX, 0)  # allocate large blocks on the heap too

@@ -5,17 +5,18 @@ of the type `BuildEngine`. This file imports no framework.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
-from bert_cli.parallel.engine import Block, Engine
+from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.text import count
 
 if TYPE_CHECKING:
+    from bert_cli.model.parts import Block
     from bert_cli.optim.optimizer import Optimizer, RandomBits
 
 
@@ -61,18 +62,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The layout of a run, the devices of this process' replicas, and the device of the host's memory.
-
-    `number` is unique in the process, so that two meshes never share a collective key.
-    """
+    """The layout of a run, the devices of this process' replicas, and the device of the host's memory."""
 
     layout: Layout
     devices: tuple[tuple[str, ...], ...]
     host: str
     processes: Processes
     number: int = 0
-    uses_amx: bool = False
-    """Whether products of JAX have the form for AMX: all processes compute on CPUs that have it."""
+    """Unique in the process, so that two meshes never share a collective key."""
 
     @property
     def replicas(self) -> int:
@@ -125,10 +122,8 @@ class Runtime(Protocol):
 class Model(NamedTuple):
     """The model of an engine, and how it is trained."""
 
-    names: Sequence[str]
-    """The names of its blocks, in running order."""
-    build_block: Callable[[str, Mapping[str, Block]], Block]
-    """Builds a block by its name, on the current device; it may share weights of the blocks built before it."""
+    blocks: "Callable[[], Iterator[tuple[str, Block]]]"
+    """Builds its blocks, each on the current device: their names and blocks in running order, the head last."""
     seed: int
     make_optimizer: "Callable[[Sequence[str], RandomBits], Optimizer] | None"
     """Returns the optimizer of the weights with these names; None for an engine without steps."""

@@ -14,7 +14,6 @@ from bert_cli.model.bert import Outputs, build_block, build_blocks
 from bert_cli.model.chunked_loss import chunked_loss
 from bert_cli.model.fused import NEVER
 from bert_cli.model.heads import loss_sums
-from bert_cli.model.operations import Operations
 
 MASKED, WIDTH, WORDS = 24, 32, 23
 # Relative to the largest value: a few roundings of the compute dtype.
@@ -43,8 +42,8 @@ def with_gradients(chunks, labels, weights, is_compiled=False):
         with tf.GradientTape() as tape:
             tape.watch([x, table, bias])
             if chunks:
-                operations = Operations(0 if is_compiled else NEVER)
-                loss, correct = chunked_loss(x, table, bias, labels, weights, chunks, operations)
+                fuse_above = 0 if is_compiled else NEVER
+                loss, correct = chunked_loss(x, table, bias, labels, weights, chunks, fuse_above)
             else:
                 scores = tf.cast(tf.matmul(x, table, transpose_b=True), tf.float32) + bias
                 loss, correct = loss_sums(scores, labels, weights)

@@ -139,7 +139,6 @@ def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
     ("policy", "options", "dtype"),
     [
         ("mixed_bfloat16", {}, "bfloat16"),
-        ("mixed_bfloat16", {"uses_amx": True}, "float32"),
         ("mixed_float16", {"factors": {"hid_0/kernel": Factor(0.5, 0.5)}}, "float32"),
     ],
 )
@@ -152,11 +151,10 @@ def test_the_form_of_operations_reaches_every_layer_of_a_model(tiny):
     factors = {
         path: Factor() for path in named_weights(build_blocks(tiny, seed=1, policy="float32"))
     }
-    operations = Operations(7, True, factors)
+    operations = Operations(7, factors)
     blocks = build_blocks(tiny, seed=1, policy="float32", operations=operations)
     inside = [layer for _, block in blocks for layer in block._flatten_layers()]
     assert len(inside) > 3 * len(blocks)
-    forms = {(layer.operations.fuse_above, layer.operations.uses_amx) for layer in inside}
-    assert forms == {(7, True)}
+    assert {layer.operations.fuse_above for layer in inside} == {7}
     reached = [f"{layer.path}/{name}" for layer in inside for name in layer.operations.factors]
     assert {*reached} == {*factors}

@@ -1,9 +1,9 @@
-"""The GPUs that a process of a host gets, and the processor's AMX."""
+"""The GPUs that a process of a host gets."""
 
 import pytest
 
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.devices import gpus_of, has_amx
+from bert_cli.parallel.devices import gpus_of
 
 
 def test_gpus_are_divided_evenly(tmp_path):
@@ -22,11 +22,3 @@ def test_gpus_are_divided_evenly(tmp_path):
         assert gpus_of(0, 2, {"CUDA_VISIBLE_DEVICES": hidden}) == []
     smi.write_text(f"{smi.read_text()}exit 9\n")
     assert gpus_of(0, 2, {"PATH": str(tmp_path)}) == []
-
-
-def test_amx_is_recognised_by_the_flags_of_the_processor(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    assert not has_amx(cpuinfo)
-    for flags, expected in (("avx512_bf16 amx_tile", False), ("amx_bf16 avx512_fp16", True)):
-        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
-        assert has_amx(cpuinfo) == expected

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import keras
 from keras import ops
 
 from bert_cli.config.settings import Positive
@@ -13,7 +14,7 @@ from bert_cli.facts.products import Product
 from bert_cli.model import heads
 from bert_cli.model.fused import float32, gelu
 from bert_cli.model.layers import MASKED_SCORE, SelfAttention, attention_bias
-from bert_cli.model.parts import ConfiguredLayer
+from bert_cli.model.parts import Layer
 
 
 class ToyConfig(BertConfig):
@@ -60,7 +61,7 @@ class ToyConfig(BertConfig):
         return self.initializer_range / (2.0 if "output" in name else 1.0)
 
 
-class ToyEmbeddings(ConfiguredLayer):
+class ToyEmbeddings(Layer):
     """Block `emb`: word embeddings and LayerNorm."""
 
     READS = ("input_ids",)
@@ -73,7 +74,7 @@ class ToyEmbeddings(ConfiguredLayer):
         return ops.cast(self.layer_norm(self.word(batch["input_ids"])), self.compute_dtype)
 
 
-class ToyLayer(ConfiguredLayer):
+class ToyLayer(Layer):
     """Block `hid_N`: attention in a window, then a gated feed-forward, whose LayerNorm the first layer lacks."""
 
     DROPOUT_IDS = 1
@@ -123,10 +124,8 @@ class ToyHead(heads.Head):
         if name.startswith("mlm")
     }
 
-    def __init__(self, *, word_table, chunks=1, **layer):
-        self.word_table = word_table
-        self.chunks = chunks
-        super().__init__(**layer)
+    word_table: keras.Variable
+    chunks: int = 1
 
     def _create_weights(self):
         shared = {"word_table": self.word_table, "chunks": self.chunks}
@@ -136,8 +135,7 @@ class ToyHead(heads.Head):
         return (self.masked_lm(hidden[:, 1:]),)
 
     def call(self, hidden, labels, counts, key):
-        weights = ops.reshape(labels["masked_lm_weights"], (-1,))
-        loss, correct = self.masked_lm.loss_sums(hidden[:, 1:], labels["masked_lm_ids"], weights)
+        loss, correct = self.masked_lm.loss_sums(hidden[:, 1:], labels)
         return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 

@@ -5,10 +5,10 @@ it has in the first round. Kernels of other layers are cast to the compute dtype
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,17 @@ from jax.sharding import PartitionSpec
 
 from bert_cli.model.bert import repeated_parts
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Block, Head, Tensor
+from bert_cli.model.heads import Head
+from bert_cli.model.parts import Block
+from bert_cli.parallel.engine import Tensor
 
 Arrays = dict[str, jax.Array]
 ANY = PartitionSpec.UNCONSTRAINED
 
 LOOPS = {"TPU": True, "GPU": False, "CPU": False}
-"""Whether equal layers run in a loop also if all activations are saved, by the kind of device.
-
-A loop is compiled once for all layers, which matters to the compiler for TPUs. It stores what each layer saves in one
-array of all layers: 4 layers of BERT-base, 8 x 128, bfloat16, take 1.59 s on a core of a CPU with AMX instead of 1.13,
-and 693 MB of temporaries instead of 571; a step of BERT-base compiled for H100s moves 6.7 MB a token instead of 4.4.
-"""
+"""Whether equal layers run in a loop also if all activations are saved, by the kind of device."""
+# A loop is compiled once for all layers, which matters to the compiler for TPUs. It stores what each layer saves in one
+# array of all layers, which takes time and memory on CPUs and GPUs (docs/ideas/speed.md).
 
 
 LAYER_KERNEL = re.compile(r"hid_\d+/.*/kernel")
@@ -78,11 +77,8 @@ class ForwardPass:
 
     @cached_property
     def kernel_dtypes(self) -> dict[str, str]:
-        """The dtypes to which weights are cast once, by name.
-
-        Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round (BERT-base on v5e: 3.2 MB
-        a token instead of 2.1).
-        """
+        """The dtypes to which weights are cast once, by name."""
+        # Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round.
         return {
             weight.path: block.kernel_dtype
             for blocks, rounds in self.parts
@@ -123,7 +119,7 @@ class ForwardPass:
             if rounds > 1:
                 hidden, totals = self._loop(blocks, rounds, weights, (hidden, totals), columns, key)
             else:
-                hidden = self._run(blocks[0], _weights_of(blocks[0], weights), hidden, columns, key)
+                hidden = self._run(blocks[0], weights, hidden, columns, key)
         with self._reading(self.head, _weights_of(self.head, weights)):
             if counts is None:
                 return self.head.logits(hidden, key), totals
@@ -157,8 +153,7 @@ class ForwardPass:
             number, rows, block_keys = inputs
             rows, totals = _accumulating(rows, totals, number)
             for block, block_key in zip(pattern, block_keys, strict=True):
-                part = _weights_of(block, rows)
-                hidden = self._run(block, part, hidden, columns, block_key)
+                hidden = self._run(block, rows, hidden, columns, block_key)
             return (hidden, totals), None
 
         changed = {name: total for name, total in totals.items() if name in names}
@@ -168,20 +163,17 @@ class ForwardPass:
         return hidden, totals | changed
 
     def _run(
-        self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
+        self, block: Block, weights: Arrays, hidden: Tensor, columns: Arrays, key: Tensor
     ) -> Tensor:
-        run: Callable[..., Tensor] = partial(self._run_block, block)
-        run = jax.checkpoint(run) if self.recomputes else run
-        return run(part, hidden, columns, key)
+        def run(part: list[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor) -> Tensor:
+            with self._reading(block, part):
+                hidden = block(hidden, columns, key)
+            if self.grid.shape["tensor_2"] > 1:
+                hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
+            return hidden
 
-    def _run_block(
-        self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
-    ) -> Tensor:
-        with self._reading(block, part):
-            hidden = block(hidden, columns, key)
-        if self.grid.shape["tensor_2"] > 1:
-            hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
-        return hidden
+        run = jax.checkpoint(run) if self.recomputes else run
+        return run(_weights_of(block, weights), hidden, columns, key)
 
     @contextmanager
     def _reading(self, block: Block, part: Sequence[jax.Array]) -> Iterator[None]:
@@ -202,11 +194,8 @@ def _weights_of(block: Block, weights: Arrays) -> list[jax.Array]:
 def _accumulating(
     weights: Arrays, totals: Arrays, number: jax.Array | None = None
 ) -> tuple[Arrays, Arrays]:
-    """Return weights and totals unchanged; the backward pass adds each gradient to a total, or to its row `number`.
-
-    A loop carries the totals through its backward pass and updates them in place. With an array of the gradients of all
-    rounds, a step of BERT-base compiled for v5e moved 2.09 MB a token instead of 1.87.
-    """
+    """Return weights and totals unchanged; the backward pass adds each gradient to a total, or to its row `number`."""
+    # A loop carries the totals through its backward pass and updates them in place.
     weights = dict(weights)
     passed = {}
     for name, total in totals.items():

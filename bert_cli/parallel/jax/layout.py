@@ -6,15 +6,12 @@ With one tensor axis the first product of a pair is divided by columns, complete
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 
 import jax
 import numpy as np
-from jax.experimental import layout as layouts
 from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
-from bert_cli.errors import DeviceError
 from bert_cli.parallel.runtime import Mesh
 
 AXES = ("replica", "tensor", "tensor_2")
@@ -62,18 +59,3 @@ def over_replicas(spec: PartitionSpec, shape: tuple[int, ...], grid: Grid) -> Pa
     if free:
         axes[max(free, key=lambda n: shape[n])] = "replica"
     return PartitionSpec(*axes)
-
-
-def check_formats(formats: Iterable[layouts.Format]) -> None:
-    """Raise DeviceError unless the results of a program with products for AMX are stored row by row.
-
-    Constraints inside a program may change the layouts of its results, and JAX would feed the new state to the next
-    step as if it were stored row by row.
-    """
-    for format in formats:
-        layout = format.layout
-        order = layout.major_to_minor if isinstance(layout, layouts.Layout) else None
-        if order is None or list(order) != sorted(order):
-            problem = f"XLA does not store all results of the step row by row ({layout})"
-            remedy = "give --precision float32, or --engine tensorflow"
-            raise DeviceError("jax on a processor with AMX", problem, remedy)

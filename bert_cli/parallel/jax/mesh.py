@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,15 +36,10 @@ from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
     find_interface,
+    not_connected,
     wait_for_processes,
 )
-from bert_cli.parallel.devices import (
-    device_memory,
-    has_amx,
-    keep_freed_memory,
-    part_of_gpus,
-    visible_gpus,
-)
+from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus, visible_gpus
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
@@ -239,12 +234,10 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
     rows = divide_devices(names, kind, processes, layout)
     mesh = JaxMesh(layout, rows, "", processes, links=links)
-    group = JaxProcessGroup(mesh)
     if processes.count > 1:
-        with group.collective():
+        with JaxProcessGroup(mesh).collective():
             _connect_devices(device_grid(mesh))
-    # All processes compile the same program, also on different processors.
-    return replace(mesh, uses_amx=all(group.all_gather(is_cpu and has_amx())))
+    return mesh
 
 
 def _kind() -> str:
@@ -285,11 +278,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
         if _kind() == "CPU":
             _use_equal_threads(client, processes)
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"cluster (rank {rank} of {', '.join(processes.workers)})"
-        problem = f"the processes did not connect ({error})"
-        raise DeviceError(
-            where, problem, "check that all processes are started and their ports are free"
-        ) from error
+        raise not_connected(processes, error) from error
     state = distributed.global_state
     state.client = client
     state.process_id = rank

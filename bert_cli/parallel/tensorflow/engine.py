@@ -9,10 +9,11 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,13 @@ import tensorflow as tf
 
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import named_weights
+from bert_cli.model.heads import Head
 from bert_cli.optim.optimizer import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
     Array,
     Batch,
-    Block,
     Divisors,
     Engine,
-    Head,
     StepResult,
     StoppedBetweenMicroBatchesError,
     StopRequested,
@@ -58,13 +58,12 @@ from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
 AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was asked to stop
 
 
+@dataclass(frozen=True)
 class ReplicatedVariable:
     """Equal variables, a copy on each replica of this process."""
 
-    is_sharded = False
-
-    def __init__(self, variables: Sequence[tf.Variable]) -> None:
-        self.variables = list(variables)
+    variables: Sequence[tf.Variable]
+    is_sharded: ClassVar = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,8 +72,7 @@ class ReplicatedVariable:
 
     def numpy(self) -> Array:
         """Return the value."""
-        variable = self.variables[0]
-        return np.asarray(variable.value if hasattr(variable, "path") else variable)
+        return np.asarray(self.variables[0])
 
     def assign(self, value: Array) -> None:
         """Set the value on every replica."""
@@ -82,31 +80,23 @@ class ReplicatedVariable:
             variable.assign(value)
 
 
+@dataclass(frozen=True)
 class ShardedVariable:
     """Flat variables that hold one shard each: shard k of n belongs to replica k of the run.
 
     All shards have the same length. Elements beyond the end of the value stay zero.
     """
 
-    is_sharded = True
-
-    def __init__(
-        self,
-        variables: Sequence[tf.Variable],
-        shape: tuple[int, ...],
-        mesh: Mesh,
-        group: ProcessGroup,
-    ) -> None:
-        self.variables = list(variables)
-        self.shape = shape
-        self.group = group
-        self.first = mesh.first_replica
-        self.shards = mesh.replicas
+    variables: Sequence[tf.Variable]
+    shape: tuple[int, ...]
+    mesh: Mesh
+    group: ProcessGroup
+    is_sharded: ClassVar = True
 
     def numpy(self) -> Array:
         """Return the complete value. All processes must call this in the same order."""
-        flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
-        for number, variable in enumerate(self.variables, self.first):
+        flat = self._zeros()
+        for number, variable in enumerate(self.variables, self.mesh.first_replica):
             flat[number] = variable.numpy()
         # Every element is non-zero in one process only, so the sum is exact.
         complete = self.group.all_reduce(flat).astype(np.float32)
@@ -114,10 +104,13 @@ class ShardedVariable:
 
     def assign(self, value: Array) -> None:
         """Set the shards of this process."""
-        flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
+        flat = self._zeros()
         flat.reshape(-1)[: value.size] = value.reshape(-1)
-        for number, variable in enumerate(self.variables, self.first):
+        for number, variable in enumerate(self.variables, self.mesh.first_replica):
             variable.assign(flat[number])
+
+    def _zeros(self) -> npt.NDArray[np.float32]:
+        return np.zeros((self.mesh.replicas, *self.variables[0].shape), np.float32)
 
 
 class TensorFlowEngine(Engine):
@@ -132,7 +125,6 @@ class TensorFlowEngine(Engine):
         optimizer: Optimizer | None = None,
     ) -> None:
         """Without an optimizer weights are not updated."""
-        super().__init__()
         self.replicas = replicas
         self.mesh = mesh
         self.group = TensorFlowProcessGroup(mesh)
@@ -148,7 +140,7 @@ class TensorFlowEngine(Engine):
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
                 pairs = zip(replicas[replica], layout.stage_devices, strict=True)
-                stages = [stage for stage, on in pairs if on == device]
+                stages = [stage for stage, its_device in pairs if its_device == device]
                 # A device may have only the gather of the masked positions, which has no weights.
                 if optimizer is not None and any(stage.weights for stage in stages):
                     group = device_group(mesh, replica, device)
@@ -161,8 +153,6 @@ class TensorFlowEngine(Engine):
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[tuple[int, ...], ...]] = set()
-        # By stage, the maximum number of micro-batches of the last step whose activations were saved at once.
-        self.max_in_flight: list[int] = []
 
     @property
     def slots(self) -> dict[str, Value]:
@@ -178,11 +168,6 @@ class TensorFlowEngine(Engine):
                     else ReplicatedVariable(variables)
                 )
         return slots
-
-    @property
-    def sum_names(self) -> list[str]:
-        """Names of the sums that the head computes; known once it has been traced."""
-        return self.replicas[0][-1].sum_names
 
     @property
     def traced_steps(self) -> int:  # type: ignore[override]
@@ -261,17 +246,15 @@ class TensorFlowEngine(Engine):
         except StoppedBetweenMicroBatchesError:
             self.clear_gradients()
             raise
-        columns = zip(*workers, strict=True)
-        self.max_in_flight = [max(worker.max_in_flight for worker in column) for column in columns]
         self.trace.steps -= 1
+        rows = [sums for replica in workers for sums in replica[-1].sums]
         # Rounded once: the same sums in every layout.
-        rows = [row for replica in workers for row in tf.stack(replica[-1].sums).numpy()]
-        return dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=True))
+        return {name: math.fsum(float(sums[name]) for sums in rows) for name in sorted(rows[0])}
 
     def all_reduce_gradients(self, shrink: float) -> float:
         """Sum the gradients over stages and replicas; return the squared norm of the sum, the same in every process."""
         squared = self._on_every_device(lambda update: update.all_reduce_gradients(shrink))
-        return self.group.broadcast([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
+        return self.group.broadcast([squared])[0]
 
     def apply_update(self, factor: float, learning_rate: float, updates: int, step: int) -> float:
         """Update all weights with `factor` times the gradient, clear it, and return the weights' squared norm."""
@@ -279,7 +262,7 @@ class TensorFlowEngine(Engine):
             lambda update: update.update(factor, learning_rate, updates, step)
         )
         self.clear_gradients()
-        return math.fsum(map(float, squared[: len(self.updates[0])]))
+        return squared
 
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
         """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
@@ -374,12 +357,12 @@ class TensorFlowEngine(Engine):
             wait(futures)
             raise
 
-    def _on_every_device(self, function: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
-        """Call a function for all devices at once, because their collectives wait for each other."""
+    def _on_every_device(self, function: Callable[[DeviceUpdate], Tensor]) -> float:
+        """Call a function for all devices at once, whose collectives wait for each other; return a replica's sum."""
         flat = [update for row in self.updates for update in row]
         with self.group.collective(), self.reporting_out_of_memory():
             if len(flat) == 1:
-                return [function(flat[0])]
+                return float(function(flat[0]))
             futures = [self._pool.submit(function, update) for update in flat]
             try:
                 for future in wait(futures, return_when=FIRST_EXCEPTION).done:
@@ -389,7 +372,7 @@ class TensorFlowEngine(Engine):
                 abort_collectives()
                 wait(futures)
                 raise
-            return [future.result() for future in futures]
+            return math.fsum(float(future.result()) for future in futures[: len(self.updates[0])])
 
 
 def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:
@@ -408,20 +391,17 @@ def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:
 def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list[Stage]:
     """Return the stages of a replica on its devices."""
     stages: list[Stage] = []
-    blocks: dict[str, Block] = {}
-    rest = iter(model.names)
-    lengths = layout.stage_lengths or [len(model.names)]
+    blocks = model.blocks()
+    lengths: Sequence[int | None] = layout.stage_lengths or [None]
     for length, number in zip(lengths, layout.stage_devices, strict=True):
         device = devices[number]
-        stage = list(islice(rest, length))
         with tf.device(device):
-            for name in stage:
-                blocks[name] = model.build_block(name, blocks)
-        has_head = model.names[-1] in stage
-        weights = named_weights([(name, blocks[name]) for name in stage])
-        body = [blocks[name] for name in (stage[:-1] if has_head else stage)]
+            stage = dict(islice(blocks, length))
+        weights = named_weights(stage.items())
+        body = list(stage.values())
+        is_last = len(stages) + 1 == len(layout.stage_devices)
+        head = cast(Head, body.pop()) if is_last else None
         compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
-        head = cast(Head, blocks[stage[-1]]) if has_head else None
         stages.append(
             Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
         )

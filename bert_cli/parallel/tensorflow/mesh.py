@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from bert_cli.parallel.cluster import (
     Rendezvous,
     bind_to_interface,
     find_interface,
+    not_connected,
     wait_for_processes,
 )
 from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus
@@ -51,16 +53,15 @@ SIGNS_OF_LOSS = (
     tf.errors.UnknownError,
 )
 
+Function: TypeAlias = tf.types.experimental.PolymorphicFunction
+"""A tf.function."""
 _numbers = itertools.count(1)
 
 
 def traced(
     method: Callable[..., Tensor], compiled: bool = False, any_length: bool = False
-) -> tf.types.experimental.PolymorphicFunction:
-    """Return a tf.function of a method, compiled by XLA or not.
-
-    With `any_length` one trace serves arguments of all lengths, else each has its own.
-    """
+) -> Function:
+    """Return a tf.function of a method; with `any_length` one trace serves arguments of all lengths."""
     # A new object each time: TensorFlow would treat the methods of two objects as the same function, and warn.
     return tf.function(
         partial(method), autograph=False, jit_compile=compiled, reduce_retracing=any_length
@@ -81,18 +82,18 @@ class DeviceGroup:
     rank: int
     device: str
 
-    def all_reduce(self, tensor: tf.Tensor, number: int) -> tf.Tensor:
+    def all_reduce(self, tensor: Tensor, number: int) -> Tensor:
         """Return the sum of the tensors of all replicas."""
         operation = tf.raw_ops.CollectiveReduceV2
         return self._collective(operation, tensor, number, merge_op="Add", final_op="Id")
 
-    def all_gather(self, tensor: tf.Tensor, number: int) -> tf.Tensor:
+    def all_gather(self, tensor: Tensor, number: int) -> Tensor:
         """Return the tensors of all replicas, concatenated along the first axis."""
         return self._collective(tf.raw_ops.CollectiveGatherV2, tensor, number)
 
     def _collective(
-        self, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, number: int, **options: str
-    ) -> tf.Tensor:
+        self, operation: Callable[..., Tensor], tensor: Tensor, number: int, **options: str
+    ) -> Tensor:
         if self.size == 1:
             return tensor
         with tf.device(self.device):
@@ -143,13 +144,10 @@ class TensorFlowProcessGroup(ProcessGroup):
 
     def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         which = int(numbers.size > FRAMES[0])
-        sums = [np.zeros(0)]
-        for start in range(0, numbers.size, FRAMES[which]):
-            part = numbers[start : start + FRAMES[which]]
-            frame = np.zeros(FRAMES[which])
-            frame[: part.size] = part
-            sums.append(self._functions[which](tf.constant(frame)).numpy()[: part.size])
-        return np.concatenate(sums)
+        length = FRAMES[which]
+        frames = np.pad(numbers, (0, -numbers.size % length)).reshape(-1, length)
+        sums = [self._functions[which](tf.constant(frame)).numpy() for frame in frames]
+        return np.concatenate([np.zeros(0), *sums])[: numbers.size]
 
     @contextmanager
     def naming_lost_process(self) -> Iterator[None]:
@@ -273,11 +271,9 @@ def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> Non
 
 
 def fuse_results() -> None:
-    """Make XLA compute several results in one loop on a CPU; by default it does so only on GPUs.
-
-    The update of a weight and its two moments is then one pass over memory instead of three. XLA reads its options
-    when it first compiles something. XLA_FLAGS with the name of a file is left unchanged.
-    """
+    """Make XLA compute several results in one loop on a CPU; by default it does so only on GPUs."""
+    # The update of a weight and its two moments is then one pass over memory instead of three. XLA reads its options
+    # when it first compiles something. XLA_FLAGS with the name of a file is left unchanged.
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if not are_results_fused() and flags[:1] in ("", "-"):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={FUSES_RESULTS}".strip()
@@ -289,11 +285,9 @@ def are_results_fused() -> bool:
 
 
 def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
-    """Join the other processes; return them with the addresses of their rendezvous.
-
-    MultiWorkerMirroredStrategy only starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on GPUs)
-    and its service that tracks which processes are alive.
-    """
+    """Join the other processes; return them with the addresses of their rendezvous."""
+    # MultiWorkerMirroredStrategy only starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on
+    # GPUs) and its service that tracks which processes are alive.
     processes, interface = find_interface(processes, rendezvous.bind_address)
     # TensorFlow's server takes the port over.
     wait_for_processes(processes, rendezvous, interface).close()
@@ -317,11 +311,7 @@ def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
     try:
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except tf.errors.OpError as error:
-        where = f"cluster (rank {processes.rank} of {', '.join(processes.workers)})"
-        problem = f"the processes did not connect ({error.message.splitlines()[0]})"
-        raise DeviceError(
-            where, problem, "check that all processes are started and their ports are free"
-        ) from error
+        raise not_connected(processes, error.message.splitlines()[0]) from error
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])
         bind_to_interface(interface, port, is_required=rendezvous.bind_address is not None)

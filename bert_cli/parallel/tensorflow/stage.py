@@ -13,21 +13,20 @@ from typing import Literal
 import tensorflow as tf
 
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Batch, Block, Head, Tensor
+from bert_cli.model.heads import Head
+from bert_cli.model.parts import Block
+from bert_cli.parallel.engine import Batch, Tensor
 from bert_cli.parallel.tensorflow.mesh import traced
 
-Tensors = dict[str, tf.Tensor]
+Tensors = dict[str, Tensor]
 Saved = Tensor
 """The values of a forward pass that the backward pass reads."""
 
 
 class SharedTraces:
-    """Runs the blocks of a stage; blocks with equal trace keys share a trace.
+    """Runs the blocks of a stage; blocks with equal trace keys share a trace, 30 ms for an encoder layer."""
 
-    TensorFlow takes 30 ms to trace an encoder layer, and as long again for its gradient. The runtime inlines the calls
-    before it optimizes, so the result equals the result of separate traces, bit for bit. A block with a unique key is
-    called directly.
-    """
+    # The runtime inlines the calls before it optimizes, so the result equals that of separate traces, bit for bit.
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         many = Counter(block.trace_key for block in blocks)
@@ -91,7 +90,6 @@ class Stage:
         self.compiled = compiled
         # Blocks that are computed again under one gradient tape.
         self.segments = [[block] for block in body] if saved == "layer" else [list(body)]
-        self.sum_names: list[str] = []  # of the head, known once it has been traced
         self.run_block = SharedTraces(self.body).run
         self.trace_functions()
 
@@ -113,19 +111,18 @@ class Stage:
             present = (name for name in self.reads if name in micro_batch)
             return {name: tf.convert_to_tensor(micro_batch[name]) for name in present}
 
-    def forward(self, hidden: Tensor, columns: Tensors, key: tf.Tensor) -> tuple[Tensor, Saved]:
+    def forward(self, hidden: Tensor, columns: Tensors, key: Tensor) -> tuple[Tensor, Saved]:
         """Return the hidden values for the next stage, and the saved activations; not for the last stage."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
             if self.saved != "all":
                 return self._forward_saving_inputs(hidden, columns, key)
             with tf.GradientTape() as tape:
-                if hidden is not None:
-                    tape.watch(hidden)
+                tape.watch([] if hidden is None else hidden)
                 output = self._forward(hidden, columns, key)
             return output, (tape, hidden, output)
 
-    def backward(self, saved: Saved, columns: Tensors, key: tf.Tensor, gradient: Tensor) -> Tensor:
+    def backward(self, saved: Saved, columns: Tensors, key: Tensor, gradient: Tensor) -> Tensor:
         """Accumulate the gradients of a micro-batch; return the gradient of the stage's input (None: first stage)."""
         with tf.device(self.device):
             gradient = _on_this_device(gradient)
@@ -137,13 +134,8 @@ class Stage:
             return below
 
     def forward_backward(
-        self,
-        hidden: Tensor,
-        columns: Tensors,
-        key: tf.Tensor,
-        counts: Tensors,
-        loss_scale: tf.Tensor,
-    ) -> tuple[Tensor, tf.Tensor]:
+        self, hidden: Tensor, columns: Tensors, key: Tensor, counts: Tensors, loss_scale: Tensor
+    ) -> tuple[Tensor, Tensors]:
         """Run the last stage: return the gradient of its input, and the head's sums."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
@@ -164,7 +156,7 @@ class Stage:
             function = self._logits if key is None else self._training_logits
             return function(_on_this_device(hidden), columns, key)
 
-    def _is_first(self) -> tf.Tensor:
+    def _is_first(self) -> Tensor:
         """Return whether the next gradients are the first of the step, and note that gradients exist."""
         # On the CPU, where tf.cond reads it: the host would wait for a value on a GPU.
         with tf.device("CPU:0"):
@@ -197,7 +189,7 @@ class Stage:
         columns: Tensors,
         key: Tensor,
         gradient: Tensor,
-        is_first: tf.Tensor,
+        is_first: Tensor,
         accumulated: Set[str] = frozenset(),
     ) -> Tensor:
         """Compute the segments again from their inputs, the last segment first, and accumulate their gradients."""
@@ -210,8 +202,7 @@ class Stage:
                 segment_columns = {name: tf.identity(column) for name, column in columns.items()}
                 segment_key = tf.identity(key)
             with tf.GradientTape() as tape:
-                if segment_input is not None:
-                    tape.watch(segment_input)
+                tape.watch([] if segment_input is None else segment_input)
                 hidden = segment_input
                 for block in segment:
                     hidden = self.run_block(block, hidden, segment_columns, segment_key)
@@ -227,15 +218,14 @@ class Stage:
         key: Tensor,
         counts: Tensors,
         loss_scale: Tensor,
-        is_first: tf.Tensor,
-    ) -> tuple[Tensor, tf.Tensor]:
+        is_first: Tensor,
+    ) -> tuple[Tensor, Tensors]:
         recomputes = self.saved == "layer" and bool(self.body)
         inputs: list[Tensor] = []
         if recomputes:
             hidden, inputs = self._run_segments(hidden, columns, key)
         with tf.GradientTape() as tape:
-            if hidden is not None:
-                tape.watch(hidden)
+            tape.watch([] if hidden is None else hidden)
             last = hidden if recomputes else self._run_body(hidden, columns, key)
             loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
             scaled = loss * loss_scale
@@ -245,7 +235,7 @@ class Stage:
             below = self._recompute(inputs, columns, key, below, is_first, accumulated)
         else:
             self._zero_others(accumulated)
-        return below, self._stacked(sums)
+        return below, sums
 
     def _evaluate_head(self, hidden: Tensor, columns: Tensors) -> Tensors:
         ones = {name: tf.constant(1.0) for name in ("examples", *self.head.COUNTS)}  # type: ignore[union-attr]
@@ -254,10 +244,6 @@ class Stage:
 
     def _compute_logits(self, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
         return self.head.logits(self._run_body(hidden, columns, key), key)  # type: ignore[union-attr]
-
-    def _stacked(self, sums: Mapping[str, Tensor]) -> tf.Tensor:
-        self.sum_names = sorted(sums)
-        return tf.stack([sums[name] for name in self.sum_names])
 
     def _gradients(
         self, tape: Tensor, output: Tensor, hidden: Tensor, gradient: Tensor
@@ -268,18 +254,16 @@ class Stage:
         gradients = tape.gradient(output, sources, output_gradients=gradient)
         return (None, gradients) if hidden is None else (gradients[0], gradients[1:])
 
-    def _accumulate_all(self, gradients: Sequence[Tensor], is_first: tf.Tensor) -> None:
+    def _accumulate_all(self, gradients: Sequence[Tensor], is_first: Tensor) -> None:
         self._zero_others(self._add(gradients, is_first))
 
     def _add(
-        self, gradients: Sequence[Tensor], is_first: tf.Tensor, accumulated: Set[str] = frozenset()
+        self, gradients: Sequence[Tensor], is_first: Tensor, accumulated: Set[str] = frozenset()
     ) -> Set[str]:
-        """Add gradients to the accumulators; return the names of all weights with a gradient in this micro-batch.
-
-        The first gradients of a step are assigned instead, which takes over their memory: TensorFlow would store zeros
-        as a constant. The second gradient of a weight `accumulated` in this micro-batch (the word table, in the
-        embeddings and in the head) is always added.
-        """
+        """Add gradients to the accumulators; return the names of all weights with a gradient in this micro-batch."""
+        # The first gradients of a step are assigned instead, which takes over their memory: TensorFlow would store
+        # zeros as a constant. The second gradient of a weight `accumulated` in this micro-batch (the word table, in the
+        # embeddings and in the head) is always added.
         pairs = {
             name: (accumulator, tf.cast(tf.convert_to_tensor(gradient), tf.float32))
             for (name, accumulator), gradient in zip(

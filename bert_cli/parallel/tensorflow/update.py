@@ -15,7 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from bert_cli.optim.optimizer import Optimizer, Rule
 from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.runtime import Layout
-from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
+from bert_cli.parallel.tensorflow.mesh import DeviceGroup, Function, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.planning.memory import REDUCE_BUCKET
 
@@ -25,11 +25,10 @@ LARGE = 2**18
 
 
 class DeviceUpdate:
-    """The weights of one device, their gradients and slots, and the functions that update them.
+    """The weights of one device, their gradients and slots, and the functions that update them."""
 
-    Compiled functions assign to the variables that they are passed: returning a result allocates it, and in-place
-    assignment avoids the extra write traffic (1.5 times faster for 110 million weights).
-    """
+    # Compiled functions assign to the variables that they are passed: returning a result allocates it, and in-place
+    # assignment avoids the extra write traffic (1.5 times faster for 110 million weights).
 
     def __init__(
         self,
@@ -60,13 +59,13 @@ class DeviceUpdate:
             for name, weight in self.weights.items():
                 shape = (self._shard_length(name),) if self.sharded else tuple(weight.shape)
                 self.slots[name] = {
-                    name: tf.Variable(tf.zeros(slot.shape), trainable=False)
-                    for name, slot in optimizer.kind.slots(shape).items()
+                    slot: tf.Variable(tf.zeros(spec.shape), trainable=False)
+                    for slot, spec in optimizer.kind.slots(shape).items()
                 }
         # On GPUs XLA makes one loop of an update anyway.
         self.fuses_results = "CPU" in self.slot_device.upper() and are_results_fused()
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
-        self.block_functions: dict[Hashable, tf.types.experimental.PolymorphicFunction] = {}
+        self.block_functions: dict[Hashable, Function] = {}
         self.blocks: dict[str, list[str]] = {}
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
@@ -113,7 +112,7 @@ class DeviceUpdate:
                 }
                 function.get_concrete_function(directions, squares, number, integer)
 
-    def all_reduce_gradients(self, shrink: float) -> tf.Tensor:
+    def all_reduce_gradients(self, shrink: float) -> Tensor:
         """Sum the gradients over stages and replicas, in 16 bits `shrink` times; return their squared norm."""
         with tf.device(self.device):
             factor = tf.constant(shrink, tf.float32)
@@ -124,7 +123,7 @@ class DeviceUpdate:
                     all_reduce(factor)
             return self._gradient_squared()
 
-    def update(self, factor: float, learning_rate: float, updates: int, step: int) -> tf.Tensor:
+    def update(self, factor: float, learning_rate: float, updates: int, step: int) -> Tensor:
         """Update the weights with `factor` times their gradients; return the new weights' squared norm."""
         with tf.device(self.device):
             floats = [tf.constant(number, tf.float32) for number in (factor, learning_rate)]
@@ -140,7 +139,7 @@ class DeviceUpdate:
                 update(shards, squares, floats[1], integers[1])
             return self._weight_squared()
 
-    def weight_squared(self) -> tf.Tensor:
+    def weight_squared(self) -> Tensor:
         """Return the squared norm of the weights."""
         with tf.device(self.device):
             return self._weight_squared()
@@ -151,7 +150,7 @@ class DeviceUpdate:
             for duplicate in duplicates:
                 first.assign_add(duplicate.read_value())
 
-    def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: tf.Tensor) -> None:
+    def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: Tensor) -> None:
         accumulators = [self.accumulators[name][0] for name in names]
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in accumulators], axis=0)
         precision = self.layout.reduce_precision
@@ -164,17 +163,13 @@ class DeviceUpdate:
         for accumulator, part in zip(accumulators, parts, strict=True):
             accumulator.assign(tf.reshape(part, accumulator.shape))
 
-    def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
+    def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> Tensor:
         blocks = [[variables[name] for name in names] for names in self.blocks.values()]
         return tf.add_n([self._block_squared(block) for block in blocks])
 
-    def _block_updates(
-        self,
-    ) -> Iterator[tuple[tf.types.experimental.PolymorphicFunction, list[list[Tensor]], tf.Tensor]]:
-        """Yield the function, states and weight ids of the update of each block.
-
-        Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
-        """
+    def _block_updates(self) -> Iterator[tuple[Function, list[list[Tensor]], Tensor]]:
+        """Yield the function, states and weight ids of the update of each block."""
+        # Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
         for names in self.blocks.values():
             states = [
                 [self.weights[name], self.accumulators[name][0], *self.slots[name].values()]
@@ -192,10 +187,10 @@ class DeviceUpdate:
         self,
         rules: Sequence[Rule],
         states: Sequence[Sequence[Tensor]],
-        weight_ids: tf.Tensor,
-        *numbers: tf.Tensor,
-    ) -> tf.Tensor:
-        squares: list[tf.Tensor] = []
+        weight_ids: Tensor,
+        *numbers: Tensor,
+    ) -> Tensor:
+        squares: list[Tensor] = []
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
             # One weight after another: all at once would need several copies of the model.
             with tf.control_dependencies(squares[-1:]):
@@ -203,20 +198,16 @@ class DeviceUpdate:
         return tf.add_n(squares)
 
     def _update_weight(
-        self,
-        rule: Rule,
-        state: Sequence[Tensor],
-        weight_id: tf.Tensor,
-        numbers: Sequence[tf.Tensor],
-    ) -> tf.Tensor:
+        self, rule: Rule, state: Sequence[Tensor], weight_id: Tensor, numbers: Sequence[Tensor]
+    ) -> Tensor:
         """Update a weight and its slots; return the new weight's squared norm."""
         weight, gradient, *slots = state
         factor, rate, updates, step = numbers
         with tf.device(self.slot_device):
             key = self.optimizer.key(weight_id, step)
-            # A weight on another device is copied to the device that computes.
-            is_copied = self.layout.offload_moments
-            inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
+            inputs = [weight, gradient]
+            if self.layout.offload_moments:  # copied to the device that computes
+                inputs = list(map(tf.identity, inputs))
             if rule.adapts:
                 function = self.function(self.update_slots, rule, weight)
                 result = function(*inputs, *slots, factor, updates)
@@ -243,20 +234,21 @@ class DeviceUpdate:
 
     def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
         """Update a weight whose rule needs no norms, and its slots, in one pass over memory."""
-        weight, _, *slots = inputs[:-4]
 
-        def update(*inputs: Tensor) -> list[Tensor]:
-            *state, rate, key = inputs
-            direction, *slots = self._direction(rule, *state)
-            new = self.optimizer.apply_update(rule, 0, state[0], direction, None, rate, key)
+        def update(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
+            *inputs_of_direction, rate, key = inputs
+            direction, *slots = self._direction(rule, weight, *inputs_of_direction)
+            new = self.optimizer.apply_update(rule, 0, weight, direction, None, rate, key)
             return [new, *slots]
 
+        weight, _gradient, *slots, _factor, _updates, _rate, _key = inputs
         return _assign((weight, *slots), self._compute(compiled, update, *inputs))
 
     def update_slots(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
         """Update the slots; assign the update direction to the gradient, or return it if that is a tensor."""
         results = self._compute(compiled, partial(self._direction, rule), *inputs)
-        return _assign(inputs[1:-2], results)
+        _weight, gradient, *slots, _factor, _updates = inputs
+        return _assign((gradient, *slots), results)
 
     def _direction(
         self, rule: Rule, weight: Tensor, gradient: Tensor, *more: Tensor
@@ -283,11 +275,9 @@ class DeviceUpdate:
     def _compute(
         self, compiled: bool, function: Callable[..., Tensor], *inputs: Tensor
     ) -> list[Tensor]:
-        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
-
-        On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
-        slots, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
-        """
+        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop."""
+        # On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the first
+        # result needs, are computed once more for it, behind a barrier.
         values = [tf.convert_to_tensor(value) for value in inputs]
         results = list(function(*values))
         if compiled and self.fuses_results:
@@ -295,11 +285,11 @@ class DeviceUpdate:
         return results
 
     def _shard_directions(
-        self, number: int, factor: tf.Tensor, updates: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        self, number: int, factor: Tensor, updates: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Update the shards of the slots; return the shards of the directions and their squared norms."""
-        directions: dict[str, tf.Tensor] = {}
-        squares: list[tf.Tensor] = []
+        directions: dict[str, Tensor] = {}
+        squares: list[Tensor] = []
         for name, weight in self.weights.items():
             # One weight after another: all at once would need several copies of the model.
             with tf.control_dependencies(list(directions.values())[-1:]):
@@ -317,10 +307,10 @@ class DeviceUpdate:
         self,
         names: Sequence[str],
         number: int,
-        directions: Mapping[str, tf.Tensor],
-        squares: tf.Tensor,
-        rate: tf.Tensor,
-        step: tf.Tensor,
+        directions: Mapping[str, Tensor],
+        squares: Tensor,
+        rate: Tensor,
+        step: Tensor,
     ) -> None:
         """Update this replica's shards of some weights, and gather the shards of all replicas."""
         order = list(self.weights)
@@ -342,7 +332,7 @@ class DeviceUpdate:
             weight = self.weights[name]
             weight.assign(tf.reshape(tf.reshape(part, [-1])[: self.sizes[name]], weight.shape))
 
-    def _shard(self, value: tf.Tensor) -> tf.Tensor:
+    def _shard(self, value: Tensor) -> Tensor:
         """Return this replica's shard of a weight or gradient, flat, with zeros beyond the last element."""
         size = value.shape.num_elements()
         length = math.ceil(size / self.group.size)
@@ -375,16 +365,14 @@ def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     return filled
 
 
-def squared_norm(tensors: Iterable[Tensor]) -> tf.Tensor:
-    """Return the float32 sum of squares of all elements.
-
-    TensorFlow's kernel sums parts: for 23 million elements its error is 3e-8, and 2e-3 for a dot product.
-    """
+def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the float32 sum of squares of all elements."""
+    # TensorFlow's kernel sums parts: for 23 million elements its error is 3e-8, and 2e-3 for a dot product.
     halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
 
 
-def random_bits(key: tf.Tensor, shape: Sequence[int], start: int) -> tf.Tensor:
+def random_bits(key: Tensor, shape: Sequence[int], start: int) -> Tensor:
     """Return uniform uint32 of a shape: the bits of the key for a complete weight from element `start` on."""
     count = tf.TensorShape(shape).num_elements()
     bits = tf.random.stateless_uniform(

@@ -10,7 +10,6 @@ from support.tiny_models import TINY_RUN, flags_of
 COMPARE = """
 import json
 import sys
-from dataclasses import replace
 import numpy as np
 from bert_cli.parallel.jax import ahead_of_time
 import jax
@@ -25,7 +24,7 @@ for command, words in json.loads(sys.argv[1]):
     settings, _ = load(COMMANDS[command].settings_class(), words, command)
     sample = micro_batch(settings)
     labels = settings.head.outputs
-    mesh = replace(resolve.open_mesh(settings, Processes(())), uses_amx=False)
+    mesh = resolve.open_mesh(settings, Processes(()))
     run = build.build_engine(settings, mesh, labels)
     number = run.layout.replicas * run.layout.accumulation
     batch = {name: np.repeat(column, number, 0) for name, column in sample.items()}

@@ -8,16 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.layout import Layout as ArrayLayout
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.errors import DeviceError
 from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
 from bert_cli.parallel.jax.forward import ForwardPass
-from bert_cli.parallel.jax.layout import check_formats, over_replicas
+from bert_cli.parallel.jax.layout import over_replicas
 from bert_cli.parallel.runtime import Layout
 
 
@@ -117,14 +115,6 @@ def test_gradients_of_float16_are_added_in_float32():
 def test_replicas_divide_the_longest_axis_that_they_can(spec, shape, divided):
     grid = SimpleNamespace(shape={"replica": 2})
     assert over_replicas(PartitionSpec(*spec), shape, grid) == PartitionSpec(*divided)
-
-
-def test_a_result_of_products_for_amx_that_is_not_stored_row_by_row_is_an_error():
-    orders = (0, 1), (1, 0)
-    row_major, column_major = (SimpleNamespace(layout=ArrayLayout(order)) for order in orders)
-    check_formats([row_major])
-    with pytest.raises(DeviceError, match=r"row by row .*--precision float32, or --engine"):
-        check_formats([row_major, column_major])
 
 
 def test_weights_of_equal_layers_are_stacked_and_kernels_of_others_cast():
