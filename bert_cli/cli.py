@@ -98,9 +98,9 @@ def dispatch(arguments: Sequence[str]) -> None:
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
     kind = _kind_of(name, settings)
     set_result(kind == "shows")
-    notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
-    for line in (*notes, *loaded.notes):
-        (print_error if _prints_json(settings) else print_line)(line)
+    for where, why in loaded.no_effect.items():
+        print_note = print_error if _prints_json(settings) else print_line
+        print_note(f"{where} has no effect here: {why}")
     try:
         with _engine(settings, f"bert {name}"):
             with quiet_imports():

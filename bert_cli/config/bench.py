@@ -43,9 +43,9 @@ class BenchSettings(Settings):
 class Measuring(Settings):
     """Settings of a measurement."""
 
-    NEEDS: ClassVar = {"dry_run": Unless(lambda _: False, "on a measurement")}
-    OPENS_FILES: ClassVar[bool] = False
-    SAVES: ClassVar[bool] = False
+    NEEDS = {"dry_run": Unless(lambda _: False, "on a measurement")}
+    OPENS_FILES = False
+    SAVES = False
     WHAT: ClassVar[str]
     """The command that is measured."""
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)
@@ -86,7 +86,7 @@ class BenchPretrainSettings(Measuring, PretrainSettings):
     Example: bert bench pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --json results.json
     """
 
-    WHAT: ClassVar[str] = "pretrain"
+    WHAT = "pretrain"
 
 
 class BenchSquadSettings(Measuring, SquadSettings):
@@ -97,8 +97,8 @@ class BenchSquadSettings(Measuring, SquadSettings):
     Example: bert bench squad --config squad_tiny --dataset-dir data/squad --tokenizer-path runs/tiny
     """
 
-    WHAT: ClassVar[str] = "squad"
-    REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir", "train_file")
+    WHAT = "squad"
+    REAL_EXAMPLES = ("dataset_dir", "train_file")
 
 
 class Benchmark(Settings):

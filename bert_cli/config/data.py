@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -60,7 +60,7 @@ class TextSettings(DataSettings):
 class ExecutorSettings(DataSettings):
     """Execution: local processes, or a cluster."""
 
-    NEEDS: ClassVar = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
+    NEEDS = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
 
     executor: Literal["local", "dask"] = "local"
     """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
@@ -103,7 +103,7 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
 class Masking(DataSettings):
     """Choice of the masked tokens; for dynamic records these are settings of the run."""
 
-    NEEDS: ClassVar = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
+    NEEDS = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
 
     unit: Literal["token", "word", "span"] = "token"
     """Unit of masking: single tokens, complete words with all their tokens, or spans of words."""
@@ -175,7 +175,7 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
 class SplittingSettings(DataSettings):
     """Sentence splitting and duplicate documents."""
 
-    NEEDS: ClassVar = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
+    NEEDS = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
 
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""

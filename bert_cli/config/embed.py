@@ -1,7 +1,7 @@
 """The settings of `bert embed`: vectors of texts."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,7 +35,7 @@ class EmbedSettings(FinetuneSettings):
     """
 
     HEAD = heads.SENTENCE_EMBEDDING
-    NEEDS: ClassVar = {
+    NEEDS = {
         "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
         "distillation": "do_training",
         **dict.fromkeys(("objective", "temperature", "matryoshka"), WITHOUT_TEACHER),

@@ -7,7 +7,7 @@ comes from the pretrained model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,7 +49,7 @@ def _longest(validated: dict[str, Any]) -> int:
 class Distillation(Settings):
     """A trained model from which the run learns besides the labels."""
 
-    NEEDS: ClassVar = dict.fromkeys(("logits", "temperature", "unlabelled_file"), "teacher")
+    NEEDS = dict.fromkeys(("logits", "temperature", "unlabelled_file"), "teacher")
 
     teacher: Usual[PathOrName | None] = None
     """A model that was trained for the same task: a run folder, a checkpoint, a Hugging Face folder or name. It has the
@@ -67,7 +67,7 @@ class Distillation(Settings):
 class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "do_training": UNSCORED,
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
@@ -142,7 +142,7 @@ def window_error(
 class TaskSettings(FinetuneSettings):
     """Settings of every task with labels."""
 
-    NEEDS: ClassVar = {"distillation": ["do_training", ("generated_dataset", False)]}
+    NEEDS = {"distillation": ["do_training", ("generated_dataset", False)]}
 
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
@@ -157,7 +157,7 @@ class SquadSettings(TaskSettings):
     """
 
     HEAD = heads.QUESTION_ANSWERING
-    NEEDS: ClassVar = {"null_score_diff_threshold": "version_2"}
+    NEEDS = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
     """Folder with train-v1.1.json and dev-v1.1.json, or with the files of 2.0."""
@@ -203,7 +203,7 @@ class GlueSettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"do_test": [UNSCORED, "do_validation"]}
+    NEEDS = {"do_test": [UNSCORED, "do_validation"]}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
@@ -251,7 +251,7 @@ class ClassifySettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
+    NEEDS = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
 
     train_file: Path | None = None
     """Rows for training: .csv, .tsv, .jsonl, also with .gz."""

@@ -6,7 +6,7 @@ run may be resumed with other values of `Parallel` and `Cluster`.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -23,7 +23,7 @@ def _as_list(value: Any) -> Any:
 class Parallel(Settings):
     """Layout of the model over devices, and settings that save memory."""
 
-    NEEDS: ClassVar = {"recompute_by": "recompute"}
+    NEEDS = {"recompute_by": "recompute"}
 
     layout: Usual[Literal["given", "auto"]] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -57,7 +57,7 @@ class PretrainSettings(TrainSettings):
     """
 
     HEAD = heads.PRETRAINING
-    NEEDS: ClassVar = {
+    NEEDS = {
         "evaluation_examples": "validation_dir",
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",

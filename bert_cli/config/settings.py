@@ -1,6 +1,7 @@
 """The base class of all settings, and their shared types."""
 
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,6 +72,10 @@ class Settings(BaseModel):
 
     NEEDS: ClassVar[Mapping[str, Need | list[Need]]] = {}
     """Setting -> what it needs to have an effect; classes add to the needs of their bases."""
+    OPENS_FILES: ClassVar[bool] = True
+    """Whether the command opens the files that its settings name."""
+    SAVES: ClassVar[bool] = False
+    """Whether the command has a run folder."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -86,7 +91,7 @@ class Settings(BaseModel):
     def _check_value(
         cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> Any:
-        """Reject values that pydantic would convert: booleans to 1, an empty path to the current folder."""
+        """Expand paths, and reject what pydantic would convert: booleans to 1, an empty path to the current folder."""
         about = cls.model_fields[info.field_name or ""]
         kinds = kinds_of(about.annotation)
         values = value if isinstance(value, list) else [value]
@@ -94,6 +99,9 @@ class Settings(BaseModel):
             raise SettingError("", "got a boolean", "--help shows what it takes")
         if "" in values and is_path(about):
             raise SettingError("", "is empty", "give a path, '.' for the current folder")
+        if is_path(about):
+            is_opened = (info.context or {}).get("is_opened", lambda name: False)
+            value = _expand(value, is_opened(info.field_name))
         if not all(map(is_utf8, values)):
             raise SettingError("", f"{value!r} is not UTF-8", "rename it, or write it in UTF-8")
         checked = handler(value)
@@ -126,6 +134,22 @@ class Settings(BaseModel):
         if not need.holds(self):
             shown = type(self).model_fields[name].alias or name
             raise SettingError(shown, f"has no effect {need.condition}", need.remedy)
+
+
+def _expand(path: Any, is_opened: bool) -> Any:
+    """Return a path, or a list of paths, with `~` and the variables of the environment expanded.
+
+    Raises SettingError for a variable that is not set, instead of creating a folder called $DATASETS_DIR.
+    """
+    if isinstance(path, list):
+        return [_expand(item, is_opened) for item in path]
+    if not isinstance(path, str):
+        return path
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    if is_opened and re.search(r"\$[\w{]", expanded):
+        problem = f"the variable is not set in {path}"
+        raise SettingError("", problem, "export it, or give a path without it")
+    return expanded
 
 
 def is_set(settings: BaseModel, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,7 +33,7 @@ class InspectSettings(DataSettings):
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
     """
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "dataset_cache": Unless(lambda of: is_remote(of.folder), "on a folder of this machine")
     }
 
@@ -77,7 +77,7 @@ class DoctorSettings(PretrainSettings):
     Example: bert doctor
     """
 
-    OPENS_FILES: ClassVar[bool] = False
+    OPENS_FILES = False
 
     build: bool = True
     """Build the model on the CPU and compare its initial losses with the expected losses."""
@@ -95,12 +95,12 @@ class PlanTargetsSettings(Settings):
 class Planning(TrainSettings):
     """Settings of a plan that its run does not have."""
 
-    NEEDS: ClassVar = dict.fromkeys(
+    NEEDS = dict.fromkeys(
         ("devices", "memory", "processes"),
         Unless(lambda of: of.compile_for is None, "with compile_for, which sets the devices"),
     )
-    OPENS_FILES: ClassVar[bool] = False
-    SAVES: ClassVar[bool] = False
+    OPENS_FILES = False
+    SAVES = False
 
     devices: Devices | None = None
     """Number of devices; by default as many as the layout needs."""
@@ -159,7 +159,7 @@ class LaunchSettings(Settings):
     --parallel.layout auto
     """
 
-    NEEDS: ClassVar = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
+    NEEDS = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
 
     processes: Positive = 1
     """Number of processes on each host. They divide the GPUs of the host, or its cores if it has no GPU."""

@@ -40,7 +40,7 @@ class About(Settings):
 class GlobalBatch(Settings):
     """Examples per step: the product of the first three numbers."""
 
-    NEEDS: ClassVar = {"growth_frac": "start_fraction"}
+    NEEDS = {"growth_frac": "start_fraction"}
 
     micro_batch_size: Usual[Positive]
     """Examples that a replica processes at once; they must fit into its memory. `auto` chooses the largest number that
@@ -106,7 +106,7 @@ class GlobalBatch(Settings):
 class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
-    NEEDS: ClassVar = {"warmup_power": "warmup_frac"} | dict.fromkeys(
+    NEEDS = {"warmup_power": "warmup_frac"} | dict.fromkeys(
         ("decay_frac", "final_fraction"), ("schedule_name", "wsd")
     )
 
@@ -134,7 +134,7 @@ class LearningRate(Settings):
 class OptimizerOpts(Settings):
     """The optimizer and its hyperparameters."""
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "no_layer_adaptation": (
             "name",
             *(n for n, kind in OPTIMIZERS.items() if kind.has_trust_ratio),
@@ -172,11 +172,10 @@ class OptimizerOpts(Settings):
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
-    NEEDS: ClassVar = {"compile": ("engine", "tensorflow")}
+    NEEDS = {"compile": ("engine", "tensorflow")}
     HEAD: ClassVar[Head]
     """The head that the command trains."""
-    SAVES: ClassVar[bool] = True
-    """Whether the command has a run folder."""
+    SAVES = True
     about: Untracked[About | None] = None
     """Description of this config, printed when the run starts."""
     bert_config: Fixed[ModelShape] = BertConfig()

@@ -1,7 +1,7 @@
 """The settings of using a trained model: predict, export, evaluate and average."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,7 @@ class PredictSettings(Settings):
     Example: bert predict runs/mine --input texts.txt
     """
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "question": "context",
         "context": "question",
         "second": "text",
@@ -97,7 +97,7 @@ class ExportSettings(Settings):
     Example: bert export runs/mine exported/mine --format hf --license apache-2.0
     """
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
         "compare_on": Unless(

@@ -108,14 +108,6 @@ RENAMES = {old.key: old.new for old in OLD if old.new}
 FORMER = {old.key: old for old in OLD if not old.new}
 # The former group `distillation` of pre-training, in the file of a run without a teacher.
 NO_TEACHER = {"teacher": None, "relations": 1.0}
-# Our dotted key -> the original's default, where ours differs.
-DEFAULTS = {
-    "precision": "float16",
-    "parallel.recompute": True,
-    "parallel.optimizer_state_offload": True,
-    "parallel.embedding_serialization_factor": 2,
-    "optimizer_opts.stochastic_rounding": True,
-}
 # Maximum sequence length -> the original's default number of examples of a pre-training run.
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The original's checkpoint interval counts executions of `global_batches_per_log` steps.
