@@ -148,7 +148,27 @@ class TaskSettings(FinetuneSettings):
     """Soft labels of a larger model for a smaller one."""
 
 
-class SquadSettings(TaskSettings):
+class Answering(Settings):
+    """Answers in texts."""
+
+    NEEDS = {"null_score_diff_threshold": "version_2"}
+
+    doc_stride: Positive = 128
+    """Distance in tokens between the starts of consecutive windows of a long text. `bert predict` has by default the
+    run's distance, otherwise less for a model with few positions."""
+    max_query_length: Positive = 64
+    """Maximum length of a question, in tokens; longer questions are truncated. `bert predict` has by default the run's,
+    otherwise less for a model with few positions."""
+    max_answer_length: Positive = 30
+    """Maximum length of an answer, in tokens. `bert predict` has by default the run's."""
+    version_2: bool = False
+    """Allow no answer, as in SQuAD 2.0; the answer is then empty."""
+    null_score_diff_threshold: float | None = None
+    """With version_2, give no answer if the score of no answer exceeds the best answer's score by more than this.
+    By default `bert squad` chooses it on the development set, and `bert predict` has the run's, or 0."""
+
+
+class SquadSettings(TaskSettings, Answering):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2
@@ -157,7 +177,6 @@ class SquadSettings(TaskSettings):
     """
 
     HEAD = heads.QUESTION_ANSWERING
-    NEEDS = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
     """Folder with train-v1.1.json and dev-v1.1.json, or with the files of 2.0."""
@@ -165,26 +184,12 @@ class SquadSettings(TaskSettings):
     """Questions for training; by default the questions in dataset_dir."""
     validation_file: Path | None = None
     """Questions for scoring; by default the questions in dataset_dir."""
-    version_2: bool = False
-    """SQuAD 2.0: questions may have no answer; the threshold for that is chosen on the development set."""
-    max_seq_length: Annotated[int, Field(ge=32)] = Field(default_factory=_longest)
-    """Maximum length S of a window, in tokens: the question and a part of the paragraph. By default the
-    model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
     """The optimizer and its hyperparameters."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
     """Number of epochs."""
-    doc_stride: Positive = 128
-    """Distance in tokens between the starts of consecutive windows of a long paragraph."""
-    max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; longer questions are truncated."""
-    max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens."""
-    null_score_diff_threshold: float | None = None
-    """With version_2, predict no answer if the score of no answer exceeds the best answer's score by more than
-    this; by default chosen on the development set."""
 
     @model_validator(mode="after")
     def _windows_cover_the_paragraph(self) -> "SquadSettings":

@@ -61,7 +61,7 @@ class DoctorMachineSettings(Settings):
     """
 
     build: bool = True
-    """Has an effect only on a run."""
+    """Build the model of a run on the CPU and compare its initial losses with the expected losses."""
     engine: Engine = "tensorflow"
     """Framework to check."""
     require_gpu: bool = False
@@ -69,7 +69,7 @@ class DoctorMachineSettings(Settings):
     json_file: JsonFile = None
 
 
-class DoctorSettings(PretrainSettings):
+class DoctorSettings(PretrainSettings, DoctorMachineSettings):
     """Check this machine, and a run before it starts; print a line with a remedy for each problem.
 
     Takes every setting of `bert pretrain`; without settings it checks only the machine.
@@ -78,10 +78,6 @@ class DoctorSettings(PretrainSettings):
     """
 
     OPENS_FILES = False
-
-    build: bool = True
-    """Build the model on the CPU and compare its initial losses with the expected losses."""
-    json_file: JsonFile = None
 
 
 class PlanTargetsSettings(Settings):
@@ -176,8 +172,6 @@ class LaunchSettings(Settings):
     pass_variables: list[str] = []
     """Environment variables for the processes on hosts, such as NCCL_DEBUG,HF_HOME; DATASETS_DIR is always
     passed. They are visible in the hosts' list of processes, so pass no passwords."""
-    grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
-    """Seconds that the other processes have to stop after a process has failed; then they are killed."""
     dry_run: bool = False
     """Print the command lines without starting them."""
     command: Hidden[list[str]] = []

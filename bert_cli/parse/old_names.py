@@ -83,6 +83,7 @@ OLD = (
     Old("hidden_act", values=("gelu",)),
     Old("position_embedding_type", values=("absolute",)),
     Old("n_best_size", values=("20",)),
+    Old("grace_seconds", values=("30", "30.0")),
     Old("reduce_bucket_megabytes", values=("64",)),
     Old("decay_shape", values=("1-sqrt",)),
     Old("expand_templates", values=FALSE,
