@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
+from bert_cli.config.settings import JsonFile, Needs, Positive, SettingError, Settings, Unless
 from bert_cli.errors import ConfigError, nearest
 from bert_cli.parse.load import BENCHMARKS, configs_folder
 
@@ -32,18 +32,16 @@ class BenchSettings(Settings):
     listed: bool = Field(False, alias="list")
     """List the standard benchmarks with their command lines."""
 
-    @model_validator(mode="after")
-    def _lists_the_benchmarks(self) -> "BenchSettings":
+    def _check(self) -> None:
         if not self.listed:
             remedy = f"give {', '.join(KINDS)}, or a name of `bert bench --list`"
             raise SettingError("NAME", "is not given", remedy)
-        return self
 
 
 class Measuring(Settings):
     """Settings of a measurement."""
 
-    NEEDS = {"dry_run": Unless(lambda _: False, "on a measurement")}
+    NEEDS: ClassVar[Needs] = {"dry_run": Unless(lambda _: False, "on a measurement")}
     OPENS_FILES = False
     SAVES = False
     WHAT: ClassVar[str]

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -10,7 +10,6 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from bert_cli.config.markers import PathOrName, Positional
@@ -18,6 +17,7 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     Size,
+    Unless,
     is_remote,
 )
 from bert_cli.processes import cpu_count
@@ -70,12 +70,10 @@ class ExecutorSettings(DataSettings):
     processes: Processes
     """Number of local processes; it does not change the results."""
 
-    @model_validator(mode="after")
-    def _dask_has_its_scheduler(self) -> Self:
+    def _check(self) -> None:
         if self.executor == "dask" and self.scheduler is None:
             remedy = "add --scheduler tcp://HOST:8786"
             raise SettingError("executor", "dask needs the address of the scheduler", remedy)
-        return self
 
 
 def packed_predictions(
@@ -210,6 +208,15 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
 class RecipeSettings(DataSettings):
     """Examples and their masks."""
 
+    NEEDS = dict.fromkeys(
+        ("duplication_factor", "whole_word_masking", "masked_lm_prob"),
+        Unless(
+            lambda of: of.masking == "static",
+            "with masking 'dynamic', which stores each example once and masks it when it is read",
+            "leave it out; the run has --masking.unit word and --masking.probability",
+        ),
+    )
+
     vocab: PathOrName
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
     sequence_length: int = Field(128, ge=8, le=65535)
@@ -236,16 +243,8 @@ class RecipeSettings(DataSettings):
     """Number of input files that one process pairs and shuffles together in memory (51 MB of text: 0.3 GB) and
     writes as one record file; of a larger file, at most 64 MB count."""
 
-    @model_validator(mode="after")
-    def _check_recipe(self) -> Self:
-        for name in ("duplication_factor", "whole_word_masking", "masked_lm_prob"):
-            if self.masking == "dynamic" and name in self.model_fields_set:
-                problem = "has no effect with masking 'dynamic', "
-                problem += "which stores each example once and masks it when it is read"
-                remedy = "leave it out; the run has --masking.unit word and --masking.probability"
-                raise SettingError(name, problem, remedy)
+    def _check(self) -> None:
         check_mask_tokens(self, "mask_tokens", "sequence_length")
-        return self
 
 
 class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
@@ -302,13 +301,11 @@ class VocabSettings(TextSettings):
     min_frequency: int = Field(2, ge=1)
     """Minimum number of occurrences of a WordPiece in the text."""
 
-    @model_validator(mode="after")
-    def _new_pieces_extend_a_vocabulary(self) -> Self:
+    def _check(self) -> None:
         if isinstance(self.size, str) != (self.extend is not None):
             problem = f"got {self.size} {'with' if self.extend else 'without'} --extend"
             remedy = f"give +{self.size}" if self.extend else "give a size without a plus"
             raise SettingError("size", problem, remedy)
-        return self
 
 
 class IndexSettings(DataSettings):

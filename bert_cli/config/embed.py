@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.finetune import FinetuneSettings, check_once
 from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
@@ -94,16 +94,11 @@ class EmbedSettings(FinetuneSettings):
         sizes = {*(self.matryoshka or [])} - {self.bert_config.hidden_size}
         return sorted(sizes, reverse=True)
 
-    @model_validator(mode="after")
-    def _check_lists(self) -> "EmbedSettings":
+    def _check(self) -> None:
         for name in ("matryoshka", "text_column", "validation_column"):
             check_once(name, getattr(self, name) or [])
-        return self
-
-    @model_validator(mode="after")
-    def _check_objective(self) -> "EmbedSettings":
         if self.distillation.teacher is not None:
-            return self
+            return
         if (len(self.columns) > 1) != (self.objective == "pairs"):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
@@ -118,4 +113,3 @@ class EmbedSettings(FinetuneSettings):
             raise SettingError(
                 "global_batch", problem, "raise micro_batch_size or the accumulation"
             )
-        return self

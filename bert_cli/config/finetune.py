@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
@@ -71,6 +71,7 @@ class FinetuneSettings(TrainSettings):
         "do_training": UNSCORED,
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
+        "global_batch.start_fraction": Unless(lambda _: False, "on fine-tuning"),
         "early_stop": ["do_training", "do_validation"],
     }
 
@@ -107,16 +108,11 @@ class FinetuneSettings(TrainSettings):
         """Return whether the config has the shape of the model; otherwise the pretrained model has it."""
         return "bert_config" in self.model_fields_set
 
-    @model_validator(mode="after")
-    def _check_run(self) -> "FinetuneSettings":
+    def _check(self) -> None:
         if not self.do_training and not self.do_validation:
             raise SettingError(
                 "do_training", "is off, and so is do_validation", "turn one of them on"
             )
-        if self.global_batch.start_fraction is not None:
-            name = "global_batch.start_fraction"
-            raise SettingError(name, "is a setting of pre-training", "leave it out")
-        return self
 
 
 def check_once(name: str, values: Sequence[object]) -> None:
@@ -191,12 +187,10 @@ class SquadSettings(TaskSettings, Answering):
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
     """Number of epochs."""
 
-    @model_validator(mode="after")
-    def _windows_cover_the_paragraph(self) -> "SquadSettings":
+    def _check(self) -> None:
         error = window_error(self.max_seq_length, self.doc_stride, self.max_query_length)
         if error:
             raise SettingError("max_seq_length", *error)
-        return self
 
 
 class GlueSettings(TaskSettings):
@@ -208,7 +202,7 @@ class GlueSettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS = {"do_test": [UNSCORED, "do_validation"]}
+    NEEDS = {"do_test": [UNSCORED, "do_validation", "save_ckpt_path"]}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
@@ -217,14 +211,6 @@ class GlueSettings(TaskSettings):
     """Folder of GLUE (with CoLA, MRPC and so on), of CLUE, or of the single task."""
     do_test: Collective[bool] = False
     """Also predict the test set with the best checkpoint, in the format of the benchmark server."""
-
-    @model_validator(mode="after")
-    def _test_predictions_have_a_folder(self) -> "GlueSettings":
-        if self.do_test and self.save_ckpt_path is None:
-            raise SettingError(
-                "do_test", "has no folder for its predictions", "give --save-ckpt-path"
-            )
-        return self
 
 
 class NerSettings(TaskSettings):
@@ -269,10 +255,8 @@ class ClassifySettings(TaskSettings):
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Fraction of the training rows of each label held out for scoring if there is no validation_file."""
 
-    @model_validator(mode="after")
-    def _check_columns(self) -> "ClassifySettings":
+    def _check(self) -> None:
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
             raise SettingError("text_column", problem, "give one or two")
         check_once("text_column", [self.label_column, *self.text_column])
-        return self

@@ -46,6 +46,7 @@ class Unless(NamedTuple):
 
 Need = str | tuple[Any, ...] | Unless
 """A setting that must be given, a setting and the values that it may have, or a predicate."""
+Needs = Mapping[str, Need | list[Need]]
 INTEGERS = 2**63
 """Bound of the absolute value of integers, as for int64."""
 
@@ -70,7 +71,7 @@ class Settings(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    NEEDS: ClassVar[Mapping[str, Need | list[Need]]] = {}
+    NEEDS: ClassVar[Needs] = {}
     """Setting -> what it needs to have an effect; classes add to the needs of their bases."""
     OPENS_FILES: ClassVar[bool] = True
     """Whether the command opens the files that its settings name."""
@@ -110,15 +111,17 @@ class Settings(BaseModel):
                 raise SettingError("", "has too many digits", "give a number below 2^63")
         return checked
 
+    def _check(self) -> None:
+        """Raise SettingError for values that contradict each other. A class has only its own checks: all are called."""
+
     @model_validator(mode="after")
-    def _check_needs(self) -> Self:
-        for kind in type(self).__mro__:
+    def _check_all(self) -> Self:
+        for kind in reversed(type(self).__mro__):
             for name, needs in vars(kind).get("NEEDS", {}).items():
-                if not is_set(self, name):
-                    continue
-                listed = needs if isinstance(needs, list) else [needs]
-                for need in listed:
-                    self._check_need(name, need)
+                if is_set(self, name):
+                    for need in needs if isinstance(needs, list) else [needs]:
+                        self._check_need(name, need)
+            vars(kind).get("_check", Settings._check)(self)
         return self
 
     def _check_need(self, name: str, need: Need) -> None:
@@ -132,7 +135,8 @@ class Settings(BaseModel):
             remedy = f"leave it out or change {needed}"
             need = Unless(lambda _: value in values, f"with {shown}", remedy)
         if not need.holds(self):
-            shown = type(self).model_fields[name].alias or name
+            about = type(self).model_fields.get(name)
+            shown = about.alias if about and about.alias else name
             raise SettingError(shown, f"has no effect {need.condition}", need.remedy)
 
 
@@ -155,8 +159,12 @@ def _expand(path: Any, is_opened: bool) -> Any:
 def is_set(settings: BaseModel, name: str) -> bool:
     """Return whether a setting was given and differs from its default.
 
-    A default that was given counts as not set, because the settings.json of a run lists every setting.
+    A default that was given counts as not set, because the settings.json of a run lists every setting. The name of a
+    setting in a group is its dotted path.
     """
+    group, _, inner = name.partition(".")
+    if inner:
+        return is_set(getattr(settings, group), inner)
     default = type(settings).model_fields[name].get_default(call_default_factory=False)
     return name in settings.model_fields_set and getattr(settings, name) != default
 

@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from bert_cli.config.data import DataSettings, Masking
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
@@ -14,6 +14,7 @@ from bert_cli.config.settings import (
     Devices,
     JsonFile,
     MemorySize,
+    Needs,
     Positive,
     SettingError,
     Settings,
@@ -91,10 +92,10 @@ class PlanTargetsSettings(Settings):
 class Planning(TrainSettings):
     """Settings of a plan that its run does not have."""
 
-    NEEDS = dict.fromkeys(
+    NEEDS: ClassVar[Needs] = dict.fromkeys(
         ("devices", "memory", "processes"),
         Unless(lambda of: of.compile_for is None, "with compile_for, which sets the devices"),
-    )
+    ) | {"compile_for": ("engine", "jax")}
     OPENS_FILES = False
     SAVES = False
 
@@ -107,13 +108,6 @@ class Planning(TrainSettings):
     compile_for: str | None = None
     """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.
     The report has the memory by the compiler."""
-
-    @model_validator(mode="after")
-    def _a_target_is_compiled_by_jax(self) -> "Planning":
-        if self.compile_for is not None and self.engine != "jax":
-            problem = f"compiles steps of JAX, and the engine is {self.engine}"
-            raise SettingError("compile_for", problem, "give --engine jax")
-        return self
 
 
 class PlanSettings(PretrainSettings, Planning):
@@ -189,12 +183,10 @@ class LaunchSettings(Settings):
                 raise SettingError("", problem, "give names, as a,b or user@a,user@b")
         return hosts
 
-    @model_validator(mode="after")
-    def _has_enough_ports(self) -> "LaunchSettings":
+    def _check(self) -> None:
         if self.port is not None and self.port + self.processes - 1 > LAST_PORT:
             problem = f"{self.port} leaves fewer than {self.processes} ports up to {LAST_PORT}"
             raise SettingError("port", problem, "lower it")
-        return self
 
 
 class RunsSettings(Settings):

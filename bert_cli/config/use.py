@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.finetune import Answering
 from bert_cli.config.markers import Engine, PathOrName, Positional
@@ -65,8 +65,7 @@ class PredictSettings(Answering):
     """Number of values to which vectors are shortened, before they are scaled; by default all. Use a size that the
     model was trained for (`bert embed --matryoshka`)."""
 
-    @model_validator(mode="after")
-    def _texts_have_one_source(self) -> "PredictSettings":
+    def _check(self) -> None:
         sources = [
             name for name in ("text", "question", "input") if getattr(self, name) is not None
         ]
@@ -74,7 +73,6 @@ class PredictSettings(Answering):
         if len(sources) > 1 and not is_search:
             problem = f"cannot be combined with {sources[0]}"
             raise SettingError(sources[1], problem, "give one of them")
-        return self
 
 
 class ExportSettings(Settings):
@@ -151,11 +149,9 @@ class ShrinkSettings(Settings):
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Numbers of the layers in ascending order, from 0 at the embeddings."""
 
-    @model_validator(mode="after")
-    def _check_order(self) -> "ShrinkSettings":
+    def _check(self) -> None:
         if self.layers != sorted(set(self.layers)):
             raise SettingError("layers", "are not in ascending order", "sort them")
-        return self
 
 
 class EvaluateSettings(Settings):
