@@ -7,12 +7,13 @@ comes from the pretrained model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
+    Needs,
     Positive,
     SettingError,
     Settings,
@@ -67,7 +68,7 @@ class Distillation(Settings):
 class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
-    NEEDS = {
+    NEEDS: ClassVar[Needs] = {
         "do_training": UNSCORED,
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
@@ -138,7 +139,7 @@ def window_error(
 class TaskSettings(FinetuneSettings):
     """Settings of every task with labels."""
 
-    NEEDS = {"distillation": ["do_training", ("generated_dataset", False)]}
+    NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
 
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
@@ -147,7 +148,7 @@ class TaskSettings(FinetuneSettings):
 class Answering(Settings):
     """Answers in texts."""
 
-    NEEDS = {"null_score_diff_threshold": "version_2"}
+    NEEDS: ClassVar[Needs] = {"null_score_diff_threshold": "version_2"}
 
     doc_stride: Positive = 128
     """Distance in tokens between the starts of consecutive windows of a long text. `bert predict` has by default the
