@@ -2,14 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    ValidationInfo,
-    field_validator,
 )
 
 from bert_cli.config.markers import PathOrName, Positional
@@ -18,7 +16,6 @@ from bert_cli.config.settings import (
     Settings,
     Size,
     Unless,
-    is_remote,
 )
 from bert_cli.processes import cpu_count
 
@@ -28,25 +25,7 @@ Documents = Literal["blank-lines", "files"]
 LineBreaks = Literal["auto", "keep", "join"]
 
 
-class DataSettings(Settings):
-    """Settings of every data step."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _paths_are_on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject addresses: Path would drop one of their slashes."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if Path not in (kind, *get_args(kind)) or not isinstance(value, str | Path):
-            return value
-        if is_remote(str(value)):
-            problem = f"{value} is an address, but this command needs local files"
-            raise SettingError(
-                "", problem, "copy them here first, for example with `aws s3 cp --recursive`"
-            )
-        return value
-
-
-class TextSettings(DataSettings):
+class TextSettings(Settings):
     """Formats of text files."""
 
     input_format: Literal[
@@ -57,7 +36,7 @@ class TextSettings(DataSettings):
     """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
 
 
-class ExecutorSettings(DataSettings):
+class ExecutorSettings(Settings):
     """Execution: local processes, or a cluster."""
 
     NEEDS = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
@@ -98,7 +77,7 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 
-class Masking(DataSettings):
+class Masking(Settings):
     """Choice of the masked tokens; for dynamic records these are settings of the run."""
 
     NEEDS = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
@@ -122,7 +101,7 @@ class Masking(DataSettings):
         return max(self.probability, self.start_probability or 0.0)
 
 
-class DownloadSettings(DataSettings):
+class DownloadSettings(Settings):
     """Download a Wikipedia dump, or copy the shipped sample; resumable and verified.
 
     Example: bert download data/dump --language en --date latest
@@ -141,7 +120,7 @@ class DownloadSettings(DataSettings):
     """Copy the small sample that ships with the tool instead of downloading."""
 
 
-class ExtractorSettings(DataSettings):
+class ExtractorSettings(Settings):
     """Conversion of wikitext to text."""
 
     with_program: str | None = Field(None, alias="with", min_length=1)
@@ -170,7 +149,7 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
 
-class SplittingSettings(DataSettings):
+class SplittingSettings(Settings):
     """Sentence splitting and duplicate documents."""
 
     NEEDS = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
@@ -205,7 +184,7 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
 
-class RecipeSettings(DataSettings):
+class RecipeSettings(Settings):
     """Examples and their masks."""
 
     NEEDS = dict.fromkeys(
@@ -308,7 +287,7 @@ class VocabSettings(TextSettings):
             raise SettingError("size", problem, remedy)
 
 
-class IndexSettings(DataSettings):
+class IndexSettings(Settings):
     """Write an `offset length` index for each record file, and corpus.json.
 
     Example: bert index data/128

@@ -100,6 +100,11 @@ class Settings(BaseModel):
             raise SettingError("", "got a boolean", "--help shows what it takes")
         if "" in values and is_path(about):
             raise SettingError("", "is empty", "give a path, '.' for the current folder")
+        if Path in kinds and isinstance(value, str) and is_remote(value):
+            # Path would drop one of its slashes.
+            problem = f"{value} is an address, but this command needs local files"
+            remedy = "copy them here first, for example with `aws s3 cp --recursive`"
+            raise SettingError("", problem, remedy)
         if is_path(about):
             is_opened = (info.context or {}).get("is_opened", lambda name: False)
             value = _expand(value, is_opened(info.field_name))

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.data import Masking
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
@@ -27,7 +27,7 @@ SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
 
 
-class InspectSettings(DataSettings):
+class InspectSettings(Settings):
     """Show the contents of a folder of records, and warn of problems for training.
 
     Example: bert inspect data/wikipedia/128

@@ -99,7 +99,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
             f"extends ({names})", "a config extends itself", "remove one of these `extends`"
         )
     remedy = "a config is one JSON object {...}"
-    raw = read_json(path, JSONObject, ConfigError, remedy, has_unique_keys=True)
+    raw = read_json(path, JSONObject, ConfigError, remedy)
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
