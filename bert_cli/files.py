@@ -153,17 +153,21 @@ def output_json(path: Path | None, value: JSON) -> None:
 
     Raises DataError when the file cannot be written.
     """
-    if path is None:
-        return
+    text = json.dumps(value, indent=1, ensure_ascii=False)
     if is_stdout(path):
-        print_line(json.dumps(value, indent=1, ensure_ascii=False))
-        return
+        print_line(text)
+    elif path is not None:
+        write_output(path, f"{text}\n", "json")
+
+
+def write_output(path: Path, text: str, setting: str) -> None:
+    """Write a text to the file that a setting names. Raises DataError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(path, value)
+        write_atomically(path, text.encode("utf-8"))
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"json ({path})", problem, "choose another file") from error
+        raise DataError(f"{setting} ({path})", problem, "choose another place") from error
 
 
 # --- checksums

@@ -70,7 +70,6 @@ class EmbedSettings(FinetuneSettings):
     """Sizes to which the vectors can be shortened, such as 256,128,64: the loss is the sum of the loss of the complete
     vectors and the losses of their first values, and each size is scored (Kusupati et al. 2022)."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
-    """Number of epochs."""
 
     @property
     def last_blocks(self) -> tuple[str, ...]:

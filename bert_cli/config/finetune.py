@@ -82,7 +82,6 @@ class FinetuneSettings(TrainSettings):
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
     """Examples of a step."""
     optimizer_opts: OptimizerOpts = _adam(2e-5)
-    """The optimizer and its hyperparameters."""
     tokenizer_path: PathOrName | None = None
     """Tokenizer: a folder written by `bert vocab`, or the folder or name of a model; by default the pretrained
     model's tokenizer. Without pretrained_ckpt_path, training starts from new weights."""
@@ -184,9 +183,7 @@ class SquadSettings(TaskSettings, Answering):
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
-    """The optimizer and its hyperparameters."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
-    """Number of epochs."""
 
     def _check(self) -> None:
         error = window_error(self.max_seq_length, self.doc_stride, self.max_query_length)
@@ -230,7 +227,6 @@ class NerSettings(TaskSettings):
     validation_file: Path | None = None
     """Sentences for scoring."""
     optimizer_opts: OptimizerOpts = _adam(5e-5)
-    """The optimizer and its hyperparameters."""
 
 
 class ClassifySettings(TaskSettings):

@@ -80,10 +80,12 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Keep the markers of a setting that a class declares again."""
+        """Keep the markers of a setting that a class declares again, and its text unless the class has another."""
         for name, about in cls.model_fields.items():
             for base in cls.__mro__[1:]:
-                for marker in getattr(base, "model_fields", {}).get(name, about).metadata:
+                declared = getattr(base, "model_fields", {}).get(name, about)
+                about.description = about.description or declared.description
+                for marker in declared.metadata:
                     if isinstance(marker, str | OnlyWith) and marker not in about.metadata:
                         about.metadata.append(marker)
 
