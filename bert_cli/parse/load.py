@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -110,26 +110,28 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
+    # The description of the extended file does not hold for the file that extends it.
+    values = {name: value for name, value in below.values.items() if name != "about"}
+    kept = {where: name for where, name in below.origins.items() if not where.startswith("about.")}
     file = _rename(raw, str)
-    under = dict(below.values)
-    origins = dict(below.origins)
-    if "about" not in file.values:
-        # The description of the extended file does not hold for the file that extends it.
-        under.pop("about", None)
-        origins = _without(origins, "about")
-    return Loaded(
-        override(under, file.values),
-        {**origins, **{where: str(path) for where, _ in leaves(file.values)}},
-        {**below.no_effect, **file.no_effect},
-        {**_not_in(file.values, below.renamed), **file.renamed},
-    )
+    origins = {where: str(path) for where, _ in leaves(file.values)}
+    return _over(replace(below, values=values, origins=kept), replace(file, origins=origins))
 
 
-def _without(origins: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the origins without a setting and the settings inside it."""
-    return {
-        where: origin for where, origin in origins.items() if not f"{where}.".startswith(f"{name}.")
+def _over(below: Loaded, above: Loaded) -> Loaded:
+    """Return the settings of a file with those of another file or of a command line over them."""
+    given = dict(leaves(above.values))
+    origins = {
+        where: origin
+        for where, origin in below.origins.items()
+        if not any(f"{where}.".startswith(f"{name}.") for name in given)
     }
+    return Loaded(
+        override(below.values, above.values),
+        {**origins, **above.origins},
+        {**below.no_effect, **above.no_effect},
+        {n: old for n, old in below.renamed.items() if n not in given} | dict(above.renamed),
+    )
 
 
 def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
@@ -160,10 +162,6 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
             renamed[new] = old
             values = merge(_nest(new, value), values)
     return Loaded(values, {}, no_effect, renamed)
-
-
-def _not_in(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, str]:
-    return {where: old for where, old in renamed.items() if where not in dict(leaves(values))}
 
 
 def _nest(path: str, value: Any) -> JSONObject:
@@ -228,28 +226,26 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     config = flags.pop("config", None) if "about" in settings.model_fields else None
     path = None if config is None else find_config(config)
     files = Loaded({}) if path is None else read_config(path)
-    raw = override(files.values, flags)
+    arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
+    origins = {
+        where: "argument" if where in arguments else flag_of(typed.renamed.get(where, where))
+        for where, _ in leaves(flags)
+    }
+    if "command" in flags:
+        origins["command"] = "after --"
+    given = _over(files, replace(typed, values=flags, origins=origins))
+    raw = dict(given.values)
     if path and settings.SAVES and raw.get("do_training") is not False:
         raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
     paths = {about.alias or name for name, about in settings.model_fields.items() if is_path(about)}
     paths.add("stages")
-    changed = [where for where, _ in leaves(flags) if where.split(".")[0] not in paths]
-    if {*changed} & {*files.origins, *RUN_LENGTHS}:
+    changed = {where for where in origins if where.split(".")[0] not in paths}
+    if changed & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
         raw.pop("about", None)
-    renamed = {**_not_in(flags, files.renamed), **typed.renamed}
-    values, left_out = adapt(override(_default_groups(settings), raw), renamed, settings)
-    origins = dict(files.origins)
-    arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
-    for where, _ in leaves(flags):
-        origins = _without(origins, where)
-        flag = flag_of(typed.renamed.get(where, where))
-        origins[where] = "argument" if where in arguments else flag
-    if "command" in flags:
-        origins["command"] = "after --"
-    left_out = {origins[n] if n in flags else n: why for n, why in left_out.items()}
-    no_effect = {**files.no_effect, **typed.no_effect, **left_out}
-    loaded = Loaded(values, origins, no_effect, renamed)
+    values, left_out = adapt(override(_default_groups(settings), raw), given.renamed, settings)
+    no_effect = {origins.get(name, name): why for name, why in left_out.items()}
+    loaded = replace(given, values=values, no_effect={**given.no_effect, **no_effect})
     return validate(settings, loaded), loaded
 
 
