@@ -31,7 +31,7 @@ from bert_cli.processes import (
     set_result,
 )
 
-VERSIONS = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
+PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 # --log-level -> TF_CPP_MIN_LOG_LEVEL; without it NO_LOGS is shown.
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
 USAGE = """usage: bert COMMAND [options]
@@ -57,20 +57,16 @@ def help_text() -> str:
 
 def version_text() -> str:
     """Return the versions of the tool and of the packages that affect its numbers."""
-    from importlib.metadata import PackageNotFoundError, version
+    from bert_cli.data.io.manifest import package_versions
 
-    import bert_cli
-
-    lines = [
-        f"bert {bert_cli.__version__} ({os.path.dirname(bert_cli.__file__)})",
-        f"python {sys.version.split()[0]} ({sys.executable})",
-    ]
-    for package in VERSIONS:
-        try:
-            lines.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            lines.append(f"{package} absent")
-    return "\n".join(lines)
+    versions = package_versions(PACKAGES)
+    return "\n".join(
+        [
+            f"bert {versions['bert_cli']} ({os.path.dirname(__file__)})",
+            f"python {versions['python']} ({sys.executable})",
+            *(f"{package} {versions[package]}" for package in PACKAGES),
+        ]
+    )
 
 
 def dispatch(arguments: Sequence[str]) -> None:
@@ -98,9 +94,9 @@ def dispatch(arguments: Sequence[str]) -> None:
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
     kind = _kind_of(name, settings)
     set_result(kind == "shows")
-    notes = [f"{where} has no effect here: {why}" for where, why in loaded.no_effect.items()]
-    for line in (*notes, *loaded.notes):
-        (print_error if _prints_json(settings) else print_line)(line)
+    for where, why in loaded.no_effect.items():
+        print_note = print_error if _prints_json(settings) else print_line
+        print_note(f"{where} has no effect here: {why}")
     try:
         with _engine(settings, f"bert {name}"):
             with quiet_imports():
@@ -140,9 +136,11 @@ def _engine(settings: object, command: str) -> Iterator[None]:
             raise ConfigError("engine (jax)", needs_extra("jax")) from None
         if package != "tensorflow":
             raise
-        where = command if engine is None else f"engine ({engine})"
+        where = command
         remedy = "run it in an environment with Python 3.11 to 3.13, which has TensorFlow"
-        remedy = remedy if engine is None else f"give --engine jax, or {remedy}"
+        if engine is not None:
+            where = f"engine ({engine})"
+            remedy = f"give --engine jax, or {remedy}"
         raise ConfigError(where, "needs TensorFlow, which is not installed", remedy) from None
 
 

@@ -4,12 +4,12 @@ It has only names, so that importing it loads no command. A command may have two
 too.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # not needed by `bert --help`
-    from pydantic import BaseModel
+    from bert_cli.config.settings import Settings
 
 
 class Command(NamedTuple):
@@ -24,19 +24,15 @@ class Command(NamedTuple):
     kind: str
     """`continues` when it is started again, `writes` files from the start, or `shows` its result on standard output."""
 
-    def settings_class(self) -> "type[BaseModel]":
+    def settings_class(self) -> "type[Settings]":
         """Import and return the settings class."""
-        module, _, name = self.settings.partition(".")
-        settings = importlib.import_module(f"bert_cli.config.{module}")
-        kind: type[BaseModel] = getattr(settings, f"{name}Settings")
+        kind: type[Settings] = resolve_name(f"bert_cli.config.{self.settings}Settings")
         return kind
 
     def run_function(self) -> Callable[[Any], None]:
         """Import and return the function that runs the command."""
-        module, _, name = self.module.partition(":")
-        run: Callable[[Any], None] = getattr(
-            importlib.import_module(f"bert_cli.{module}"), name or "run"
-        )
+        name = self.module if ":" in self.module else f"{self.module}:run"
+        run: Callable[[Any], None] = resolve_name(f"bert_cli.{name}")
         return run
 
 
@@ -53,11 +49,7 @@ _ROWS = {
     "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
     "inspect": ("data.examples.inspect", "tools.Inspect", "show and check a folder of records"),
     "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
-    "doctor machine": (
-        "tasks.look.doctor:check_machine",
-        "tools.DoctorMachine",
-        "check this machine",
-    ),
+    "doctor machine": ("tasks.look.doctor:check_machine", "tools.DoctorMachine", "check a machine"),
     "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
@@ -70,11 +62,7 @@ _ROWS = {
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
     "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
-    "plan targets": (
-        "tasks.look.plan:list_targets",
-        "tools.PlanTargets",
-        "list what a plan compiles for",
-    ),
+    "plan targets": ("tasks.look.plan:list_targets", "tools.PlanTargets", "list devices of a plan"),
     "plan squad": ("tasks.look.plan", "tools.PlanSquad", "estimate fine-tuning on SQuAD"),
     "plan glue": ("tasks.look.plan", "tools.PlanGlue", "estimate fine-tuning on GLUE or CLUE"),
     "plan ner": ("tasks.look.plan", "tools.PlanNer", "estimate token classification"),
@@ -85,11 +73,7 @@ _ROWS = {
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
-    "compare": (
-        "tasks.look.runs:compare",
-        "tools.Compare",
-        "compare settings and results of two runs",
-    ),
+    "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
 # By the first word; all other commands continue.

@@ -54,31 +54,18 @@ InnerPath = Annotated[str, AfterValidator(_check_inner)]
 # --- JSON
 
 
-def read_json(
-    path: Path,
-    kind: type[Value],
-    error: type[BertError],
-    remedy: str,
-    *,
-    has_unique_keys: bool = False,
-) -> Value:
+def read_json(path: Path, kind: type[Value], error: type[BertError], remedy: str) -> Value:
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
     Raises `error` with the path and `remedy` for a file that cannot be read, is not UTF-8 or JSON,
-    nests too deeply, does not match `kind`, or has another checksum than its own (`with_checksum`), which is left out;
-    with `has_unique_keys` also for a key that occurs twice in an object.
+    nests too deeply, has a key twice in an object, does not match `kind`, or has another checksum than its own
+    (`with_checksum`), which is left out.
     """
     try:
         text = path.read_bytes()
     except OSError as failure:
         raise error(str(path), f"cannot be read ({failure.strerror})", remedy) from failure
-    value = parse_json(str(path), text, kind, error, remedy)
-    try:
-        if has_unique_keys:
-            json_with_unique_keys(text.decode())
-    except json.JSONDecodeError as failure:
-        raise error(str(path), failure.msg, "change the file") from None
-    return value
+    return parse_json(str(path), text, kind, error, remedy)
 
 
 def parse_json(
@@ -90,6 +77,9 @@ def parse_json(
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
         value: Value = adapter.validate_json(text)
+        json_with_unique_keys(text.decode())
+    except json.JSONDecodeError as failure:
+        raise error(source, failure.msg, "change the file") from None
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(map(str, first["loc"]))
@@ -158,20 +148,26 @@ def is_stdout(path: Path | None) -> bool:
     return str(path) == "-"
 
 
-def output_json(path: Path, value: JSON) -> None:
-    """Write a JSON report to a file, or print it if the path is `-`.
+def output_json(path: Path | None, value: JSON) -> None:
+    """Write a JSON report to a file, or print it if the path is `-`; None writes nothing.
 
     Raises DataError when the file cannot be written.
     """
+    text = json.dumps(value, indent=1, ensure_ascii=False)
     if is_stdout(path):
-        print_line(json.dumps(value, indent=1, ensure_ascii=False))
-        return
+        print_line(text)
+    elif path is not None:
+        write_output(path, f"{text}\n", "json")
+
+
+def write_output(path: Path, text: str, setting: str) -> None:
+    """Write a text to the file that a setting names. Raises DataError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(path, value)
+        write_atomically(path, text.encode("utf-8"))
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"json ({path})", problem, "choose another file") from error
+        raise DataError(f"{setting} ({path})", problem, "choose another place") from error
 
 
 # --- checksums

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
+from bert_cli.config.settings import JsonFile, Needs, Positive, SettingError, Settings, Unless
 from bert_cli.errors import ConfigError, nearest
 from bert_cli.parse.load import BENCHMARKS, configs_folder
 
@@ -32,20 +32,18 @@ class BenchSettings(Settings):
     listed: bool = Field(False, alias="list")
     """List the standard benchmarks with their command lines."""
 
-    @model_validator(mode="after")
-    def _lists_the_benchmarks(self) -> "BenchSettings":
+    def _check(self) -> None:
         if not self.listed:
             remedy = f"give {', '.join(KINDS)}, or a name of `bert bench --list`"
             raise SettingError("NAME", "is not given", remedy)
-        return self
 
 
 class Measuring(Settings):
     """Settings of a measurement."""
 
-    NEEDS: ClassVar = {"dry_run": Unless(lambda _: False, "on a measurement")}
-    OPENS_FILES: ClassVar[bool] = False
-    SAVES: ClassVar[bool] = False
+    NEEDS: ClassVar[Needs] = {"dry_run": Unless(lambda _: False, "on a measurement")}
+    OPENS_FILES = False
+    SAVES = False
     WHAT: ClassVar[str]
     """The command that is measured."""
     REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir",)
@@ -86,7 +84,7 @@ class BenchPretrainSettings(Measuring, PretrainSettings):
     Example: bert bench pretrain --config pretrain_base_128_phase1 --dataset-dir data/128 --json results.json
     """
 
-    WHAT: ClassVar[str] = "pretrain"
+    WHAT = "pretrain"
 
 
 class BenchSquadSettings(Measuring, SquadSettings):
@@ -97,8 +95,8 @@ class BenchSquadSettings(Measuring, SquadSettings):
     Example: bert bench squad --config squad_tiny --dataset-dir data/squad --tokenizer-path runs/tiny
     """
 
-    WHAT: ClassVar[str] = "squad"
-    REAL_EXAMPLES: ClassVar[tuple[str, ...]] = ("dataset_dir", "train_file")
+    WHAT = "squad"
+    REAL_EXAMPLES = ("dataset_dir", "train_file")
 
 
 class Benchmark(Settings):

@@ -2,15 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
 )
 
 from bert_cli.config.markers import PathOrName, Positional
@@ -18,7 +15,7 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     Size,
-    is_remote,
+    Unless,
 )
 from bert_cli.processes import cpu_count
 
@@ -28,25 +25,7 @@ Documents = Literal["blank-lines", "files"]
 LineBreaks = Literal["auto", "keep", "join"]
 
 
-class DataSettings(Settings):
-    """Settings of every data step."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _paths_are_on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject addresses: Path would drop one of their slashes."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if Path not in (kind, *get_args(kind)) or not isinstance(value, str | Path):
-            return value
-        if is_remote(str(value)):
-            problem = f"{value} is an address, but this command needs local files"
-            raise SettingError(
-                "", problem, "copy them here first, for example with `aws s3 cp --recursive`"
-            )
-        return value
-
-
-class TextSettings(DataSettings):
+class TextSettings(Settings):
     """Formats of text files."""
 
     input_format: Literal[
@@ -57,10 +36,10 @@ class TextSettings(DataSettings):
     """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
 
 
-class ExecutorSettings(DataSettings):
+class ExecutorSettings(Settings):
     """Execution: local processes, or a cluster."""
 
-    NEEDS: ClassVar = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
+    NEEDS = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
 
     executor: Literal["local", "dask"] = "local"
     """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
@@ -70,12 +49,10 @@ class ExecutorSettings(DataSettings):
     processes: Processes
     """Number of local processes; it does not change the results."""
 
-    @model_validator(mode="after")
-    def _dask_has_its_scheduler(self) -> Self:
+    def _check(self) -> None:
         if self.executor == "dask" and self.scheduler is None:
             remedy = "add --scheduler tcp://HOST:8786"
             raise SettingError("executor", "dask needs the address of the scheduler", remedy)
-        return self
 
 
 def packed_predictions(
@@ -100,10 +77,10 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 
-class Masking(DataSettings):
+class Masking(Settings):
     """Choice of the masked tokens; for dynamic records these are settings of the run."""
 
-    NEEDS: ClassVar = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
+    NEEDS = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
 
     unit: Literal["token", "word", "span"] = "token"
     """Unit of masking: single tokens, complete words with all their tokens, or spans of words."""
@@ -124,7 +101,7 @@ class Masking(DataSettings):
         return max(self.probability, self.start_probability or 0.0)
 
 
-class DownloadSettings(DataSettings):
+class DownloadSettings(Settings):
     """Download a Wikipedia dump, or copy the shipped sample; resumable and verified.
 
     Example: bert download data/dump --language en --date latest
@@ -143,7 +120,7 @@ class DownloadSettings(DataSettings):
     """Copy the small sample that ships with the tool instead of downloading."""
 
 
-class ExtractorSettings(DataSettings):
+class ExtractorSettings(Settings):
     """Conversion of wikitext to text."""
 
     with_program: str | None = Field(None, alias="with", min_length=1)
@@ -172,10 +149,10 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
 
-class SplittingSettings(DataSettings):
+class SplittingSettings(Settings):
     """Sentence splitting and duplicate documents."""
 
-    NEEDS: ClassVar = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
+    NEEDS = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
 
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
@@ -207,8 +184,17 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
 
-class RecipeSettings(DataSettings):
+class RecipeSettings(Settings):
     """Examples and their masks."""
+
+    NEEDS = dict.fromkeys(
+        ("duplication_factor", "whole_word_masking", "masked_lm_prob"),
+        Unless(
+            lambda of: of.masking == "static",
+            "with masking 'dynamic', which stores each example once and masks it when it is read",
+            "leave it out; the run has --masking.unit word and --masking.probability",
+        ),
+    )
 
     vocab: PathOrName
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
@@ -236,16 +222,8 @@ class RecipeSettings(DataSettings):
     """Number of input files that one process pairs and shuffles together in memory (51 MB of text: 0.3 GB) and
     writes as one record file; of a larger file, at most 64 MB count."""
 
-    @model_validator(mode="after")
-    def _check_recipe(self) -> Self:
-        for name in ("duplication_factor", "whole_word_masking", "masked_lm_prob"):
-            if self.masking == "dynamic" and name in self.model_fields_set:
-                problem = "has no effect with masking 'dynamic', "
-                problem += "which stores each example once and masks it when it is read"
-                remedy = "leave it out; the run has --masking.unit word and --masking.probability"
-                raise SettingError(name, problem, remedy)
+    def _check(self) -> None:
         check_mask_tokens(self, "mask_tokens", "sequence_length")
-        return self
 
 
 class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
@@ -302,16 +280,14 @@ class VocabSettings(TextSettings):
     min_frequency: int = Field(2, ge=1)
     """Minimum number of occurrences of a WordPiece in the text."""
 
-    @model_validator(mode="after")
-    def _new_pieces_extend_a_vocabulary(self) -> Self:
+    def _check(self) -> None:
         if isinstance(self.size, str) != (self.extend is not None):
             problem = f"got {self.size} {'with' if self.extend else 'without'} --extend"
             remedy = f"give +{self.size}" if self.extend else "give a size without a plus"
             raise SettingError("size", problem, remedy)
-        return self
 
 
-class IndexSettings(DataSettings):
+class IndexSettings(Settings):
     """Write an `offset length` index for each record file, and corpus.json.
 
     Example: bert index data/128

@@ -1,9 +1,9 @@
 """The settings of `bert embed`: vectors of texts."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.finetune import FinetuneSettings, check_once
 from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
@@ -35,7 +35,7 @@ class EmbedSettings(FinetuneSettings):
     """
 
     HEAD = heads.SENTENCE_EMBEDDING
-    NEEDS: ClassVar = {
+    NEEDS = {
         "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
         "distillation": "do_training",
         **dict.fromkeys(("objective", "temperature", "matryoshka"), WITHOUT_TEACHER),
@@ -70,7 +70,6 @@ class EmbedSettings(FinetuneSettings):
     """Sizes to which the vectors can be shortened, such as 256,128,64: the loss is the sum of the loss of the complete
     vectors and the losses of their first values, and each size is scored (Kusupati et al. 2022)."""
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
-    """Number of epochs."""
 
     @property
     def last_blocks(self) -> tuple[str, ...]:
@@ -94,16 +93,11 @@ class EmbedSettings(FinetuneSettings):
         sizes = {*(self.matryoshka or [])} - {self.bert_config.hidden_size}
         return sorted(sizes, reverse=True)
 
-    @model_validator(mode="after")
-    def _check_lists(self) -> "EmbedSettings":
+    def _check(self) -> None:
         for name in ("matryoshka", "text_column", "validation_column"):
             check_once(name, getattr(self, name) or [])
-        return self
-
-    @model_validator(mode="after")
-    def _check_objective(self) -> "EmbedSettings":
         if self.distillation.teacher is not None:
-            return self
+            return
         if (len(self.columns) > 1) != (self.objective == "pairs"):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
@@ -118,4 +112,3 @@ class EmbedSettings(FinetuneSettings):
             raise SettingError(
                 "global_batch", problem, "raise micro_batch_size or the accumulation"
             )
-        return self

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import (
+    Needs,
     Positive,
     SettingError,
     Settings,
@@ -49,7 +50,7 @@ def _longest(validated: dict[str, Any]) -> int:
 class Distillation(Settings):
     """A trained model from which the run learns besides the labels."""
 
-    NEEDS: ClassVar = dict.fromkeys(("logits", "temperature", "unlabelled_file"), "teacher")
+    NEEDS = dict.fromkeys(("logits", "temperature", "unlabelled_file"), "teacher")
 
     teacher: Usual[PathOrName | None] = None
     """A model that was trained for the same task: a run folder, a checkpoint, a Hugging Face folder or name. It has the
@@ -67,10 +68,11 @@ class Distillation(Settings):
 class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
-    NEEDS: ClassVar = {
+    NEEDS: ClassVar[Needs] = {
         "do_training": UNSCORED,
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
+        "global_batch.start_fraction": Unless(lambda _: False, "on fine-tuning"),
         "early_stop": ["do_training", "do_validation"],
     }
 
@@ -80,7 +82,6 @@ class FinetuneSettings(TrainSettings):
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
     """Examples of a step."""
     optimizer_opts: OptimizerOpts = _adam(2e-5)
-    """The optimizer and its hyperparameters."""
     tokenizer_path: PathOrName | None = None
     """Tokenizer: a folder written by `bert vocab`, or the folder or name of a model; by default the pretrained
     model's tokenizer. Without pretrained_ckpt_path, training starts from new weights."""
@@ -107,16 +108,11 @@ class FinetuneSettings(TrainSettings):
         """Return whether the config has the shape of the model; otherwise the pretrained model has it."""
         return "bert_config" in self.model_fields_set
 
-    @model_validator(mode="after")
-    def _check_run(self) -> "FinetuneSettings":
+    def _check(self) -> None:
         if not self.do_training and not self.do_validation:
             raise SettingError(
                 "do_training", "is off, and so is do_validation", "turn one of them on"
             )
-        if self.global_batch.start_fraction is not None:
-            name = "global_batch.start_fraction"
-            raise SettingError(name, "is a setting of pre-training", "leave it out")
-        return self
 
 
 def check_once(name: str, values: Sequence[object]) -> None:
@@ -142,13 +138,33 @@ def window_error(
 class TaskSettings(FinetuneSettings):
     """Settings of every task with labels."""
 
-    NEEDS: ClassVar = {"distillation": ["do_training", ("generated_dataset", False)]}
+    NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
 
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
 
 
-class SquadSettings(TaskSettings):
+class Answering(Settings):
+    """Answers in texts."""
+
+    NEEDS: ClassVar[Needs] = {"null_score_diff_threshold": "version_2"}
+
+    doc_stride: Positive = 128
+    """Distance in tokens between the starts of consecutive windows of a long text. `bert predict` has by default the
+    run's distance, otherwise less for a model with few positions."""
+    max_query_length: Positive = 64
+    """Maximum length of a question, in tokens; longer questions are truncated. `bert predict` has by default the run's,
+    otherwise less for a model with few positions."""
+    max_answer_length: Positive = 30
+    """Maximum length of an answer, in tokens. `bert predict` has by default the run's."""
+    version_2: bool = False
+    """Allow no answer, as in SQuAD 2.0; the answer is then empty."""
+    null_score_diff_threshold: float | None = None
+    """With version_2, give no answer if the score of no answer exceeds the best answer's score by more than this.
+    By default `bert squad` chooses it on the development set, and `bert predict` has the run's, or 0."""
+
+
+class SquadSettings(TaskSettings, Answering):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2
@@ -157,7 +173,6 @@ class SquadSettings(TaskSettings):
     """
 
     HEAD = heads.QUESTION_ANSWERING
-    NEEDS: ClassVar = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
     """Folder with train-v1.1.json and dev-v1.1.json, or with the files of 2.0."""
@@ -165,33 +180,15 @@ class SquadSettings(TaskSettings):
     """Questions for training; by default the questions in dataset_dir."""
     validation_file: Path | None = None
     """Questions for scoring; by default the questions in dataset_dir."""
-    version_2: bool = False
-    """SQuAD 2.0: questions may have no answer; the threshold for that is chosen on the development set."""
-    max_seq_length: Annotated[int, Field(ge=32)] = Field(default_factory=_longest)
-    """Maximum length S of a window, in tokens: the question and a part of the paragraph. By default the
-    model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
-    """The optimizer and its hyperparameters."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
-    """Number of epochs."""
-    doc_stride: Positive = 128
-    """Distance in tokens between the starts of consecutive windows of a long paragraph."""
-    max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; longer questions are truncated."""
-    max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens."""
-    null_score_diff_threshold: float | None = None
-    """With version_2, predict no answer if the score of no answer exceeds the best answer's score by more than
-    this; by default chosen on the development set."""
 
-    @model_validator(mode="after")
-    def _windows_cover_the_paragraph(self) -> "SquadSettings":
+    def _check(self) -> None:
         error = window_error(self.max_seq_length, self.doc_stride, self.max_query_length)
         if error:
             raise SettingError("max_seq_length", *error)
-        return self
 
 
 class GlueSettings(TaskSettings):
@@ -203,7 +200,7 @@ class GlueSettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"do_test": [UNSCORED, "do_validation"]}
+    NEEDS = {"do_test": [UNSCORED, "do_validation", "save_ckpt_path"]}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
@@ -212,14 +209,6 @@ class GlueSettings(TaskSettings):
     """Folder of GLUE (with CoLA, MRPC and so on), of CLUE, or of the single task."""
     do_test: Collective[bool] = False
     """Also predict the test set with the best checkpoint, in the format of the benchmark server."""
-
-    @model_validator(mode="after")
-    def _test_predictions_have_a_folder(self) -> "GlueSettings":
-        if self.do_test and self.save_ckpt_path is None:
-            raise SettingError(
-                "do_test", "has no folder for its predictions", "give --save-ckpt-path"
-            )
-        return self
 
 
 class NerSettings(TaskSettings):
@@ -238,7 +227,6 @@ class NerSettings(TaskSettings):
     validation_file: Path | None = None
     """Sentences for scoring."""
     optimizer_opts: OptimizerOpts = _adam(5e-5)
-    """The optimizer and its hyperparameters."""
 
 
 class ClassifySettings(TaskSettings):
@@ -251,7 +239,7 @@ class ClassifySettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
+    NEEDS = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
 
     train_file: Path | None = None
     """Rows for training: .csv, .tsv, .jsonl, also with .gz."""
@@ -264,10 +252,8 @@ class ClassifySettings(TaskSettings):
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Fraction of the training rows of each label held out for scoring if there is no validation_file."""
 
-    @model_validator(mode="after")
-    def _check_columns(self) -> "ClassifySettings":
+    def _check(self) -> None:
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
             raise SettingError("text_column", problem, "give one or two")
         check_once("text_column", [self.label_column, *self.text_column])
-        return self

@@ -6,12 +6,12 @@ run may be resumed with other values of `Parallel` and `Cluster`.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from bert_cli.config.markers import Engine, OnlyWith, Usual, markers_of
-from bert_cli.config.settings import Positive, SettingError, Settings, is_set
+from bert_cli.config.settings import Positive, SettingError, Settings, Unless, is_set
 from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.text import count
 
@@ -23,7 +23,7 @@ def _as_list(value: Any) -> Any:
 class Parallel(Settings):
     """Layout of the model over devices, and settings that save memory."""
 
-    NEEDS: ClassVar = {"recompute_by": "recompute"}
+    NEEDS = {"recompute_by": "recompute"}
 
     layout: Usual[Literal["given", "auto"]] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
@@ -114,12 +114,11 @@ class Parallel(Settings):
                 expanded[number] += [name] * int(times or 1)
         return expanded
 
-    @model_validator(mode="after")
-    def _each_stage_has_a_device(self) -> "Parallel":
+    def _check(self) -> None:
         stages = self.pipeline_stages
         devices = self.pipeline_device_mapping
         if self.layout == "auto" or (stages is None and devices is None):
-            return self  # `auto` replaces both
+            return  # `auto` replaces both
         name = "pipeline_device_mapping"
         if stages is None:
             raise SettingError(name, "needs pipeline_stages", "give both or neither")
@@ -136,11 +135,15 @@ class Parallel(Settings):
         if len(ends) > 1:
             problem = f"{devices} separates emb and heads, which share the word embeddings"
             raise SettingError(name, problem, "give both the same device")
-        return self
 
 
 class Cluster(Settings):
     """Processes of a run; by default read from TF_CONFIG or SLURM, otherwise a single process."""
+
+    NEEDS = {
+        "workers": Unless(lambda of: of.rank is not None, "without rank", "give both or neither"),
+        "rank": "workers",
+    }
 
     workers: list[str] = []
     """host:port of every process, in the order of ranks; set by `bert launch`."""
@@ -154,16 +157,10 @@ class Cluster(Settings):
     """Network interface on which this process listens, by name or IPv4 address; by default loopback on one
     host, otherwise every interface. Connections are not authenticated, so the network must be trusted."""
 
-    @model_validator(mode="after")
-    def _workers_and_rank_go_together(self) -> "Cluster":
-        if self.workers and self.rank is None:
-            raise SettingError("workers", "needs rank", "give both or neither")
-        if self.rank is not None and not self.workers:
-            raise SettingError("rank", "needs workers", "give both or neither")
+    def _check(self) -> None:
         if self.rank is not None and self.rank >= len(self.workers):
             problem = f"{self.rank} is not less than the number of workers, {len(self.workers)}"
             raise SettingError("rank", problem, "ranks count from 0")
-        return self
 
 
 class Wandb(Settings):

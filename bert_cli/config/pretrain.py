@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
 from bert_cli.config.settings import (
+    Needs,
     Positive,
     SettingError,
     Settings,
@@ -57,7 +58,7 @@ class PretrainSettings(TrainSettings):
     """
 
     HEAD = heads.PRETRAINING
-    NEEDS: ClassVar = {
+    NEEDS: ClassVar[Needs] = {
         "evaluation_examples": "validation_dir",
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",
@@ -193,8 +194,11 @@ class PretrainSettings(TrainSettings):
             stages.append(self.model_copy(update=changes))
         return stages
 
-    @model_validator(mode="after")
-    def _check_scaling(self) -> "PretrainSettings":
+    def _check(self) -> None:
+        self._check_scaling()
+        self._check_schedules()
+
+    def _check_scaling(self) -> None:
         model = self.bert_config
         optimizer = self.optimizer_opts
         plain = model if ARCHITECTURES[model.architecture].has_scaling else BertConfig()
@@ -209,10 +213,8 @@ class PretrainSettings(TrainSettings):
                 problem = f"{value} cannot be combined with scaling {self.scaling}"
                 remedy = f"leave out scaling, or give the default ({default or 'none'})"
                 raise SettingError(name, problem, remedy)
-        return self
 
-    @model_validator(mode="after")
-    def _check_schedules(self) -> "PretrainSettings":
+    def _check_schedules(self) -> None:
         schedule = self.optimizer_opts.learning_rate.schedule_name
         positions = self.bert_config.max_position_embeddings
         differ = {
@@ -247,4 +249,3 @@ class PretrainSettings(TrainSettings):
             if self.mask_probabilities and predictions < needed:
                 problem = f"{predictions} is too low: masking.start_probability masks up to {needed} tokens"
                 raise SettingError(name, problem, "raise it")
-        return self

@@ -1,6 +1,7 @@
 """The base class of all settings, and their shared types."""
 
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,7 @@ class Unless(NamedTuple):
 
 Need = str | tuple[Any, ...] | Unless
 """A setting that must be given, a setting and the values that it may have, or a predicate."""
+Needs = Mapping[str, Need | list[Need]]
 INTEGERS = 2**63
 """Bound of the absolute value of integers, as for int64."""
 
@@ -69,15 +71,21 @@ class Settings(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    NEEDS: ClassVar[Mapping[str, Need | list[Need]]] = {}
+    NEEDS: ClassVar[Needs] = {}
     """Setting -> what it needs to have an effect; classes add to the needs of their bases."""
+    OPENS_FILES: ClassVar[bool] = True
+    """Whether the command opens the files that its settings name."""
+    SAVES: ClassVar[bool] = False
+    """Whether the command has a run folder."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Keep the markers of a setting that a class declares again."""
+        """Keep the markers of a setting that a class declares again, and its text unless the class has another."""
         for name, about in cls.model_fields.items():
             for base in cls.__mro__[1:]:
-                for marker in getattr(base, "model_fields", {}).get(name, about).metadata:
+                declared = getattr(base, "model_fields", {}).get(name, about)
+                about.description = about.description or declared.description
+                for marker in declared.metadata:
                     if isinstance(marker, str | OnlyWith) and marker not in about.metadata:
                         about.metadata.append(marker)
 
@@ -86,7 +94,7 @@ class Settings(BaseModel):
     def _check_value(
         cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> Any:
-        """Reject values that pydantic would convert: booleans to 1, an empty path to the current folder."""
+        """Expand paths, and reject what pydantic would convert: booleans to 1, an empty path to the current folder."""
         about = cls.model_fields[info.field_name or ""]
         kinds = kinds_of(about.annotation)
         values = value if isinstance(value, list) else [value]
@@ -94,6 +102,14 @@ class Settings(BaseModel):
             raise SettingError("", "got a boolean", "--help shows what it takes")
         if "" in values and is_path(about):
             raise SettingError("", "is empty", "give a path, '.' for the current folder")
+        if Path in kinds and isinstance(value, str) and is_remote(value):
+            # Path would drop one of its slashes.
+            problem = f"{value} is an address, but this command needs local files"
+            remedy = "copy them here first, for example with `aws s3 cp --recursive`"
+            raise SettingError("", problem, remedy)
+        if is_path(about):
+            is_opened = (info.context or {}).get("is_opened", lambda name: False)
+            value = _expand(value, is_opened(info.field_name))
         if not all(map(is_utf8, values)):
             raise SettingError("", f"{value!r} is not UTF-8", "rename it, or write it in UTF-8")
         checked = handler(value)
@@ -102,15 +118,17 @@ class Settings(BaseModel):
                 raise SettingError("", "has too many digits", "give a number below 2^63")
         return checked
 
+    def _check(self) -> None:
+        """Raise SettingError for values that contradict each other. A class has only its own checks: all are called."""
+
     @model_validator(mode="after")
-    def _check_needs(self) -> Self:
-        for kind in type(self).__mro__:
+    def _check_all(self) -> Self:
+        for kind in reversed(type(self).__mro__):
             for name, needs in vars(kind).get("NEEDS", {}).items():
-                if not is_set(self, name):
-                    continue
-                listed = needs if isinstance(needs, list) else [needs]
-                for need in listed:
-                    self._check_need(name, need)
+                if is_set(self, name):
+                    for need in needs if isinstance(needs, list) else [needs]:
+                        self._check_need(name, need)
+            vars(kind).get("_check", Settings._check)(self)
         return self
 
     def _check_need(self, name: str, need: Need) -> None:
@@ -124,15 +142,36 @@ class Settings(BaseModel):
             remedy = f"leave it out or change {needed}"
             need = Unless(lambda _: value in values, f"with {shown}", remedy)
         if not need.holds(self):
-            shown = type(self).model_fields[name].alias or name
+            about = type(self).model_fields.get(name)
+            shown = about.alias if about and about.alias else name
             raise SettingError(shown, f"has no effect {need.condition}", need.remedy)
+
+
+def _expand(path: Any, is_opened: bool) -> Any:
+    """Return a path, or a list of paths, with `~` and the variables of the environment expanded.
+
+    Raises SettingError for a variable that is not set, instead of creating a folder called $DATASETS_DIR.
+    """
+    if isinstance(path, list):
+        return [_expand(item, is_opened) for item in path]
+    if not isinstance(path, str):
+        return path
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    if is_opened and re.search(r"\$[\w{]", expanded):
+        problem = f"the variable is not set in {path}"
+        raise SettingError("", problem, "export it, or give a path without it")
+    return expanded
 
 
 def is_set(settings: BaseModel, name: str) -> bool:
     """Return whether a setting was given and differs from its default.
 
-    A default that was given counts as not set, because the settings.json of a run lists every setting.
+    A default that was given counts as not set, because the settings.json of a run lists every setting. The name of a
+    setting in a group is its dotted path.
     """
+    group, _, inner = name.partition(".")
+    if inner:
+        return is_set(getattr(settings, group), inner)
     default = type(settings).model_fields[name].get_default(call_default_factory=False)
     return name in settings.model_fields_set and getattr(settings, name) != default
 

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from bert_cli.config.data import DataSettings, Masking
+from bert_cli.config.data import Masking
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
@@ -14,6 +14,7 @@ from bert_cli.config.settings import (
     Devices,
     JsonFile,
     MemorySize,
+    Needs,
     Positive,
     SettingError,
     Settings,
@@ -26,14 +27,14 @@ SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
 
 
-class InspectSettings(DataSettings):
+class InspectSettings(Settings):
     """Show the contents of a folder of records, and warn of problems for training.
 
     Example: bert inspect data/wikipedia/128
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
     """
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "dataset_cache": Unless(lambda of: is_remote(of.folder), "on a folder of this machine")
     }
 
@@ -61,7 +62,7 @@ class DoctorMachineSettings(Settings):
     """
 
     build: bool = True
-    """Has an effect only on a run."""
+    """Build the model of a run on the CPU and compare its initial losses with the expected losses."""
     engine: Engine = "tensorflow"
     """Framework to check."""
     require_gpu: bool = False
@@ -69,7 +70,7 @@ class DoctorMachineSettings(Settings):
     json_file: JsonFile = None
 
 
-class DoctorSettings(PretrainSettings):
+class DoctorSettings(PretrainSettings, DoctorMachineSettings):
     """Check this machine, and a run before it starts; print a line with a remedy for each problem.
 
     Takes every setting of `bert pretrain`; without settings it checks only the machine.
@@ -77,11 +78,7 @@ class DoctorSettings(PretrainSettings):
     Example: bert doctor
     """
 
-    OPENS_FILES: ClassVar[bool] = False
-
-    build: bool = True
-    """Build the model on the CPU and compare its initial losses with the expected losses."""
-    json_file: JsonFile = None
+    OPENS_FILES = False
 
 
 class PlanTargetsSettings(Settings):
@@ -95,12 +92,12 @@ class PlanTargetsSettings(Settings):
 class Planning(TrainSettings):
     """Settings of a plan that its run does not have."""
 
-    NEEDS: ClassVar = dict.fromkeys(
+    NEEDS: ClassVar[Needs] = dict.fromkeys(
         ("devices", "memory", "processes"),
         Unless(lambda of: of.compile_for is None, "with compile_for, which sets the devices"),
-    )
-    OPENS_FILES: ClassVar[bool] = False
-    SAVES: ClassVar[bool] = False
+    ) | {"compile_for": ("engine", "jax")}
+    OPENS_FILES = False
+    SAVES = False
 
     devices: Devices | None = None
     """Number of devices; by default as many as the layout needs."""
@@ -111,13 +108,6 @@ class Planning(TrainSettings):
     compile_for: str | None = None
     """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.
     The report has the memory by the compiler."""
-
-    @model_validator(mode="after")
-    def _a_target_is_compiled_by_jax(self) -> "Planning":
-        if self.compile_for is not None and self.engine != "jax":
-            problem = f"compiles steps of JAX, and the engine is {self.engine}"
-            raise SettingError("compile_for", problem, "give --engine jax")
-        return self
 
 
 class PlanSettings(PretrainSettings, Planning):
@@ -159,7 +149,7 @@ class LaunchSettings(Settings):
     --parallel.layout auto
     """
 
-    NEEDS: ClassVar = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
+    NEEDS = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
 
     processes: Positive = 1
     """Number of processes on each host. They divide the GPUs of the host, or its cores if it has no GPU."""
@@ -176,8 +166,6 @@ class LaunchSettings(Settings):
     pass_variables: list[str] = []
     """Environment variables for the processes on hosts, such as NCCL_DEBUG,HF_HOME; DATASETS_DIR is always
     passed. They are visible in the hosts' list of processes, so pass no passwords."""
-    grace_seconds: Annotated[float, Field(gt=0.0)] = 30.0
-    """Seconds that the other processes have to stop after a process has failed; then they are killed."""
     dry_run: bool = False
     """Print the command lines without starting them."""
     command: Hidden[list[str]] = []
@@ -195,12 +183,10 @@ class LaunchSettings(Settings):
                 raise SettingError("", problem, "give names, as a,b or user@a,user@b")
         return hosts
 
-    @model_validator(mode="after")
-    def _has_enough_ports(self) -> "LaunchSettings":
+    def _check(self) -> None:
         if self.port is not None and self.port + self.processes - 1 > LAST_PORT:
             problem = f"{self.port} leaves fewer than {self.processes} ports up to {LAST_PORT}"
             raise SettingError("port", problem, "lower it")
-        return self
 
 
 class RunsSettings(Settings):

@@ -13,7 +13,15 @@ from pydantic import Field, model_validator
 
 from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.parallel import Cluster, Parallel, Wandb
-from bert_cli.config.settings import Devices, Positive, Probability, SettingError, Settings, is_set
+from bert_cli.config.settings import (
+    Devices,
+    Needs,
+    Positive,
+    Probability,
+    SettingError,
+    Settings,
+    is_set,
+)
 from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
@@ -40,7 +48,7 @@ class About(Settings):
 class GlobalBatch(Settings):
     """Examples per step: the product of the first three numbers."""
 
-    NEEDS: ClassVar = {"growth_frac": "start_fraction"}
+    NEEDS = {"growth_frac": "start_fraction"}
 
     micro_batch_size: Usual[Positive]
     """Examples that a replica processes at once; they must fit into its memory. `auto` chooses the largest number that
@@ -89,13 +97,11 @@ class GlobalBatch(Settings):
         changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
         return {**values, **changes, "examples_per_step": total if is_auto else None}
 
-    @model_validator(mode="after")
-    def _check_examples(self) -> "GlobalBatch":
+    def _check(self) -> None:
         if self.examples_per_step not in (None, self.examples):
             problem = f"{self.examples_per_step} differs from the product of the other three numbers, {self.examples}"
             remedy = "leave out examples_per_step or grad_acc_steps_per_replica"
             raise SettingError("examples_per_step", problem, remedy)
-        return self
 
     @property
     def examples(self) -> int:
@@ -106,7 +112,7 @@ class GlobalBatch(Settings):
 class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
-    NEEDS: ClassVar = {"warmup_power": "warmup_frac"} | dict.fromkeys(
+    NEEDS = {"warmup_power": "warmup_frac"} | dict.fromkeys(
         ("decay_frac", "final_fraction"), ("schedule_name", "wsd")
     )
 
@@ -134,7 +140,7 @@ class LearningRate(Settings):
 class OptimizerOpts(Settings):
     """The optimizer and its hyperparameters."""
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "no_layer_adaptation": (
             "name",
             *(n for n, kind in OPTIMIZERS.items() if kind.has_trust_ratio),
@@ -172,11 +178,13 @@ class OptimizerOpts(Settings):
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
-    NEEDS: ClassVar = {"compile": ("engine", "tensorflow")}
+    NEEDS: ClassVar[Needs] = {
+        "compile": ("engine", "tensorflow"),
+        "optimizer_opts.stochastic_rounding": ("precision", "float16"),
+    }
     HEAD: ClassVar[Head]
     """The head that the command trains."""
-    SAVES: ClassVar[bool] = True
-    """Whether the command has a run folder."""
+    SAVES = True
     about: Untracked[About | None] = None
     """Description of this config, printed when the run starts."""
     bert_config: Fixed[ModelShape] = BertConfig()
@@ -295,9 +303,7 @@ class TrainSettings(Settings):
         """Return whether bert_config has the shape of the model; otherwise a checkpoint has it."""
         return self.pretrained_ckpt_path is None or "bert_config" in self.model_fields_set
 
-    @model_validator(mode="after")
-    def _check_model_and_optimizer(self) -> "TrainSettings":
-        options = self.optimizer_opts
+    def _check(self) -> None:
         model = self.bert_config
         self.parallel.check_engine(self.engine, model if self.knows_its_model else None)
         if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
@@ -307,13 +313,9 @@ class TrainSettings(Settings):
         if self.knows_its_model and self.max_seq_length > longest:
             problem = f"{self.max_seq_length} is more than bert_config.max_position_embeddings ({longest})"
             raise SettingError("max_seq_length", problem, "shorten it or make the model longer")
-        if options.stochastic_rounding and self.precision != "float16":
-            problem = f"has no effect with precision {self.precision!r}, whose weights are float32"
-            remedy = "leave it out or choose precision float16"
-            raise SettingError("optimizer_opts.stochastic_rounding", problem, remedy)
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
-            return self  # no stages, stages that `auto` replaces, or an unknown number of layers
+            return  # no stages, stages that `auto` replaces, or an unknown number of layers
         expected = ["emb", *["hid"] * model.num_hidden_layers, *self.last_blocks]
         listed = [block for stage in stages for block in stage]
         if listed != expected:
@@ -321,7 +323,6 @@ class TrainSettings(Settings):
                 f"lists {', '.join(short(listed))}; the model has {', '.join(short(expected))}"
             )
             raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
-        return self
 
 
 def short(blocks: Sequence[str]) -> list[str]:

@@ -1,10 +1,11 @@
 """The settings of using a trained model: predict, export, evaluate and average."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from bert_cli.config.finetune import Answering
 from bert_cli.config.markers import Engine, PathOrName, Positional
 from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
 from bert_cli.facts import heads
@@ -12,7 +13,7 @@ from bert_cli.facts import heads
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 
 
-class PredictSettings(Settings):
+class PredictSettings(Answering):
     """Run a model on texts and print one JSON object per text, in the same order.
 
     The texts are TEXT, the lines of --input, or standard input. The task, the labels and the shape are read from
@@ -21,11 +22,10 @@ class PredictSettings(Settings):
     Example: bert predict runs/mine --input texts.txt
     """
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "question": "context",
         "context": "question",
         "second": "text",
-        "null_score_diff_threshold": "version_2",
     }
 
     model: Positional[PathOrName]
@@ -64,21 +64,8 @@ class PredictSettings(Settings):
     dimensions: Positive | None = None
     """Number of values to which vectors are shortened, before they are scaled; by default all. Use a size that the
     model was trained for (`bert embed --matryoshka`)."""
-    doc_stride: Positive = 128
-    """Distance in tokens between the starts of consecutive windows of a long context, for question-answering; by
-    default the run's distance, otherwise less for a model with few positions."""
-    max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; longer questions are truncated. By default as for doc_stride."""
-    max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens; by default the run's length."""
-    version_2: bool = False
-    """Allow no answer, for a model trained on SQuAD 2.0; the answer is then empty."""
-    null_score_diff_threshold: float | None = None
-    """With version_2, give no answer if the score of no answer exceeds the best answer's score by more than this;
-    by default the threshold that `bert squad` chose for this model, or 0."""
 
-    @model_validator(mode="after")
-    def _texts_have_one_source(self) -> "PredictSettings":
+    def _check(self) -> None:
         sources = [
             name for name in ("text", "question", "input") if getattr(self, name) is not None
         ]
@@ -86,7 +73,6 @@ class PredictSettings(Settings):
         if len(sources) > 1 and not is_search:
             problem = f"cannot be combined with {sources[0]}"
             raise SettingError(sources[1], problem, "give one of them")
-        return self
 
 
 class ExportSettings(Settings):
@@ -97,7 +83,7 @@ class ExportSettings(Settings):
     Example: bert export runs/mine exported/mine --format hf --license apache-2.0
     """
 
-    NEEDS: ClassVar = {
+    NEEDS = {
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
         "compare_on": Unless(
@@ -163,11 +149,9 @@ class ShrinkSettings(Settings):
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Numbers of the layers in ascending order, from 0 at the embeddings."""
 
-    @model_validator(mode="after")
-    def _check_order(self) -> "ShrinkSettings":
+    def _check(self) -> None:
         if self.layers != sorted(set(self.layers)):
             raise SettingError("layers", "are not in ascending order", "sort them")
-        return self
 
 
 class EvaluateSettings(Settings):

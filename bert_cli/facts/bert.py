@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.markers import Hidden
 from bert_cli.config.settings import Depth, Probability, SettingError, Settings, Size
@@ -126,15 +126,13 @@ class BertConfig(Settings):
         """Return the settings that a `config.json` has; both have the same defaults."""
         return {name: described[name] for name in cls.model_fields if name in described}
 
-    @model_validator(mode="after")
-    def _parts_divide_sizes(self) -> "BertConfig":
+    def _check(self) -> None:
         for name, of in self.DIVISORS:
             number = getattr(self, name)
             size = getattr(self, of)
             if size % number:
                 problem = f"{number} does not divide {of} ({size})"
                 raise SettingError(name, problem, "choose a number that does")
-        return self
 
     @pydantic.model_serializer(mode="wrap")
     def _write_architecture(self, handler: Any, info: Any) -> dict[str, Any]:

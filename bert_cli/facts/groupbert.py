@@ -2,8 +2,6 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
 from bert_cli.config.settings import Positive, SettingError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import Product
@@ -52,9 +50,7 @@ class GroupBertConfig(BertConfig):
             feed_forward.append(square)
         return [*convolution, *self.attention_products(rows), *feed_forward * 2]
 
-    @model_validator(mode="after")
-    def _kernel_has_a_middle(self) -> "GroupBertConfig":
+    def _check(self) -> None:
         if self.conv_kernel_size % 2 == 0:
             problem = f"{self.conv_kernel_size} is even, so the convolution has no middle position"
             raise SettingError("conv_kernel_size", problem, "choose an odd number")
-        return self

@@ -51,17 +51,12 @@ class ModernBertConfig(BertConfig):
     """`modernbert` with rotary positions, local and global attention and a gated feed-forward (Warner et al. 2024); its
     sizes have the values of ModernBERT-base by default."""
     vocab_size: Size = 50368
-    """Vocabulary size V; for pre-training by default the records' vocabulary size. Additional rows are padding."""
     num_hidden_layers: Depth = 22
-    """Encoder layers."""
     intermediate_size: Size = 1152
-    """Intermediate size F of the feed-forward layers."""
     hidden_dropout_prob: Probability = 0.1
     """Dropout after the attention output, and before the classifier of a task."""
     max_position_embeddings: Size = 8192
-    """Maximum sequence length of the model."""
     layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
-    """Added to the variance in LayerNorm."""
     local_attention: Annotated[int, Field(ge=2)] = 128
     """Window of a local layer: a position reads half of it on each side."""
     global_attn_every_n_layers: Positive = 3

@@ -75,7 +75,7 @@ def add_help(
     if command == "launch":
         parser.usage += " -- COMMAND [options]"
     if command == "bench":
-        parser.usage = "bert bench (NAME | pretrain | squad | data) [options]"
+        parser.usage = "bert bench (NAME | pretrain | squad) [options]"
     paragraphs = purpose_of(settings).split("\n\n")
     parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
     for section in sections:

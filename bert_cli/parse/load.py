@@ -9,7 +9,6 @@ reported at once: the path of the setting, the file or flag of its value, and th
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,14 +16,13 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from bert_cli.config.markers import POSITIONAL, group_of, is_path
-from bert_cli.config.settings import RUN_LENGTHS, SettingError
+from bert_cli.config.markers import POSITIONAL, is_path
+from bert_cli.config.settings import RUN_LENGTHS, SettingError, Settings
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import (
-    DEFAULTS,
     FORMER,
     adapt,
     instead_of,
@@ -34,7 +32,7 @@ from bert_cli.parse.old_names import (
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.processes import print_help
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Settings)
 
 BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
 BENCHMARKS = "benchmarks.json"
@@ -54,8 +52,6 @@ class Loaded:
     """Dotted key or flag that was accepted and does nothing -> why."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> the old name that a file or flag has for it."""
-    notes: Sequence[str] = ()
-    """Lines on defaults that differ from the original's, for a config of the original."""
 
 
 def configs_folder() -> Path:
@@ -103,7 +99,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
             f"extends ({names})", "a config extends itself", "remove one of these `extends`"
         )
     remedy = "a config is one JSON object {...}"
-    raw = read_json(path, JSONObject, ConfigError, remedy, has_unique_keys=True)
+    raw = read_json(path, JSONObject, ConfigError, remedy)
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
@@ -114,26 +110,28 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
+    # The description of the extended file does not hold for the file that extends it.
+    values = {name: value for name, value in below.values.items() if name != "about"}
+    kept = {where: name for where, name in below.origins.items() if not where.startswith("about.")}
     file = _rename(raw, str)
-    under = dict(below.values)
-    origins = dict(below.origins)
-    if "about" not in file.values:
-        # The description of the extended file does not hold for the file that extends it.
-        under.pop("about", None)
-        origins = _without(origins, "about")
-    return Loaded(
-        override(under, file.values),
-        {**origins, **{where: str(path) for where, _ in leaves(file.values)}},
-        {**below.no_effect, **file.no_effect},
-        {**_not_in(file.values, below.renamed), **file.renamed},
-    )
+    origins = {where: str(path) for where, _ in leaves(file.values)}
+    return _over(replace(below, values=values, origins=kept), replace(file, origins=origins))
 
 
-def _without(origins: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the origins without a setting and the settings inside it."""
-    return {
-        where: origin for where, origin in origins.items() if not f"{where}.".startswith(f"{name}.")
+def _over(below: Loaded, above: Loaded) -> Loaded:
+    """Return the settings of a file with those of another file or of a command line over them."""
+    given = dict(leaves(above.values))
+    origins = {
+        where: origin
+        for where, origin in below.origins.items()
+        if not any(f"{where}.".startswith(f"{name}.") for name in given)
     }
+    return Loaded(
+        override(below.values, above.values),
+        {**origins, **above.origins},
+        {**below.no_effect, **above.no_effect},
+        {n: old for n, old in below.renamed.items() if n not in given} | dict(above.renamed),
+    )
 
 
 def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
@@ -164,10 +162,6 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
             renamed[new] = old
             values = merge(_nest(new, value), values)
     return Loaded(values, {}, no_effect, renamed)
-
-
-def _not_in(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, str]:
-    return {where: old for where, old in renamed.items() if where not in dict(leaves(values))}
 
 
 def _nest(path: str, value: Any) -> JSONObject:
@@ -232,38 +226,27 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     config = flags.pop("config", None) if "about" in settings.model_fields else None
     path = None if config is None else find_config(config)
     files = Loaded({}) if path is None else read_config(path)
-    raw = override(files.values, flags)
-    if path and getattr(settings, "SAVES", False) and raw.get("do_training") is not False:
-        raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
-    changed = [where for where, _ in leaves(flags) if not _is_path(where.split(".")[0], settings)]
-    if {*changed} & {*files.origins, *RUN_LENGTHS}:
-        # The description of a file does not hold for a run with other values.
-        raw.pop("about", None)
-    renamed = {**_not_in(flags, files.renamed), **typed.renamed}
-    values, left_out = adapt(override(_default_groups(settings), raw), renamed, settings)
-    origins = dict(files.origins)
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
-    for where, _ in leaves(flags):
-        origins = _without(origins, where)
-        flag = flag_of(typed.renamed.get(where, where))
-        origins[where] = "argument" if where in arguments else flag
+    origins = {
+        where: "argument" if where in arguments else flag_of(typed.renamed.get(where, where))
+        for where, _ in leaves(flags)
+    }
     if "command" in flags:
         origins["command"] = "after --"
-    left_out = {origins[n] if n in flags else n: why for n, why in left_out.items()}
-    no_effect = {**files.no_effect, **typed.no_effect, **left_out}
-    errors: list[ConfigError] = []
-    opens_files = getattr(settings, "OPENS_FILES", True)
-    values = _expand_paths(settings, values, errors if opens_files else None)
-    loaded = Loaded(values, origins, no_effect, renamed)
-    try:
-        validated = validate(settings, loaded)
-    except ConfigError as error:
-        raise combine([*errors, error]) from None
-    if errors:
-        raise combine(errors)
-    if files.renamed or files.no_effect:
-        loaded = replace(loaded, notes=_other_defaults(validated, origins))
-    return validated, loaded
+    given = _over(files, replace(typed, values=flags, origins=origins))
+    raw = dict(given.values)
+    if path and settings.SAVES and raw.get("do_training") is not False:
+        raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
+    paths = {about.alias or name for name, about in settings.model_fields.items() if is_path(about)}
+    paths.add("stages")
+    changed = {where for where in origins if where.split(".")[0] not in paths}
+    if changed & {*files.origins, *RUN_LENGTHS}:
+        # The description of a file does not hold for a run with other values.
+        raw.pop("about", None)
+    values, left_out = adapt(override(_default_groups(settings), raw), given.renamed, settings)
+    no_effect = {origins.get(name, name): why for name, why in left_out.items()}
+    loaded = replace(given, values=values, no_effect={**given.no_effect, **no_effect})
+    return validate(settings, loaded), loaded
 
 
 def describe(settings: BaseModel, loaded: Loaded) -> str:
@@ -276,16 +259,6 @@ def describe(settings: BaseModel, loaded: Loaded) -> str:
     return "\n".join(f"  {where:<{width}}  {value}  ({origin})" for where, value, origin in rows)
 
 
-def _other_defaults(settings: BaseModel, origins: Mapping[str, str]) -> list[str]:
-    values = dict(leaves(settings.model_dump(mode="json")))
-    return [
-        f"{where} is {json.dumps(values[where])} here by default; "
-        f"the default of Graphcore's example is {json.dumps(theirs)}"
-        for where, theirs in DEFAULTS.items()
-        if not _origin_of(where, origins) and values[where] != theirs
-    ]
-
-
 def _default_groups(settings: type[BaseModel]) -> JSONObject:
     """Return the values of a command's default groups, so that a part of a group can be changed."""
     groups = {
@@ -296,63 +269,14 @@ def _default_groups(settings: type[BaseModel]) -> JSONObject:
     return {name: values for name, values in groups.items() if values}
 
 
-def _expand_paths(
-    settings: type[BaseModel],
-    values: Mapping[str, Any],
-    errors: list[ConfigError] | None,
-    above: str = "",
-) -> JSONObject:
-    """Expand `$DATASETS_DIR` and `~` in all settings that are paths.
-
-    Adds an error for a variable that is not set, instead of creating a folder called $DATASETS_DIR; not for
-    a path that is never opened, and never if `errors` is None.
-    """
-    expanded = dict(values)
-    has_files = bool(values.get("train_file") and values.get("validation_file"))
-    for name, value in values.items():
-        about = settings.model_fields.get(name)
-        group = group_of(about.annotation) if about else None
-        if group is not None and isinstance(value, Mapping):
-            expanded[name] = _expand_paths(group, value, errors, f"{above}{name}.")
-        elif _is_path(name, settings):
-            opened = name not in ("dataset_dir", "stages") or not (
-                values.get("generated_dataset") or has_files
-            )
-            is_flag = about is None or POSITIONAL not in about.metadata
-            remedy = f"export it or give {flag_of(above + name)}" if is_flag else "export it"
-            expanded[name] = _expand(above + name, value, errors if opened else None, remedy)
-    return expanded
-
-
-def _is_path(name: str, settings: type[BaseModel]) -> bool:
-    """Return whether a setting holds a path, or stages of a run, which hold paths."""
-    fields = {about.alias or field: about for field, about in settings.model_fields.items()}
-    return name == "stages" or (name in fields and is_path(fields[name]))
-
-
-def _expand(name: str, value: Any, errors: list[ConfigError] | None, remedy: str) -> Any:
-    if isinstance(value, list):
-        return [
-            _expand(f"{name}.{number}", item, errors, remedy) for number, item in enumerate(value)
-        ]
-    if isinstance(value, Mapping):
-        keys = [key for key in ("path", "dataset_dir") if key in value]
-        return {**value, **{k: _expand(f"{name}.{k}", value[k], errors, remedy) for k in keys}}
-    if not isinstance(value, str):
-        return value
-    path = os.path.expanduser(os.path.expandvars(value))
-    if re.search(r"\$[\w{]", path) and errors is not None:
-        errors.append(ConfigError(f"{name} ({value})", "the variable is not set", remedy))
-    return path
-
-
 # --- validation
 
 
 def validate(settings: type[Model], loaded: Loaded) -> Model:
     """Return the frozen settings. Raises one ConfigError that lists every mistake."""
+    context = {"origins": loaded.origins, "is_opened": _is_opened(settings, loaded.values)}
     try:
-        return settings.model_validate(loaded.values, context={"origins": loaded.origins})
+        return settings.model_validate(loaded.values, context=context)
     except ValidationError as failure:
         items = failure.errors()
         errors = [
@@ -361,6 +285,13 @@ def validate(settings: type[Model], loaded: Loaded) -> Model:
             if _is_relevant(item, items)
         ]
         raise combine(list({str(error): error for error in errors}.values())) from failure
+
+
+def _is_opened(settings: type[Settings], values: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return the function that tells whether the command opens the path of a setting."""
+    has_files = bool(values.get("train_file") and values.get("validation_file"))
+    has_examples = has_files or bool(values.get("generated_dataset"))
+    return lambda name: settings.OPENS_FILES and not (has_examples and name == "dataset_dir")
 
 
 def changed(settings: Model, **values: Any) -> Model:

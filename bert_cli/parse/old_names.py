@@ -83,6 +83,7 @@ OLD = (
     Old("hidden_act", values=("gelu",)),
     Old("position_embedding_type", values=("absolute",)),
     Old("n_best_size", values=("20",)),
+    Old("grace_seconds", values=("30", "30.0")),
     Old("reduce_bucket_megabytes", values=("64",)),
     Old("decay_shape", values=("1-sqrt",)),
     Old("expand_templates", values=FALSE,
@@ -108,14 +109,6 @@ RENAMES = {old.key: old.new for old in OLD if old.new}
 FORMER = {old.key: old for old in OLD if not old.new}
 # The former group `distillation` of pre-training, in the file of a run without a teacher.
 NO_TEACHER = {"teacher": None, "relations": 1.0}
-# Our dotted key -> the original's default, where ours differs.
-DEFAULTS = {
-    "precision": "float16",
-    "parallel.recompute": True,
-    "parallel.optimizer_state_offload": True,
-    "parallel.embedding_serialization_factor": 2,
-    "optimizer_opts.stochastic_rounding": True,
-}
 # Maximum sequence length -> the original's default number of examples of a pre-training run.
 DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The original's checkpoint interval counts executions of `global_batches_per_log` steps.

@@ -74,12 +74,13 @@ class Section:
 def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
     """Return the options of a command: first its own, then options of several commands, then groups."""
     positional = Section("arguments")
+    by_title: dict[str, Section] = {}
     by_class: dict[type[BaseModel], Section] = {}
     groups: dict[type[BaseModel], list[Section]] = {}
     for kind in settings.__mro__:
         if issubclass(kind, BaseModel):
             title = f"options of bert {command}" if kind is settings else _heading(kind)
-            by_class[kind] = Section(title)
+            by_class[kind] = by_title.setdefault(title, Section(title))
             groups[kind] = []
     if "about" in settings.model_fields:
         by_class[settings].options.append(CONFIG)
@@ -97,7 +98,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
             positional.options.append(_option(name, about, None, True))
         else:
             by_class[classes[0]].options.append(_option(name, about, None, True))
-    sections = [positional, *by_class.values()]
+    sections = [positional, *by_title.values()]
     sections += [section for kind in by_class for section in groups[kind]]
     return [section for section in sections if section.options]
 

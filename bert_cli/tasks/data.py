@@ -5,12 +5,12 @@ A second sequence length with the same OUT reuses the extracted text and the sen
 
 from bert_cli.config.data import (
     DataChainSettings,
-    DataSettings,
     ExtractSettings,
     IndexSettings,
     PreprocessSettings,
     TokenizeSettings,
 )
+from bert_cli.config.settings import Settings
 from bert_cli.data.records import index, tokenize
 from bert_cli.data.text import extract, preprocess
 from bert_cli.processes import print_line
@@ -34,9 +34,7 @@ def run(settings: DataChainSettings) -> None:
     print_line(f"data: the records are in {records}")
 
 
-def step_settings(
-    kind: type[DataSettings], settings: DataChainSettings, **paths: object
-) -> DataSettings:
+def step_settings(kind: type[Settings], settings: DataChainSettings, **paths: object) -> Settings:
     """Return the settings of a step: its paths, and the settings that it shares with the chain."""
     names = settings.model_fields_set & set(kind.model_fields)
     shared = settings.model_dump(include=names, by_alias=True)

@@ -30,6 +30,8 @@ from bert_cli.processes import print_line
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; free ports of another host are not visible from this host
 PASSED = ("DATASETS_DIR",)
+GRACE_SECONDS = 30.0
+"""Seconds that the other processes have to stop after a process has failed; then they are killed."""
 TRUST = (
     "the processes accept connections on {on} of their hosts without authentication: anyone who can reach them can run "
     "code. The network must be trusted; --bind-address chooses the interface"
@@ -45,7 +47,7 @@ def run(settings: LaunchSettings) -> None:
     if settings.hosts:
         print_line(f"launch: {TRUST.format(on=settings.bind_address or 'every interface')}")
     if not settings.dry_run:
-        supervise(processes, settings.grace_seconds)
+        supervise(processes, GRACE_SECONDS)
 
 
 def _check_command(settings: LaunchSettings) -> None:
@@ -104,7 +106,7 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
         words = ["env", *(f"{name}={value}" for name, value in variables.items())]
-        words += command_on_host(program, local_rank, count, settings.grace_seconds)
+        words += command_on_host(program, local_rank, count, GRACE_SECONDS)
         if settings.hosts:
             line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
             words = [*shlex.split(settings.remote_shell), host, line]

@@ -84,7 +84,7 @@ UNIT = {"scaling": "unit"}
         ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),
         ({"engine": "jax", "parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
         ({"engine": "jax", "parallel": {"tensor": 0}}, "parallel.tensor"),
-        ({"cluster": {"rank": 0}}, "cluster.rank (c.json): needs workers"),
+        ({"cluster": {"rank": 0}}, "cluster.rank (c.json): has no effect without workers"),
         ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
         (UNIT | {"bert_config": {"architecture": "groupbert"}}, "architecture (c.json): groupbert cannot be combined"),
         (UNIT | {"bert_config": {"initializer_range": 0.1}}, "initializer_range (c.json): 0.1 cannot be combined with"),

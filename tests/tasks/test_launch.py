@@ -167,7 +167,8 @@ def test_a_process_on_a_host_has_the_same_folder_and_words(remote, monkeypatch, 
 def test_no_process_stays_on_a_host_when_the_launcher_is_killed(remote, monkeypatch):
     # They ignore requests: only the end of the grace period ends them.
     ignores = READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
-    processes = on_hosts(monkeypatch, ignores, *remote, "--grace-seconds", "0.5")
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.5)
+    processes = on_hosts(monkeypatch, ignores, *remote)
     code = "from bert_cli.parallel.launcher import Process, supervise\n"
     code += f"supervise({processes!r}, 0.5)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as launcher:

@@ -36,8 +36,8 @@ LITTLE_TIME = 0.5  # of the hours: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
 EVALUATIONS = 10
-EVALUATED = 1000
-LINES = 200  # of a run; examples of an evaluation
+EVALUATION_EXAMPLES = 1000
+LOG_LINES = 200
 SPOILS = (
     "masked-LM training spoils the vectors of a model of sentences (in our trial nDCG@10 fell from 0.612 to 0.360); "
     "--for search trains it on pairs instead"
@@ -292,8 +292,8 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         global_batch=batch_of(batch, machine),
         optimizer_opts=optimizer(rate, warmup, machine.precision),
         evaluate_every_steps=max(1, updates // EVALUATIONS),
-        evaluation_examples=EVALUATED,
-        log_every_steps=max(1, updates // LINES),
+        evaluation_examples=EVALUATION_EXAMPLES,
+        log_every_steps=max(1, updates // LOG_LINES),
     )
 
 

@@ -33,15 +33,15 @@ LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
-LANGUAGE_SAMPLE = 500
-LANGUAGE_CHARACTERS = 1000  # documents, and their first characters
-NO_LANGUAGE = "zxx"
-FEW = 0.02  # of numbers; of the documents, which may be mistakes
+LANGUAGE_SAMPLE = 500  # documents whose language is recognised
+LANGUAGE_CHARACTERS = 1000  # of each of them
+NO_LANGUAGE = "zxx"  # the code of numbers and signs
+NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
-HELD_OUT = 10
-MOST_HELD_OUT = 500  # every tenth document, at most so many
-SENTENCE_CHARACTERS = 20
-PASSAGE = 3  # shortest sentence of a pair; sentences of its passage
+HELD_OUT = 10  # every tenth document
+MOST_HELD_OUT = 500  # documents
+SENTENCE_CHARACTERS = 20  # shortest sentence of a pair
+PASSAGE = 3  # sentences
 DOCUMENT_SHOWN = 80  # characters that identify the document of a passage
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(
@@ -132,7 +132,9 @@ def _languages(sample: Sequence[str]) -> dict[str, float]:
 
 def describe(facts: TextFacts) -> str:
     """Return the facts as text."""
-    languages = [f"{code} {part:.0%}" for code, part in facts.languages.items() if part >= FEW]
+    languages = [
+        f"{code} {part:.0%}" for code, part in facts.languages.items() if part >= NAMED_LANGUAGE
+    ]
     size = f"{facts.text_bytes / 1e6:,.3g} MB of text, {facts.words:,.0f} words"
     estimated = " (estimated from a sample)" if facts.is_estimated else ""
     return f"{size} in {facts.documents:,.0f} documents{estimated}; language {', '.join(languages) or 'unknown'}"

@@ -5,7 +5,6 @@ The step is the one that training runs.
 
 import re
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from bert_cli.config.finetune import FinetuneSettings
@@ -17,12 +16,16 @@ from bert_cli.parallel.engine import Batch
 from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.targets import Target
-from bert_cli.planning.workload import Workload, workload_of
+from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import format_bytes, format_duration
 
 EXTRAS = {"TPU": "compile-tpu", "GPU": "compile-cuda"}
 PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
+REMEDY = (
+    "give --parallel.recompute, --parallel.shard-weights, a smaller micro-batch, a larger slice by --parallel.tensor, "
+    "or a device with more memory"
+)
 
 
 def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
@@ -73,7 +76,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     size = f"{format_bytes(needed)} by the compiler"
     problem = f"a device needs {least}{size}, and has {format_bytes(limit)}"
     if compiled is None:
-        raise DeviceError(where, problem, _remedy(work, kind, limit * estimated / needed))
+        raise DeviceError(where, problem, REMEDY)
     print_line(f"compiled in {format_duration(seconds)}\n")
     difference = f"{estimated / needed - 1:+.0%}"
     memory = compiled.memory_analysis()
@@ -86,7 +89,7 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     ]
     print_table(("memory of each device", ""), rows, right=(1,))
     if needed > limit:
-        raise DeviceError(where, problem, _remedy(work, kind, limit * estimated / needed))
+        raise DeviceError(where, problem, REMEDY)
 
 
 def micro_batch(settings: TrainSettings) -> Batch:
@@ -137,28 +140,3 @@ def refused_bytes(message: str) -> int | None:
     if "RESOURCE_EXHAUSTED" not in message or size is None:
         return None
     return int(float(size[1]) * 2 ** (10 * (1 + "KMGT".index(size[2]))))
-
-
-def _remedy(work: Workload, kind: str, memory: float) -> str:
-    """Return flags of a layout that fits by the estimate."""
-    batch = work.batch
-    sizes = [batch.micro_batch_size]
-    while sizes[-1] % 2 == 0:
-        sizes.append(sizes[-1] // 2)
-    choices: Sequence[dict[str, bool]] = (
-        {},
-        {"recompute": True},
-        {"shard_weights": True},
-        {"recompute": True, "shard_weights": True},
-    )
-    for size in sizes:
-        for choice in choices:
-            smaller = layout.with_micro_batch(work.with_parallel(**choice), size)
-            if layout.fits(smaller, kind, int(memory)):
-                flags = [f"--parallel.{name.replace('_', '-')}" for name in choice]
-                if size < batch.micro_batch_size:
-                    steps = smaller.batch.grad_acc_steps_per_replica
-                    flags.append(f"--global-batch.micro-batch-size {size}")
-                    flags.append(f"--global-batch.grad-acc-steps-per-replica {steps}")
-                return f"give {' '.join(flags)}, which fits by the estimate"
-    return "give a larger slice with --parallel.tensor, or a device with more memory"

@@ -243,9 +243,9 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
         remedy = "give --engine tensorflow, unless the run divides weights among devices"
         report.add("warning", "engine", text, remedy)
     else:
-        advice = "; --engine jax also runs on GPUs that TensorFlow does not support"
-        gets_advice = engine == "tensorflow" and kind == "GPU"
-        report.add("ok", "engine", engine + advice * gets_advice, "")
+        if engine == "tensorflow" and kind == "GPU":
+            engine += "; --engine jax also runs on GPUs that TensorFlow does not support"
+        report.add("ok", "engine", engine)
 
 
 def check_precision(report: Report, precision: str, kind: str) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import DataError, printable
-from bert_cli.files import write_atomically
+from bert_cli.files import write_output
 from bert_cli.processes import print_line
 from bert_cli.tasks.look.summary import (
     ACCURACY,
@@ -68,12 +68,11 @@ LOG_RATIO = 100.0
 
 @dataclass(frozen=True)
 class Panel:
-    """A metric of several runs over their steps."""
+    """A metric of several runs over their steps, and its held-out metric if there is one."""
 
     label: str
-    metric: str = ""
-    """Name of the metric in metrics.jsonl; empty if there is only a held-out metric."""
-    held_out: str = ""
+    metric: str
+    """Name of the metric in metrics.jsonl."""
     factor: float = 1.0
     smooth: bool = True
 
@@ -99,13 +98,7 @@ def run(settings: PlotSettings) -> None:
     files = ", ".join(pages)
     pages[PAGE] = page_of(runs, names, pictures, window)
     for name, content in pages.items():
-        path = settings.output / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content.encode("utf-8"))
-        except OSError as error:
-            problem = f"cannot be written ({error.strerror})"
-            raise DataError(f"output ({path})", problem, "choose another folder") from error
+        write_output(settings.output / name, content, "output")
     for folder in empty:
         print_line(f"{printable(folder)}: has no step yet; it is only in the tables")
     smoothing = f"smoothed over {window:,} steps" if window > 1 else "not smoothed"
@@ -116,27 +109,19 @@ def run(settings: PlotSettings) -> None:
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     """Return title -> panels of each picture for which the runs have a metric."""
-    metrics = metric_names(runs)
+    losses = metric_names(runs, LOSS)
+    accuracies = metric_names(runs, ACCURACY)
     held_out = metric_names(runs, held_out=True)
-    beside = {name: HELD_OUT + name if HELD_OUT + name in held_out else "" for name in metrics}
     pictures = {
-        "Loss": [Panel(f"{_label(n)} (nats)", n, beside[n]) for n in metric_names(runs, LOSS)],
-        "Accuracy": [
-            Panel(f"{_label(n)} (%)", n, beside[n], factor=100.0)
-            for n in metric_names(runs, ACCURACY)
-        ],
-        "Held out": [
-            Panel(f"held-out {_label(name.removeprefix(HELD_OUT))}", held_out=name)
-            for name in held_out
-        ],
+        "Loss": [Panel(f"{_label(name)} (nats)", name) for name in losses],
+        "Accuracy": [Panel(f"{_label(name)} (%)", name, factor=100.0) for name in accuracies],
+        "Held out": [Panel(_label(name), name) for name in held_out],
         "Learning rate": [Panel("learning rate", "learning_rate", smooth=False)],
         "Throughput": [Panel(f"{n} / s", f"{n}_per_second") for n in ("tokens", "examples")],
         "Gradient norm": [Panel("gradient norm", "gradient_norm")],
     }
-    rows = {
-        title: [panel for panel in panels if panel.metric in ("", *metrics)]
-        for title, panels in pictures.items()
-    }
+    known = {*metric_names(runs), *held_out}
+    rows = {title: [p for p in panels if p.metric in known] for title, panels in pictures.items()}
     return {title: panels for title, panels in rows.items() if panels}
 
 
@@ -146,8 +131,10 @@ def _plain(text: str) -> str:
 
 
 def _label(name: str) -> str:
-    name = name.replace("mlm_", "masked-LM ").replace("nsp_", "next-sentence ")
-    return name.replace("_", " ")
+    words = {HELD_OUT: "held-out ", "mlm_": "masked-LM ", "nsp_": "next-sentence ", "_": " "}
+    for part, text in words.items():
+        name = name.replace(part, text)
+    return name
 
 
 def style_of(number: int) -> tuple[str, Line]:
@@ -212,14 +199,15 @@ def _draw_run(
     axes: "Axes", panel: Panel, run: Run, window: int, style: tuple[str, Line], width: float
 ) -> None:
     colour, dashes = style
-    for name in filter(None, (panel.metric, panel.held_out)):
+    for name in (panel.metric, HELD_OUT + panel.metric):
         steps, values = series(run, name)
+        if len(steps) == 0:
+            continue
         values = panel.factor * values
         is_finite = np.isfinite(values)
-        if name == panel.held_out:
-            axes.plot(
-                steps, values, "--o", color=colour, linewidth=1, markersize=5, mfc="none", zorder=4
-            )
+        if name.startswith(HELD_OUT):
+            circles: dict[str, Any] = {"linewidth": 1, "markersize": 5, "mfc": "none", "zorder": 4}
+            axes.plot(steps, values, "--o", color=colour, **circles)
         else:
             if window > 1:
                 axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.22)
@@ -238,7 +226,7 @@ def _draw_run(
 
 
 def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
-    values = np.concatenate([series(entry, panel.metric or panel.held_out)[1] for entry in runs])
+    values = np.concatenate([series(entry, panel.metric)[1] for entry in runs])
     values = values[np.isfinite(values)]
     if len(values) == 0:
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center")

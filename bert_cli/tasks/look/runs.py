@@ -52,8 +52,7 @@ def run(settings: RunsSettings) -> None:
         for entry in history.runs_below(folder)
     }
     described = [_describe(entry) for entry in runs.values()]
-    if settings.json_file is not None:
-        output_json(settings.json_file, described)
+    output_json(settings.json_file, described)
     if is_stdout(settings.json_file):
         return
     if described:
@@ -128,7 +127,9 @@ def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
     if list(texts) == ["loss"]:
         return texts["loss"]
     cells = [f"{name} {text}" for name, text in texts.items()]
-    return "  ".join(cells[:MAX_METRICS] + ["..."] * (len(cells) > MAX_METRICS))
+    if len(cells) > MAX_METRICS:
+        cells[MAX_METRICS:] = ["..."]
+    return "  ".join(cells)
 
 
 # --- the comparison
@@ -149,7 +150,6 @@ def compare(settings: CompareSettings) -> None:
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]
     results = [spread([summary_of(entry, window) for entry in runs]) for runs in sides]
-    fields = ("mean", "standard_deviation")
     described: JSONObject = {
         "runs": [
             {
@@ -163,15 +163,10 @@ def compare(settings: CompareSettings) -> None:
         "smoothed_over_steps": window,
         "settings": differing_settings([row[0] | differing_settings(row) for row in rows]),
         "results": {
-            name: [
-                dict(zip(fields, entry[name], strict=True)) if name in entry else None
-                for entry in results
-            ]
-            for name in results[0] | results[1]
+            name: [entry.get(name) for entry in results] for name in results[0] | results[1]
         },
     }
-    if settings.json_file is not None:
-        output_json(settings.json_file, described)
+    output_json(settings.json_file, described)
     if not is_stdout(settings.json_file):
         _print(described)
 

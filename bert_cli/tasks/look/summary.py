@@ -104,13 +104,14 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
     }
 
 
-def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
+def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
     """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
-    spreads: dict[str, tuple[float, float | None]] = {}
+    spreads: dict[str, dict[str, float | None]] = {}
     for name in summaries[0]:
         row = [summary[name] for summary in summaries if name in summary]
         if len(row) == len(summaries):
-            spreads[name] = statistics.mean(row), statistics.stdev(row) if len(row) > 1 else None
+            deviation = statistics.stdev(row) if len(row) > 1 else None
+            spreads[name] = {"mean": statistics.mean(row), "standard_deviation": deviation}
     return spreads
 
 

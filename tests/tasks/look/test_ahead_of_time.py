@@ -95,7 +95,7 @@ def test_a_step_compiles_for_absent_devices(target, compilers):
 
 
 @pytest.mark.slow
-def test_a_step_that_does_not_fit_ends_with_exit_code_5_and_names_a_layout(compilers):
+def test_a_step_that_does_not_fit_ends_with_exit_code_5_and_names_what_saves_memory(compilers):
     batch = {"micro-batch-size": 65536, "replicas": 1, "grad-acc-steps-per-replica": 1}
     words = [word for name, n in batch.items() for word in (f"--global-batch.{name}", f"{n}")]
     words += ["--parallel.pipeline-stages", "null", "--parallel.pipeline-device-mapping", "null"]
