@@ -49,6 +49,11 @@ def test_help_version_and_an_unknown_command(capsys):
         assert f"usage: bert {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_code_of_every_command_is_where_the_table_says(name):
+    assert callable(COMMANDS[name].run_function())
+
+
 @pytest.mark.parametrize(
     ("name", "make", "command", "message"),
     [
