@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TextIO, TypeVar
@@ -54,14 +54,20 @@ InnerPath = Annotated[str, AfterValidator(_check_inner)]
 # --- JSON
 
 
-def read_json(path: Path, kind: type[Value], error: type[BertError], remedy: str) -> Value:
+def read_json(
+    path: Path,
+    kind: type[Value],
+    error: type[BertError],
+    remedy: str,
+    read: Callable[[Path], bytes] = Path.read_bytes,
+) -> Value:
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
     Raises `error` with the path and `remedy` for a file that cannot be read, is not UTF-8 or JSON,
     nests too deeply, does not match `kind`, or has another checksum than its own (`with_checksum`), which is left out.
     """
     try:
-        text = path.read_bytes()
+        text = read(path)
     except OSError as failure:
         raise error(str(path), f"cannot be read ({failure.strerror})", remedy) from failure
     return parse_json(str(path), text, kind, error, remedy)
@@ -197,12 +203,20 @@ def with_checksum(record: JSONObject) -> JSONObject:
     return record | {OWN_CHECKSUM: json_crc32c(json.loads(json.dumps(record)))}
 
 
-def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
+def verify_checkpoint(
+    folder: Path,
+    *,
+    but: tuple[str, ...] = (),
+    remedy: str = "",
+    read: Callable[[Path], bytes] = Path.read_bytes,
+    verified: set[str] | None = None,
+) -> None:
     """Verify state.json of a checkpoint and its other files, without files whose names end in `but`.
 
-    A folder without state.json, as other programs write a model, is not verified. Raises CheckpointError for a file
-    that has changed since it was saved.
+    A folder without state.json, as other programs write a model, is not verified. Names in `verified` are left out,
+    and the other files' names are added to it. Raises CheckpointError for a file that has changed since it was saved.
     """
+    verified = set() if verified is None else verified
     state = folder / STATE
     if not state.is_file():
         return
@@ -210,9 +224,9 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
         "copy the checkpoint again, or use another; if the folder was changed on purpose, remove"
     )
     remedy = remedy or f"{restore} {STATE} from it"
-    saved = read_json(state, Checksums, CheckpointError, remedy)
+    saved = read_json(state, Checksums, CheckpointError, remedy, read)
     for name, crc32c in saved.crc32c.items():
-        if name.endswith(but):
+        if name.endswith(but) or name in verified:
             continue
         try:
             actual = file_crc32c(folder / name)
@@ -221,6 +235,7 @@ def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = 
         if actual != crc32c:
             problem = f"has changed since it was saved (crc32c {actual}, but {crc32c} in {STATE})"
             raise CheckpointError(str(folder / name), problem, remedy)
+        verified.add(name)
 
 
 # --- writing

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -338,13 +339,40 @@ def find_fault(value: Array, dtype: str = "", *, is_square: bool = False) -> str
 # --- load
 
 
+class Saved:
+    """A complete checkpoint. Its state.json is read once, when it is first used, and each file verified once."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet."""
+        self.path = path
+        self._verified: set[str] = set()
+
+    @cached_property
+    def _text(self) -> bytes:
+        return (self.path / STATE).read_bytes()
+
+    @cached_property
+    def state(self) -> SavedState:
+        """The content of state.json. Raises CheckpointError if it is absent, changed or of another checkpoint."""
+        path = self.path
+        remedy = _remove(path)
+        saved = read_json(path / STATE, SavedState, CheckpointError, remedy, lambda _: self._text)
+        if checkpoint_name(saved.step) != path.name:
+            problem = f"belongs to another checkpoint than its folder {path.name}"
+            raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, remedy)
+        return saved
+
+    def verify(self, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
+        """Verify the files, without files whose names end in `but`. Raises CheckpointError for a changed file."""
+        verified = self._verified
+        verify_checkpoint(
+            self.path, but=but, remedy=remedy, read=lambda _: self._text, verified=verified
+        )
+
+
 def read_state(path: Path) -> SavedState:
     """Return state.json of a checkpoint. Raises CheckpointError if it is absent, changed or of another checkpoint."""
-    saved = read_json(path / STATE, SavedState, CheckpointError, _remove(path))
-    if checkpoint_name(saved.step) != path.name:
-        problem = f"belongs to another checkpoint than its folder {path.name}"
-        raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, _remove(path))
-    return saved
+    return Saved(path).state
 
 
 def _remove(path: Path) -> str:
@@ -352,7 +380,7 @@ def _remove(path: Path) -> str:
 
 
 def resume(
-    path: Path,
+    saved: Saved,
     state: State,
     form: Format,
     fixed: JSONObject,
@@ -367,21 +395,22 @@ def resume(
     Raises CheckpointError if the checkpoint belongs to a run with other fixed settings (each difference is named), if a
     file has changed since it was saved, or if it has impossible values.
     """
-    saved = read_state(path)
-    before = dict(saved.fixed)
+    path = saved.path
+    stored = saved.state
+    before = dict(stored.fixed)
     now = json.loads(json.dumps(fixed))
     if is_branch:
         before = _without_end(before)
         now = _without_end(now)
     if before.get("corpus") != now.get("corpus"):
-        before["dataset_dir"] = saved.settings.get("dataset_dir")
+        before["dataset_dir"] = stored.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
         remedy = "use those settings, or start a new run in another save_ckpt_path with --pretrained-ckpt-path"
         remedy = "use those settings, or decay from another run" if is_branch else remedy
         raise CheckpointError(str(path), problem, remedy)
-    verify_checkpoint(path, remedy=_remove(path))
+    saved.verify(remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
     dtype = form.config.get("dtype", "float32")
     _assign(state.weights, weights, path / MODEL, lambda name, value: find_fault(value, dtype))
@@ -391,8 +420,8 @@ def resume(
         return find_fault(value, "float32", is_square=slot.is_square)
 
     _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
-    state.loss_scale = saved.loss_scale
-    state.step = saved.step
+    state.loss_scale = stored.loss_scale
+    state.step = stored.step
 
 
 def _without_end(fixed: JSONObject) -> JSONObject:

@@ -100,7 +100,7 @@ def run(described: str) -> Result:
     if of["loss_scale"]:
         state.loss_scale = LossScale(value=of["loss_scale"], dynamic=True)
     if of["resume"]:
-        checkpoint.resume(Path(of["resume"]), state, form, fixed)
+        checkpoint.resume(checkpoint.Saved(Path(of["resume"])), state, form, fixed)
     engine.compile(sample)
     first, metrics = copy_state(state).weights, []
     while state.step < steps:

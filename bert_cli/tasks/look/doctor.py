@@ -17,6 +17,7 @@ import numpy as np
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
 from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
@@ -38,8 +39,9 @@ try:
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.parallel.runtime import Devices
     from bert_cli.tasks.run import build, models, resolve, start
+    from bert_cli.tasks.run.folder import Folder, Start, find_start
     from bert_cli.train import health, history
-    from bert_cli.train.checkpoint import complete_checkpoints, newest_checkpoint
+    from bert_cli.train.checkpoint import complete_checkpoints
     from bert_cli.train.loop import State
 
     IMPORT_ERROR = ""
@@ -159,7 +161,10 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     check_folder(report, settings, plan)
     if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
         check_first_loss(
-            report, settings, stream, source and models.extended(source, stream.folder)
+            report,
+            settings,
+            stream,
+            source and models.extended(source, TokenizerFolder(stream.folder)),
         )
 
 
@@ -199,10 +204,11 @@ def check_layout(
     kind, number, _ = devices
     work = workload_of(settings)
     if work.is_open:
-        continued = newest_checkpoint(settings.save_ckpt_path)
+        folder = Folder(settings.save_ckpt_path)
+        begin = Start(folder, None, folder.newest)
         chosen = report.attempt(
             "layout",
-            lambda: resolve.with_layout(settings, devices, processes.count, continued),
+            lambda: resolve.with_layout(settings, devices, processes.count, begin),
             lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit), kind)),
         )
         return chosen or settings
@@ -325,11 +331,8 @@ def _check_model(
         return None, settings
 
     def find() -> tuple[models.Source | None, DoctorSettings]:
-        continued = newest_checkpoint(settings.save_ckpt_path)
-        source = resolve.source_of(settings, continued)
-        if settings.decay_from:
-            start.branch_point(settings)
-        return source, resolve.with_shape_of(settings, source)
+        begin = find_start(settings, Folder(settings.save_ckpt_path))
+        return begin.source, resolve.with_shape_of(settings, begin.source)
 
     checked = report.attempt(
         "model", find, lambda pair: f"from {pair[0].folder}" if pair[0] else "none: new weights"
@@ -349,7 +352,9 @@ def _check_examples(
         part = processes.rank, processes.count
         stream = corpora.open_stream(settings, *part)
         if source is not None and stream.folder is not None:
-            corpora.refuse_another_vocabulary(stream.folder, source.folder, settings.save_ckpt_path)
+            corpora.refuse_another_vocabulary(
+                corpora.RecordFolder(stream.folder), source, settings.save_ckpt_path
+            )
         stream.rows(np.arange(SAMPLE))
         return stream
 
@@ -371,7 +376,7 @@ def _check_examples(
     if stream is not None and stream.folder is not None and settings.probe is not None:
         report.attempt(
             "probe",
-            lambda: probe.read_probe(settings, stream.folder),
+            lambda: probe.read_probe(settings, TokenizerFolder(stream.folder)),
             probe.Probe.describe,
         )
     return stream

@@ -6,6 +6,7 @@ Records that do not fit the run, or the model from which it starts, are refused 
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -20,10 +21,10 @@ from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
-from bert_cli.data.records.corpus import number_of_copies, read_corpus
-from bert_cli.data.tokens.tokenizer import has_tokenizer, normalization_of, read_tokenizer
+from bert_cli.data.records.corpus import CORPUS, number_of_copies, read_corpus
+from bert_cli.data.tokens.tokenizer import TokenizerFolder, has_tokenizer
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import read_json
+from bert_cli.files import JSONObject, read_json
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
 from bert_cli.planning.plan import Plan, length_of, make_plan
@@ -43,25 +44,60 @@ class StoredSizes(BaseModel):
     vocab_size: Annotated[int, Field(ge=1)] | None = None
 
 
-def _stored_sizes(settings: PretrainSettings) -> list[StoredSizes]:
-    """Return the sizes of the run's records on this disk."""
-    stored: list[StoredSizes] = []
-    if settings.generated_dataset:
-        return stored
-    for path in settings.dataset_paths:
+class RecordFolder:
+    """A folder of records. Its corpus.json and its tokenizer are read once, when they are first used."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet."""
+        self.path = path
+        self.tokenizer = TokenizerFolder(path)
+
+    @cached_property
+    def _text(self) -> bytes:
+        return (self.path / CORPUS).read_bytes()
+
+    @cached_property
+    def corpus(self) -> JSONObject:
+        """The validated corpus.json. Raises DataError where it is absent or invalid."""
+        return read_corpus(self.path, lambda _: self._text)
+
+    @property
+    def sizes(self) -> StoredSizes | None:
+        """The sizes of the records, None for an absent or incomplete folder, which is refused when it is opened."""
         with suppress(DataError):
-            stored.append(read_json(Path(path) / "corpus.json", StoredSizes, DataError, ""))
-    return stored
+            path = self.path / CORPUS
+            return read_json(path, StoredSizes, DataError, "", lambda _: self._text)
+        return None
 
 
-def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
+class Corpora:
+    """The folders of records of a run; each is read once in a start."""
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+        self._folders: dict[Path, RecordFolder] = {}
+
+    def folder(self, path: Path) -> RecordFolder:
+        """Return what was read of a folder."""
+        return self._folders.setdefault(path, RecordFolder(path))
+
+    def stored_sizes(self, settings: PretrainSettings) -> list[StoredSizes]:
+        """Return the sizes of the run's records on this disk."""
+        paths = [] if settings.generated_dataset else settings.dataset_paths
+        stored = (self.folder(Path(path)).sizes for path in paths)
+        return [sizes for sizes in stored if sizes is not None]
+
+
+def with_sizes_of_records(
+    settings: Run, source: "Source | None" = None, read: Corpora | None = None
+) -> Run:
     """Return the settings with the pack size of their records, unless it is set, and rows for their vocabulary.
 
     Memory, layout and layers depend on these sizes. `source` is the model from which the run starts; a vocabulary with
     more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows, and
     the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
-    stored = _stored_sizes(settings)
+    stored = (read or Corpora()).stored_sizes(settings)
     sizes: dict[str, object] = {}
     sequences = max((record.max_sequences_per_pack for record in stored), default=1)
     if sequences > 1 and not is_set(settings, "max_sequences_per_pack"):
@@ -101,17 +137,20 @@ def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
     return plan
 
 
-def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
+def open_stream(
+    settings: PretrainSettings, rank: int = 0, world_size: int = 1, read: Corpora | None = None
+) -> ExampleStream:
     """Return the run's examples: the part of one process in each step. Raises ConfigError or DataError."""
+    read = read or Corpora()
     stages = (settings, *settings.later_stages)
-    streams = [_open_stage(stage, rank, world_size) for stage in stages]
+    streams = [_open_stage(stage, rank, world_size, read) for stage in stages]
     stream = Stages(streams) if settings.stages else streams[0]
     if not stream.sources or any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = settings.validation_dir and _folder_of(
         settings.validation_dir, settings, "validation_dir"
     )
-    is_for_held_out = held_out and read_corpus(held_out)["format"] == "dynamic"
+    is_for_held_out = held_out and read.folder(held_out).corpus["format"] == "dynamic"
     if settings.mask_probabilities or (is_set(settings, "masking") and not is_for_held_out):
         listed = ", ".join(str(source.folder) for source in stream.sources)
         problem = f"has no effect on {listed}: static records are already masked"
@@ -120,7 +159,9 @@ def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) 
     return stream
 
 
-def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> ExampleStream:
+def _open_stage(
+    settings: PretrainSettings, rank: int, world_size: int, read: Corpora
+) -> ExampleStream:
     batch = settings.global_batch
     batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
     if settings.generated_dataset:
@@ -143,7 +184,7 @@ def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> Examp
         remedy = "leave it out, or pack with --max-sequences-per-pack"
         raise ConfigError("length_buckets", problem, remedy)
     folders = [_folder_of(corpus.path, settings, "dataset_dir") for corpus in corpora]
-    sources = [_open_source(folder, settings, "dataset_dir") for folder in folders]
+    sources = [_open_source(folder, settings, "dataset_dir", read) for folder in folders]
     if len(sources) == 1:
         return Reader(sources[0], batching, settings.length_buckets)
     weights = [corpus.weight for corpus in corpora]
@@ -172,20 +213,23 @@ def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[C
         yield of_vocabulary(settings.bert_config.vocab_size, tokens)
 
 
-def open_held_out(settings: PretrainSettings, name: str = "validation_dir") -> ExampleStream | None:
+def open_held_out(
+    settings: PretrainSettings, name: str = "validation_dir", read: Corpora | None = None
+) -> ExampleStream | None:
     """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
     They have the sequence length of the last stage. `name` is the setting that messages name.
     """
     if settings.validation_dir is None:
         return None
+    read = read or Corpora()
     folder = _folder_of(settings.validation_dir, settings, name)
     settings = (settings, *settings.later_stages)[-1]
     size = settings.global_batch.micro_batch_size
-    corpus = read_corpus(folder)
+    corpus = read.folder(folder).corpus
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
-    source = _open_source(folder, settings, name, is_held_out=True, may_pack=is_plain)
+    source = _open_source(folder, settings, name, read, is_held_out=True, may_pack=is_plain)
     return Reader(source, Batching(size, size), buckets)
 
 
@@ -193,6 +237,7 @@ def _open_source(
     folder: Path,
     settings: PretrainSettings,
     name: str,
+    read: Corpora,
     *,
     is_held_out: bool = False,
     may_pack: bool = True,
@@ -206,6 +251,7 @@ def _open_source(
         predictions=settings.max_predictions_per_seq,
         masking=settings.masking,
         max_sequences_per_pack=settings.max_sequences_per_pack if packs else None,
+        corpus=read.folder(folder).corpus,
     )
     size = source.corpus["vocab_size"]
     rows = settings.bert_config.vocab_size
@@ -215,9 +261,8 @@ def _open_source(
             problem = f"has a vocabulary of {size}, but the model's is {rows}"
             raise ConfigError(where, problem, f"give --bert-config.vocab-size {size}")
         return source
-    trained = next(
-        (sizes.vocab_size for sizes in _stored_sizes(settings) if sizes.vocab_size), rows
-    )
+    stored = read.stored_sizes(settings)
+    trained = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), rows)
     if size != trained:
         problem = f"has a vocabulary of {size}, but the run's records have {trained}"
         remedy = "make the held-out records with the vocabulary of dataset_dir"
@@ -235,16 +280,18 @@ def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
     return Path(path)
 
 
-def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
+def refuse_another_vocabulary(records: RecordFolder, source: "Source", run: Path | None) -> None:
     """Raise ConfigError if the records were made with another vocabulary or case than the model.
 
     Such a run would slowly unlearn the model. Additional pieces after the model's pieces extend the model. A model
     without a tokenizer cannot be compared. The run would continue a model in the folder of the `run`.
     """
+    corpus = records.path
+    model = source.folder
     if not has_tokenizer(model):
         return
-    ours = read_tokenizer(corpus).pieces
-    theirs = read_tokenizer(model).pieces
+    ours = records.tokenizer.tokenizer.pieces
+    theirs = source.tokenizer.tokenizer.pieces
     where = f"dataset_dir ({corpus})"
     remedy = "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
@@ -262,8 +309,8 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
                 problem,
                 f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
             )
-    our_case = normalization_of(corpus)
-    their_case = normalization_of(model)
+    our_case = records.tokenizer.normalization
+    their_case = source.tokenizer.normalization
     if our_case and their_case and our_case != their_case:
         cased = "--cased" if their_case.cased else "--no-cased"
         problem = (

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from bert_cli.config.embed import EmbedSettings
@@ -21,7 +20,7 @@ from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.finetune.synthetic import synthetic_features
-from bert_cli.data.tokens.tokenizer import TextTokenizer, model_max_length
+from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
@@ -33,6 +32,7 @@ from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
+from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.resolve import (
     ResolvedRun,
@@ -58,9 +58,9 @@ class TaskRun(Generic[Settings]):
 
     settings: Settings
     """With the sizes of the model, and with the layout."""
-    source: Source | None
-    """The model that the run starts from, or scores; None for new weights."""
-    tokenizer: Path | None
+    start: Start
+    """With the model that the run starts from, or scores."""
+    tokenizer: TokenizerFolder | None
     mesh: Mesh
     stop: StopRequest
     task: Task
@@ -111,16 +111,17 @@ def prepare(
         if "pooling" in stored and "pooling" not in settings.model_fields_set:
             settings = changed(settings, pooling=stored["pooling"])
             print_line(f"run: pooling is {settings.pooling}, as in {source.folder}")
-    folder = None if source is None else source.folder
+    folder = None if source is None else source.tokenizer
     if settings.tokenizer_path is not None:
-        folder = models.find_tokenizer(settings.tokenizer_path)
+        folder = TokenizerFolder(models.find_tokenizer(settings.tokenizer_path))
     is_default_length = "max_seq_length" not in settings.model_fields_set
-    longest = model_max_length(folder) if is_default_length and folder is not None else None
+    longest = folder.max_length if is_default_length and folder is not None else None
     longest = min(longest or settings.max_seq_length, stored.get("max_seq_length", math.inf))
     if is_default_length and longest < settings.max_seq_length:
         settings = changed(settings, max_seq_length=longest)
-    continued = newest_checkpoint(settings.save_ckpt_path)
-    settings, mesh, stop = take_devices(settings, continued, stack)
+    run = Folder(settings.save_ckpt_path)
+    start = Start(run, source, run.newest)
+    settings, mesh, stop = take_devices(settings, start, stack)
     if is_default_length:
         print_line(f"run: max_seq_length is {settings.max_seq_length} (default)")
     if settings.generated_dataset:
@@ -138,7 +139,7 @@ def prepare(
             task = with_teacher(settings, task, tokenizer, _label_order)
         if task.teach is not None:
             task = task.teach(task=task, group=runtime(settings.engine).group_of(mesh))
-    return TaskRun(settings, source, folder, mesh, stop, task)
+    return TaskRun(settings, start, folder, mesh, stop, task)
 
 
 # --- settings
@@ -241,7 +242,9 @@ def _train_seeds(run: TaskRun[Settings]) -> bool:
                 for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
                 if (folder := getattr(settings, name)) is not None
             }
-            of_seed = replace(run, settings=changed(settings, seed=seed, **folders))
+            seeded = changed(settings, seed=seed, **folders)
+            begin = replace(run.start, folder=Folder(seeded.save_ckpt_path))
+            of_seed = replace(run, settings=seeded, start=begin)
         scores = _train_and_score(of_seed)
         if scores is None:
             return not settings.compile_only
@@ -263,7 +266,7 @@ def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     return ResolvedRun(
         settings,
-        run.source and models.extended(run.source, run.tokenizer),
+        run.start.extended(run.tokenizer),
         run.mesh,
         run.stop,
         plan=plan,
@@ -355,7 +358,7 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
 def _only_score(run: TaskRun[Settings]) -> None:
     """Score a model without training. Raises KeyboardInterrupt on a request to stop: there is nothing to save."""
     settings = run.settings
-    source = run.source
+    source = run.start.source
     task = run.task
     assert source is not None
     engine = assemble.build_engine(settings, run.mesh, task.labels, trains=False)

@@ -16,19 +16,18 @@ from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import corpora, probe, start, train
-from bert_cli.tasks.run.models import extended
+from bert_cli.tasks.run import corpora, probe, train
+from bert_cli.tasks.run.corpora import Corpora
+from bert_cli.tasks.run.folder import Folder, find_start
 from bert_cli.tasks.run.resolve import (
     ResolvedRun,
     check_output_paths,
-    source_of,
     take_devices,
     with_shape_of,
 )
 from bert_cli.tasks.run.teacher import relations_of
 from bert_cli.text import count
 from bert_cli.train import health
-from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
 
@@ -47,25 +46,24 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    continued = newest_checkpoint(settings.save_ckpt_path)
-    source = source_of(settings, continued)
-    branch = start.branch_point(settings) if settings.decay_from and continued is None else None
-    configured = with_shape_of(settings, source)
-    sized = corpora.with_sizes_of_records(configured, source)
-    settings, mesh, stop = take_devices(sized, continued, stack)
-    stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count)
-    folder = stream.folder
+    start = find_start(settings, Folder(settings.save_ckpt_path))
+    read = Corpora()
+    configured = with_shape_of(settings, start.source)
+    sized = corpora.with_sizes_of_records(configured, start.source, read)
+    settings, mesh, stop = take_devices(sized, start, stack)
+    stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count, read)
+    records = None if stream.folder is None else read.folder(stream.folder)
     for line in corpora.describe_vocabulary(configured, settings, stream):
         print_line(line)
-    if source is not None and folder is not None:
-        corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
-        source = extended(source, folder)
+    if start.source is not None and records is not None:
+        corpora.refuse_another_vocabulary(records, start.source, settings.save_ckpt_path)
+        start = start.extended(records.tokenizer)
     if settings.new_rows_only_steps and settings.decay_from is None:
-        settings = changed(settings, known_rows=start.known_rows(source, continued))
+        settings = changed(settings, known_rows=start.known_rows)
         steps = count(settings.new_rows_only_steps, "step")
         rows = f"the rows from {settings.known_rows:,} on"
         print_line(f"new rows: the first {steps} train only {rows}")
-    held_out = corpora.open_held_out(settings) if settings.SAVES else None
+    held_out = corpora.open_held_out(settings, read=read) if settings.SAVES else None
     if settings.bert_config.type_vocab_size == 1:
         _refuse_pairs("dataset_dir", stream)
         _refuse_pairs("validation_dir", held_out)
@@ -75,13 +73,13 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
             "make it without --no-nsp to get one"
         )
     is_probed = settings.SAVES and settings.probe is not None
-    pairs = probe.read_probe(settings, folder) if is_probed and folder else None
+    pairs = probe.read_probe(settings, records.tokenizer) if is_probed and records else None
     if pairs is not None:
         print_line(f"probe: {pairs.describe()}")
     plan = corpora.plan_for(settings, stream)
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
-    if folder is not None:
+    if records is not None:
         for check in corpora.text_checks(stream, settings):
             if check.warns:
                 print_line(check.warning)
@@ -96,19 +94,18 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
 
     return ResolvedRun(
         settings,
-        source,
+        start,
         mesh,
         stop,
         plan=plan,
         stream=stream,
         sample=stream.first_micro_batches(len(mesh.devices)),
-        tokenizer=folder,
+        tokenizer=None if records is None else records.tokenizer,
         prepare=relations_of(settings, stream),
         evaluate=None if held_out is None and pairs is None else score,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=settings.evaluate_every_steps,
-        branch=branch,
-        unigram_entropy=None if folder is None else health.unigram_entropy(stream),
+        unigram_entropy=None if records is None else health.unigram_entropy(stream),
     )
 
 

@@ -20,7 +20,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import MULTIPLE
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
-from bert_cli.data.tokens.tokenizer import read_tokenizer
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
 
@@ -55,7 +55,7 @@ class Probe:
         return f"{pairs:,} pairs, {rows:,} masked sentences of up to {self.sequence_length} tokens"
 
 
-def read_probe(settings: PretrainSettings, records: Path) -> Probe:
+def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
     """Read the pairs with the tokenizer of the records. Raises DataError, with the line, for an invalid pair."""
     name = str(settings.probe)
     room = settings.max_seq_length - 2
@@ -65,7 +65,7 @@ def read_probe(settings: PretrainSettings, records: Path) -> Probe:
         raise DataError(f"probe ({name})", "no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
     texts = [_text(row, name, where) for where, row in lines for name in NAMES]
-    tokenizer = read_tokenizer(records)
+    tokenizer = records.tokenizer
     sentences, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=UNLIMITED)
     tokens = np.split(sentences.tokens, sentences.ends[:-1])
     for number, (where, _) in enumerate(lines):
@@ -76,7 +76,7 @@ def read_probe(settings: PretrainSettings, records: Path) -> Probe:
                 raise DataError(where, problem, "shorten it, or leave out the pair")
         if np.array_equal(good, bad):
             pieces = " ".join(tokenizer.pieces[token] for token in good[1:-1])
-            problem = f"'good' and 'bad' are the same tokens in {records} ({pieces})"
+            problem = f"'good' and 'bad' are the same tokens in {records.folder} ({pieces})"
             raise DataError(where, problem, "change one, or leave out the pair")
     # One short length and one batch size, so that there is one trace. A batch has the tokens of a micro-batch.
     longest = -(-int(sentences.lengths.max()) // MULTIPLE) * MULTIPLE

@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import Stream
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.cluster import (
@@ -31,8 +32,8 @@ from bert_cli.planning import layout
 from bert_cli.planning.plan import Plan
 from bert_cli.planning.workload import laid_out, workload_of
 from bert_cli.processes import print_error, print_line, quiet_imports
-from bert_cli.tasks.run.models import Source, find_source
-from bert_cli.train import checkpoint
+from bert_cli.tasks.run.folder import Start
+from bert_cli.tasks.run.models import Source
 from bert_cli.train.loop import Prepare, Step, StopRequest
 
 Settings = TypeVar("Settings", bound=TrainSettings)
@@ -44,8 +45,7 @@ class ResolvedRun:
 
     settings: TrainSettings
     """With the sizes of the model and of the records, and with the layout."""
-    source: Source | None
-    """The model that the run starts from; None for new weights."""
+    start: Start
     mesh: Mesh
     stop: StopRequest
     plan: Plan
@@ -53,8 +53,8 @@ class ResolvedRun:
     """The batches of the run, this process' part of them."""
     sample: Batch
     """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
-    tokenizer: Path | None
-    """The folder whose tokenizer is saved with the model."""
+    tokenizer: TokenizerFolder | None
+    """The tokenizer that is saved with the model."""
     label_names: Sequence[str] | None = None
     """Class names, `labels` of them; None for regression or unnamed classes."""
     labels: int = 2
@@ -73,8 +73,6 @@ class ResolvedRun:
     """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
     unsaved_steps: int = 2
     """Steps of a run that saves nothing."""
-    branch: Path | None = None
-    """The checkpoint of another run that a new run continues with a decaying learning rate."""
 
     @cached_property
     def dumped(self) -> JSONObject:
@@ -127,14 +125,6 @@ def is_writable(path: Path) -> bool:
     return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
 
 
-def source_of(settings: TrainSettings, continued: Path | None) -> Source | None:
-    """Return the model of the run's own checkpoint, else the pretrained one; None for new weights."""
-    if continued is not None:
-        return find_source(str(settings.save_ckpt_path), "--save-ckpt-path")
-    name = settings.pretrained_ckpt_path
-    return None if name is None else find_source(name)
-
-
 def with_shape_of(settings: Settings, source: Source | None) -> Settings:
     """Return the settings with the shape of a model, except for the fields that they set."""
     if source is None:
@@ -143,18 +133,15 @@ def with_shape_of(settings: Settings, source: Source | None) -> Settings:
     return changed(settings, bert_config=shape)
 
 
-def with_layout(
-    settings: Settings, devices: Devices, processes: int, continued: Path | None
-) -> Settings:
+def with_layout(settings: Settings, devices: Devices, processes: int, start: Start) -> Settings:
     """Return the settings with the layout and the micro-batch that they leave open.
 
     `devices` belong to one process. Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
     """
     kind, number, memory = devices
     work = workload_of(settings)
-    if continued is not None and work.batch.examples_per_step is not None:
-        fixed = checkpoint.read_state(continued).fixed
-        work = layout.with_micro_batch(work, fixed.get("micro_batch_size", 1))
+    if start.continued is not None and work.batch.examples_per_step is not None:
+        work = layout.with_micro_batch(work, start.fixed.get("micro_batch_size", 1))
     chosen = layout.choose(work, kind, processes * number, memory, processes)
     return laid_out(settings, chosen)
 
@@ -223,7 +210,7 @@ def open_mesh(
 
 
 def take_devices(
-    settings: Settings, continued: Path | None, stack: ExitStack
+    settings: Settings, start: Start, stack: ExitStack
 ) -> tuple[Settings, Mesh, StopRequest]:
     """Handle signals, find the other processes, choose the layout and take the devices.
 
@@ -242,7 +229,7 @@ def take_devices(
     if is_open:
         kind, number, memory = devices
         is_auto = settings.global_batch.examples_per_step is not None
-        settings = with_layout(settings, devices, processes.count, continued)
+        settings = with_layout(settings, devices, processes.count, start)
         what = f"micro-batch {settings.global_batch.micro_batch_size}" if is_auto else "layout"
         chosen_for = f"{processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
         lines = [f"{what}: chosen for {chosen_for}"]

@@ -72,7 +72,7 @@ def with_teacher(
     if labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
         raise ConfigError(where, problem, "give a model that was trained for the task")
-    if models.read_tokenizer_for(source.config, source.folder).pieces != tokenizer.pieces:
+    if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
         remedy = "give a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
     _check_length(source, settings.max_seq_length)
@@ -126,7 +126,7 @@ def relations_of(settings: PretrainSettings, stream: ExampleStream) -> Prepare:
     assert stream.folder is not None
     source = models.find_source(name, "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
-    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     if tokenizer.pieces != read_tokenizer(stream.folder).pieces:
         remedy = f"make the records with --vocab {source.folder}, or give another teacher"
         raise ConfigError(where, "has another vocabulary than the records", remedy)
@@ -177,7 +177,7 @@ def with_vectors(
     the teacher, ConfigError for one that is not supported, DataError if the cache cannot be read or written.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH, normalize=True)
     defaults = Embedding.read_defaults(source, reading)
     reading = changed(reading, pooling=defaults.get("pooling", "mean"))
