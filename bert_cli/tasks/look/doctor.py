@@ -8,16 +8,16 @@ same probability, so its loss is ln V, and ln 2 for the next sentence. A trained
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
-from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
 from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
@@ -25,12 +25,12 @@ from bert_cli.parse.load import changed
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate
-from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.plan import Plan
 from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
-from bert_cli.tasks.run import corpora, probe
+from bert_cli.tasks.run import corpora
 from bert_cli.text import count, format_bytes
 
 try:
@@ -38,8 +38,7 @@ try:
     from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.parallel.runtime import Devices
-    from bert_cli.tasks.run import build, models, resolve, start
-    from bert_cli.tasks.run.folder import Folder, Start, find_start
+    from bert_cli.tasks.run import build, job, models, resolve, start
     from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints
     from bert_cli.train.loop import State
@@ -125,8 +124,10 @@ def _described(processes: Processes) -> str:
 
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
-    source, settings = _check_model(report, settings)
-    settings = corpora.with_sizes_of_records(settings, source)
+    draft = job.drafted(settings)
+    if settings.pretrained_ckpt_path is not None or settings.save_ckpt_path is not None:
+        report.attempt("model", partial(job.find_model, draft), lambda _: _of_model(draft))
+    job.take_sizes(draft)
     processes = report.attempt(
         "processes",
         lambda: find_processes(os.environ, settings.cluster.workers, settings.cluster.rank),
@@ -136,36 +137,71 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     if processes is None or devices is None:
         return
     kind, _, memory = devices
-    settings = check_layout(report, settings, processes, devices)
-    stream = _check_examples(report, settings, processes, source)
-    epoch = (None, 1.0) if stream is None else (stream.epoch_size, stream.sequences_per_example)
-    has_no_length = stream is None and settings.num_epochs is not None
-    plan = (
-        None
-        if has_no_length
-        else report.attempt(
-            "plan",
-            lambda: make_plan(
-                workload_of(settings), length_of(settings, settings.decay_from), *epoch
-            ),
-            lambda plan: (
-                f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
-                f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
-            ),
-        )
-    )
-    if plan is not None:
-        add_checks(report, checks.of_epochs(plan))
+    draft.processes = processes
+    check_layout(report, draft, devices)
+    for name, step in job.STEPS:
+        _take(report, draft, name, step)
+    if draft.plan is not None:
+        add_checks(report, checks.of_epochs(draft.plan))
+    settings = cast(DoctorSettings, draft.settings)
     check_memory(report, settings, processes, kind, memory)
     machine.check_precision(report, settings.precision, kind)
-    check_folder(report, settings, plan)
-    if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
-        check_first_loss(
-            report,
-            settings,
-            stream,
-            source and models.extended(source, TokenizerFolder(stream.folder)),
+    check_folder(report, settings, draft.plan)
+    source = draft.start.source
+    if draft.stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
+        check_first_loss(report, settings, draft.stream, source)
+
+
+def _of_model(draft: "job.Draft") -> str:
+    source = draft.start.source
+    return "none: new weights" if source is None else f"from {source.folder}"
+
+
+def _take(
+    report: Report, draft: "job.Draft", name: str, step: "Callable[[job.Draft], None]"
+) -> None:
+    """Take a step of the run, and read some examples where it opens them, if the results that it needs are there."""
+    settings = draft.settings
+    is_read = draft.stream is not None
+    is_due = {
+        "dataset_dir": True,
+        "validation_dir": is_read and settings.validation_dir is not None,
+        "probe": draft.records is not None and settings.probe is not None,
+        "plan": is_read or settings.num_epochs is None,
+    }
+    act = _open_and_read if name == "dataset_dir" else step
+    if is_due[name]:
+        report.attempt(name, partial(act, draft), lambda _: _found(name, draft))
+    if name == "dataset_dir" and draft.records is not None:
+        add_checks(report, corpora.text_checks(draft.stream, settings))
+
+
+def _open_and_read(draft: "job.Draft") -> None:
+    for path in draft.settings.record_paths:
+        if "$" in path and not draft.settings.generated_dataset:
+            raise ConfigError(path, "the variable is not set", "export it")
+    job.open_records(draft)
+    stream, draft.stream = draft.stream, None
+    assert stream is not None
+    stream.rows(np.arange(SAMPLE))
+    draft.stream = stream
+
+
+def _found(name: str, draft: "job.Draft") -> str:
+    """Return what a step has found, as text."""
+    if name == "plan" and (plan := draft.plan) is not None:
+        return (
+            f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
+            f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
         )
+    if name == "probe" and draft.pairs is not None:
+        return draft.pairs.describe()
+    if name == "validation_dir" and draft.held_out is not None:
+        return f"{draft.held_out.epoch_size:,} records"
+    if draft.settings.generated_dataset or draft.stream is None:
+        return "synthetic examples"
+    paths = ", ".join(draft.settings.dataset_paths)
+    return f"{paths}: {draft.stream.epoch_size:,} readable records; `bert inspect` shows more"
 
 
 # --- the machine's part of a run
@@ -197,21 +233,20 @@ def _check_devices(
     return devices
 
 
-def check_layout(
-    report: Report, settings: DoctorSettings, processes: Processes, devices: "Devices"
-) -> DoctorSettings:
-    """Check that processes divide the replicas and the devices suffice; return the settings with the layout."""
+def check_layout(report: Report, draft: "job.Draft", devices: "Devices") -> None:
+    """Choose an open layout; else check that processes divide the replicas and that the devices suffice."""
     kind, number, _ = devices
+    settings = draft.settings
+    processes = draft.processes
     work = workload_of(settings)
     if work.is_open:
-        folder = Folder(settings.save_ckpt_path)
-        begin = Start(folder, None, folder.newest)
         chosen = report.attempt(
             "layout",
-            lambda: resolve.with_layout(settings, devices, processes.count, begin),
+            lambda: resolve.with_layout(settings, devices, processes.count, draft.start),
             lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit), kind)),
         )
-        return chosen or settings
+        draft.settings = chosen or settings
+        return
     replicas = settings.global_batch.replicas
     stages = len(estimate(work))
     idle = layout.idle(work)
@@ -223,7 +258,7 @@ def check_layout(
         layout.check_processes(settings.global_batch, processes.count)
     except ConfigError as error:
         report.error("layout", error, **values)
-        return settings
+        return
     if kind == "GPU" and needed > number:
         text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
         report.add("error", "layout", text, remedy, **values)
@@ -237,7 +272,6 @@ def check_layout(
             "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device"
         )
         report.add("warning" if idle > MAX_IDLE else "ok", "layout", text, remedy, **values)
-    return settings
 
 
 def check_memory(
@@ -322,64 +356,6 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
 
 
 # --- the examples and the model
-
-
-def _check_model(
-    report: Report, settings: DoctorSettings
-) -> tuple["models.Source | None", DoctorSettings]:
-    if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
-        return None, settings
-
-    def find() -> tuple[models.Source | None, DoctorSettings]:
-        begin = find_start(settings, Folder(settings.save_ckpt_path))
-        return begin.source, resolve.with_shape_of(settings, begin.source)
-
-    checked = report.attempt(
-        "model", find, lambda pair: f"from {pair[0].folder}" if pair[0] else "none: new weights"
-    )
-    return checked or (None, settings)
-
-
-def _check_examples(
-    report: Report, settings: DoctorSettings, processes: Processes, source: "models.Source | None"
-) -> Any:
-    """Open the records of the run and read some; return their stream, or None if there is an error."""
-
-    def open_examples() -> Any:
-        for path in settings.record_paths:
-            if "$" in path and not settings.generated_dataset:
-                raise ConfigError(path, "the variable is not set", "export it")
-        part = processes.rank, processes.count
-        stream = corpora.open_stream(settings, *part)
-        if source is not None and stream.folder is not None:
-            corpora.refuse_another_vocabulary(
-                corpora.RecordFolder(stream.folder), source, settings.save_ckpt_path
-            )
-        stream.rows(np.arange(SAMPLE))
-        return stream
-
-    def describe(stream: Any) -> str:
-        if settings.generated_dataset:
-            return "synthetic examples"
-        paths = ", ".join(settings.dataset_paths)
-        return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
-
-    stream = report.attempt("dataset_dir", open_examples, describe)
-    if stream is not None and not settings.generated_dataset:
-        add_checks(report, corpora.text_checks(stream, settings))
-    if stream is not None and settings.validation_dir is not None:
-        report.attempt(
-            "validation_dir",
-            lambda: corpora.open_held_out(settings),
-            lambda held_out: f"{held_out and held_out.epoch_size:,} records",
-        )
-    if stream is not None and stream.folder is not None and settings.probe is not None:
-        report.attempt(
-            "probe",
-            lambda: probe.read_probe(settings, TokenizerFolder(stream.folder)),
-            probe.Probe.describe,
-        )
-    return stream
 
 
 def add_checks(report: Report, results: Iterable[Check]) -> None:

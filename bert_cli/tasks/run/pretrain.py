@@ -11,22 +11,16 @@ import numpy as np
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
-from bert_cli.parse.load import changed
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import corpora, probe, train
-from bert_cli.tasks.run.corpora import Corpora
-from bert_cli.tasks.run.folder import Folder, find_start
+from bert_cli.tasks.run import corpora, job, probe, train
 from bert_cli.tasks.run.resolve import (
     ResolvedRun,
     check_output_paths,
     take_devices,
-    with_shape_of,
 )
 from bert_cli.tasks.run.teacher import relations_of
-from bert_cli.text import count
 from bert_cli.train import health
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
@@ -46,37 +40,24 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    start = find_start(settings, Folder(settings.save_ckpt_path))
-    read = Corpora()
-    configured = with_shape_of(settings, start.source)
-    sized = corpora.with_sizes_of_records(configured, start.source, read)
-    settings, mesh, stop = take_devices(sized, start, stack)
-    stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count, read)
-    records = None if stream.folder is None else read.folder(stream.folder)
-    for line in corpora.describe_vocabulary(configured, settings, stream):
-        print_line(line)
-    if start.source is not None and records is not None:
-        corpora.refuse_another_vocabulary(records, start.source, settings.save_ckpt_path)
-        start = start.extended(records.tokenizer)
-    if settings.new_rows_only_steps and settings.decay_from is None:
-        settings = changed(settings, known_rows=start.known_rows)
-        steps = count(settings.new_rows_only_steps, "step")
-        rows = f"the rows from {settings.known_rows:,} on"
-        print_line(f"new rows: the first {steps} train only {rows}")
-    held_out = corpora.open_held_out(settings, read=read) if settings.SAVES else None
-    if settings.bert_config.type_vocab_size == 1:
-        _refuse_pairs("dataset_dir", stream)
-        _refuse_pairs("validation_dir", held_out)
-    if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
-        print_line(
-            f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
-            "make it without --no-nsp to get one"
-        )
-    is_probed = settings.SAVES and settings.probe is not None
-    pairs = probe.read_probe(settings, records.tokenizer) if is_probed and records else None
-    if pairs is not None:
-        print_line(f"probe: {pairs.describe()}")
-    plan = corpora.plan_for(settings, stream)
+    draft = job.drafted(settings)
+    job.find_model(draft)
+    job.take_sizes(draft)
+    draft.settings, mesh, stop = take_devices(draft.settings, draft.start, stack)
+    draft.processes = mesh.processes
+    for _, step in job.STEPS:
+        step(draft)
+        for line in draft.lines:
+            print_line(line)
+        draft.lines.clear()
+    settings = draft.settings
+    stream = draft.stream
+    plan = draft.plan
+    assert stream is not None
+    assert plan is not None
+    held_out = draft.held_out
+    pairs = draft.pairs
+    records = draft.records
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
     if records is not None:
@@ -94,7 +75,7 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
 
     return ResolvedRun(
         settings,
-        start,
+        draft.start,
         mesh,
         stop,
         plan=plan,
@@ -107,14 +88,6 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         evaluate_every=settings.evaluate_every_steps,
         unigram_entropy=None if records is None else health.unigram_entropy(stream),
     )
-
-
-def _refuse_pairs(name: str, stream: ExampleStream | None) -> None:
-    """Raise ConfigError for records with sentence pairs, which a model without segments reads as one text."""
-    if stream is None or stream.folder is None or not stream.has_next_sentences:
-        return
-    problem = "has sentence pairs, and this model has no segments"
-    raise ConfigError(f"{name} ({stream.folder})", problem, "make it with bert tokenize --no-nsp")
 
 
 def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:

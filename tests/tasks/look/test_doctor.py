@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.parse.load import load
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
-from bert_cli.tasks.run import corpora
+from bert_cli.tasks.run import corpora, job
 from bert_cli.train.checkpoint import complete_checkpoints
 
 FLAGS = {
@@ -57,6 +58,10 @@ def findings(check, *arguments, **options) -> list[Finding]:
 def the_finding(check, *arguments, **options) -> Finding:
     (only,) = findings(check, *arguments, **options)
     return only
+
+
+def draft(settings: DoctorSettings, processes: doctor.Processes) -> job.Draft:
+    return replace(job.drafted(settings), processes=processes)
 
 
 def built(folder: Path, **changes: object) -> list[Finding]:
@@ -159,6 +164,7 @@ def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp
         ({"dataset_dir": False}, ConfigError, "is missing"),
         ({"max_seq_length": 12}, DataError, "16"),
         ({"validation_dir": "nowhere"}, DataError, "no such folder"),
+        ({"bert_config__type_vocab_size": 1}, ConfigError, "this model has no segments"),
         ({"pretrained_ckpt_path": "nowhere"}, CheckpointError, "nowhere"),
     ):
         results = examined(tmp_path, **(real | change))
@@ -250,11 +256,11 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
     settings = settings_of(tmp_path, global_batch__replicas=2)
     for number, level in ((1, "error"), (2, "ok")):
         devices = ("GPU", number, 10**9)
-        assert the_finding(doctor.check_layout, settings, ONE, devices).level == level
-    one = the_finding(doctor.check_layout, settings, ONE, ("CPU", 1, 10**9))
+        assert the_finding(doctor.check_layout, draft(settings, ONE), devices).level == level
+    one = the_finding(doctor.check_layout, draft(settings, ONE), ("CPU", 1, 10**9))
     assert (one.level, "2 devices are simulated on" in one.found) == ("warning", True)
     three = doctor.Processes(("a:1", "b:1", "c:1"))
-    one = the_finding(doctor.check_layout, settings, three, ("CPU", 3, 10**9))
+    one = the_finding(doctor.check_layout, draft(settings, three), ("CPU", 3, 10**9))
     assert one.level == "error" and "cannot be divided among 3 processes" in one.found
     chosen = of("layout", examined(tmp_path, parallel__layout="auto"))
     assert chosen.level == "ok" and chosen.found.startswith("chosen: ")
@@ -266,7 +272,7 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
             parallel__pipeline_stages='[["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]]',
             parallel__pipeline_device_mapping="[0, 1, 0]",
         )
-        one = the_finding(doctor.check_layout, settings, ONE, ("CPU", 2, 0))
+        one = the_finding(doctor.check_layout, draft(settings, ONE), ("CPU", 2, 0))
         assert one.level == level
         assert ("--parallel.pipeline-stages null" in one.remedy) == (level == "warning")
     monkeypatch.setenv("TF_CONFIG", "{nonsense")
