@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,13 +16,11 @@ from bert_cli.config.settings import (
     is_set,
     without_effect,
 )
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.training import Scaling, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape
-
-Scaling = Literal["unit", "u-mup"]
 
 
 class WeightedCorpus(Settings):
@@ -173,9 +171,14 @@ class PretrainSettings(TrainSettings):
         return None if first in (None, last) else (first, last)
 
     @property
-    def has_factors(self) -> bool:
-        """Return whether weights and activations have factors of Unit Scaling."""
-        return self.scaling is not None
+    def unit_scaling(self) -> Scaling | None:
+        """Return the kind of Unit Scaling, by which weights and activations have factors."""
+        return self.scaling
+
+    @property
+    def new_rows(self) -> tuple[int, int]:
+        """Return the initial steps that train only new rows of the word embeddings, and the number of other rows."""
+        return self.new_rows_only_steps, self.known_rows
 
     @property
     def stage_sizes(self) -> Sequence[tuple[int | None, int]]:

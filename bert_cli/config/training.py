@@ -22,6 +22,7 @@ from bert_cli.facts.products import BatchShape
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
+Scaling = Literal["unit", "u-mup"]
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
 """Last part of the name of a weight."""
 
@@ -282,9 +283,19 @@ class TrainSettings(Settings):
         return None
 
     @property
-    def has_factors(self) -> bool:
-        """Return whether weights and activations have factors of Unit Scaling."""
-        return False
+    def unit_scaling(self) -> Scaling | None:
+        """Return the kind of Unit Scaling, by which weights and activations have factors."""
+        return None
+
+    @property
+    def new_rows(self) -> tuple[int, int]:
+        """Return the initial steps that train only new rows of the word embeddings, and the number of other rows."""
+        return 0, 0
+
+    @property
+    def pools_by(self) -> str | None:
+        """Return how the vector of a text is computed; None for models that are not trained for vectors."""
+        return None
 
     @property
     def stage_sizes(self) -> Sequence[tuple[int | None, int]]:

@@ -113,7 +113,7 @@ def workload_of(order: TrainSettings) -> Workload:
         rate=order.optimizer_opts.learning_rate,
         compile=order.compile,
         deterministic=order.deterministic,
-        has_factors=order.has_factors,
+        has_factors=order.unit_scaling is not None,
         mask_probabilities=order.mask_probabilities,
         later=tuple(later),
     )

@@ -172,8 +172,9 @@ def _take(
     act = _open_and_read if name == "dataset_dir" else step
     if is_due[name]:
         report.attempt(name, partial(act, draft), lambda _: _found(name, draft))
-    if name == "dataset_dir" and draft.records is not None:
-        add_checks(report, corpora.text_checks(draft.stream, settings))
+    stream = draft.stream
+    if name == "dataset_dir" and stream is not None and draft.records is not None:
+        add_checks(report, corpora.text_checks(stream, settings))
 
 
 def _open_and_read(draft: "job.Draft") -> None:

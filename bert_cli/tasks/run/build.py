@@ -102,9 +102,9 @@ def model_of(
 
 def factors_of(settings: TrainSettings) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
-    if not isinstance(settings, PretrainSettings) or settings.scaling is None:
+    if (kind := settings.unit_scaling) is None:
         return {}
-    return scaling.factors(settings.bert_config, settings.scaling, settings.micro_batch_shape)
+    return scaling.factors(settings.bert_config, kind, settings.micro_batch_shape)
 
 
 def optimizer_for(
@@ -126,8 +126,8 @@ def optimizer_for(
     if not kind.has_trust_ratio:
         for name in factors.keys() & rules.keys():
             rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
-    if steps := getattr(settings, "new_rows_only_steps", 0):
-        known = getattr(settings, "known_rows", 0)
+    steps, known = settings.new_rows
+    if steps:
         free = {"emb/word/embeddings": known * settings.bert_config.hidden_size}
         free |= {name: known for name in names if name.endswith("/masked_lm/bias")}
         rules = {

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
@@ -106,11 +105,11 @@ def prepare(
     source = _source(settings)
     settings = with_shape_of(settings, source)
     stored: JSONObject = {}
-    if source is not None and isinstance(settings, EmbedSettings):
+    if source is not None and settings.pools_by is not None:
         stored = {n: v for n, v in read_embedding(source.folder).items() if n != "normalize"}
         if "pooling" in stored and "pooling" not in settings.model_fields_set:
             settings = changed(settings, pooling=stored["pooling"])
-            print_line(f"run: pooling is {settings.pooling}, as in {source.folder}")
+            print_line(f"run: pooling is {settings.pools_by}, as in {source.folder}")
     folder = None if source is None else source.tokenizer
     if settings.tokenizer_path is not None:
         folder = TokenizerFolder(models.find_tokenizer(settings.tokenizer_path))

@@ -6,7 +6,6 @@ A run starts from its newest complete checkpoint, else from the weights that the
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
@@ -37,15 +36,14 @@ def disk_format(
     dtype = "float16" if settings.precision == "float16" and not table else "float32"
     config = hf.hf_config(shape, dtype=dtype, head=head, label_names=label_names)
     if table:
-        config["scaling"] = getattr(settings, "scaling", None)
+        config["scaling"] = settings.unit_scaling
     files: dict[str, bytes] = {}
     if tokenizer:
         files |= tokenizer.for_model(shape, fills_masks=head.fills_masks)
         ids = tokenizer.special_ids
         config |= {name: ids[name] for name in ids if name in config}
-    if isinstance(settings, EmbedSettings):
-        size = shape.hidden_size
-        files |= embedding_files(settings.pooling, size, settings.max_seq_length)
+    if (pooling := settings.pools_by) is not None:
+        files |= embedding_files(pooling, shape.hidden_size, settings.max_seq_length)
     return checkpoint.Format(
         to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table), shape),
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes, shape)[0], table, -1),
@@ -92,7 +90,7 @@ def load_pretrained(
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
     hf.check_hf_config(source.described, settings.bert_config, where=source.where)
-    scaling.check_trained_with(source.described, getattr(settings, "scaling", None), source.where)
+    scaling.check_trained_with(source.described, settings.unit_scaling, source.where)
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
