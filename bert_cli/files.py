@@ -60,17 +60,26 @@ def read_json(
     error: type[BertError],
     remedy: str,
     read: Callable[[Path], bytes] = Path.read_bytes,
+    *,
+    has_unique_keys: bool = False,
 ) -> Value:
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
     Raises `error` with the path and `remedy` for a file that cannot be read, is not UTF-8 or JSON,
-    nests too deeply, does not match `kind`, or has another checksum than its own (`with_checksum`), which is left out.
+    nests too deeply, does not match `kind`, or has another checksum than its own (`with_checksum`), which is left out;
+    with `has_unique_keys` also for a key that occurs twice in an object.
     """
     try:
         text = read(path)
     except OSError as failure:
         raise error(str(path), f"cannot be read ({failure.strerror})", remedy) from failure
-    return parse_json(str(path), text, kind, error, remedy)
+    value = parse_json(str(path), text, kind, error, remedy)
+    try:
+        if has_unique_keys:
+            json_with_unique_keys(text.decode())
+    except json.JSONDecodeError as failure:
+        raise error(str(path), failure.msg, "change the file") from None
+    return value
 
 
 def parse_json(
@@ -106,11 +115,12 @@ def json_with_unique_keys(text: str) -> Any:
     """Return the value of JSON text. Raises JSONDecodeError also for a key that occurs twice in an object."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        repeated = [name for number, name in enumerate(names) if name in names[:number]]
-        if repeated:
-            raise ValueError(f"the key {repeated[0]!r} occurs twice in an object")
-        return dict(pairs)
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in values:
+                raise ValueError(f"the key {name!r} occurs twice in an object")
+            values[name] = value
+        return values
 
     try:
         return json.loads(text, object_pairs_hook=to_dict)

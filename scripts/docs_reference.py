@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from bert_cli.commands import COMMANDS
 from bert_cli.parse.help import help_text
 from bert_cli.parse.load import named_configs, read_config
-from bert_cli.parse.old_names import MODEL_HAS, NO_EFFECT, RENAMES
+from bert_cli.parse.old_names import FORMER, RENAMES
 from bert_cli.parse.options import LOG_LEVELS
 
 ROOT = Path(__file__).parents[1]
@@ -110,10 +110,10 @@ def old_names() -> str:
 
 def keys_without_effect() -> str:
     """Return a table of config keys that are accepted and have no effect."""
-    rows = [f"| `{name}` | {why} |" for name, why in NO_EFFECT.items()]
-    rows += [
-        f"| `{name}` | the model always has {what}; `false` is an error |"
-        for name, what in MODEL_HAS.items()
+    rows = [
+        f"| `{old.key}` | {old.why}{'; `false` is an error' if old.values else ''} |"
+        for old in FORMER.values()
+        if old.why and not old.remedy
     ]
     return "\n".join(["| key | reason |", "|---|---|", *rows])
 

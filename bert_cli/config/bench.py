@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, without_effect
+from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
 from bert_cli.errors import ConfigError, nearest
 from bert_cli.parse.load import BENCHMARKS, configs_folder
 
@@ -43,6 +43,7 @@ class BenchSettings(Settings):
 class Measuring(Settings):
     """Settings of a measurement."""
 
+    NEEDS: ClassVar = {"dry_run": Unless(lambda _: False, "on a measurement")}
     OPENS_FILES: ClassVar[bool] = False
     SAVES: ClassVar[bool] = False
     WHAT: ClassVar[str]
@@ -74,13 +75,6 @@ class Measuring(Settings):
         left_out = () if is_real else ("probe",)
         rest = {name: value for name, value in values.items() if name not in left_out}
         return {**rest, "generated_dataset": not is_real}
-
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> "Measuring":
-        for name in ("dry_run", "compile_only"):
-            if getattr(self, name):
-                raise without_effect(self, name, "on a measurement")
-        return self
 
 
 class BenchPretrainSettings(Measuring, PretrainSettings):

@@ -19,7 +19,6 @@ from bert_cli.config.settings import (
     Settings,
     Size,
     is_remote,
-    without_effect,
 )
 from bert_cli.processes import cpu_count
 
@@ -147,8 +146,6 @@ class DownloadSettings(DataSettings):
 class ExtractorSettings(DataSettings):
     """Conversion of wikitext to text."""
 
-    FORMER: ClassVar = ("expand_templates",)
-
     with_program: str | None = Field(None, alias="with", min_length=1)
     """Run this program instead of the built-in converter, such as "wikrs --format jsonl --input". It receives a dump of
     some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output.
@@ -206,8 +203,8 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     documents: Documents = "blank-lines"
     """End of a document in plain text: a blank line, or only the end of its file."""
     line_breaks: LineBreaks = "auto"
-    """How to treat hard line breaks within paragraphs of plain text, for example from a PDF or an e-mail: `join` lines
-    and words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
+    """How to treat hard line breaks within paragraphs, for example from a PDF, a manual or an e-mail: `join` lines and
+    words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
 
 class RecipeSettings(DataSettings):
@@ -243,9 +240,10 @@ class RecipeSettings(DataSettings):
     def _check_recipe(self) -> Self:
         for name in ("duplication_factor", "whole_word_masking", "masked_lm_prob"):
             if self.masking == "dynamic" and name in self.model_fields_set:
-                condition = "with masking 'dynamic', which stores each example once and masks it when it is read"
+                problem = "has no effect with masking 'dynamic', "
+                problem += "which stores each example once and masks it when it is read"
                 remedy = "leave it out; the run has --masking.unit word and --masking.probability"
-                raise without_effect(self, name, condition, remedy)
+                raise SettingError(name, problem, remedy)
         check_mask_tokens(self, "mask_tokens", "sequence_length")
         return self
 

@@ -16,6 +16,7 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Unless,
 )
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
@@ -24,6 +25,11 @@ from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
+UNSCORED = Unless(
+    lambda of: not of.generated_dataset,
+    "with generated_dataset, whose examples are not scored",
+    "leave out one of them",
+)
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -62,7 +68,8 @@ class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
     NEEDS: ClassVar = {
-        "evaluate_every_steps": "do_validation",
+        "do_training": UNSCORED,
+        "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
         "early_stop": ["do_training", "do_validation"],
     }
@@ -81,8 +88,6 @@ class FinetuneSettings(TrainSettings):
     """Train on synthetic examples to test a machine or a layout, without a model or a tokenizer."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 3.0
     """Number of epochs: passes over the training examples."""
-    output_dir: Path | None = None
-    """Folder of the predictions; by default save_ckpt_path."""
     do_training: bool = True
     """Train the model; otherwise only score it."""
     do_validation: Collective[bool] = True
@@ -198,7 +203,7 @@ class GlueSettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"do_test": "do_validation"}
+    NEEDS: ClassVar = {"do_test": [UNSCORED, "do_validation"]}
 
     glue_task: Literal[(*GLUE_TASKS, *CLUE_TASKS)] = "mrpc"  # type: ignore[valid-type]
     """The task: cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli of GLUE; afqmc, tnews, iflytek,
@@ -210,9 +215,10 @@ class GlueSettings(TaskSettings):
 
     @model_validator(mode="after")
     def _test_predictions_have_a_folder(self) -> "GlueSettings":
-        if self.do_test and self.save_ckpt_path is None and self.output_dir is None:
-            remedy = "give --save-ckpt-path or --output-dir"
-            raise SettingError("do_test", "has no folder for its predictions", remedy)
+        if self.do_test and self.save_ckpt_path is None:
+            raise SettingError(
+                "do_test", "has no folder for its predictions", "give --save-ckpt-path"
+            )
         return self
 
 
@@ -245,7 +251,7 @@ class ClassifySettings(TaskSettings):
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS: ClassVar = {"held_out_fraction": ["do_validation", ("validation_file", None)]}
+    NEEDS: ClassVar = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
 
     train_file: Path | None = None
     """Rows for training: .csv, .tsv, .jsonl, also with .gz."""

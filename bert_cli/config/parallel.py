@@ -63,8 +63,6 @@ class Parallel(Settings):
         Literal["float32", "float16", "bfloat16"], OnlyWith("tensorflow")
     ] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
-    reduce_bucket_megabytes: Annotated[Positive, OnlyWith("tensorflow")] = 64
-    """Size of the buckets of the gradient all-reduce (MB of 10^6 bytes in float32)."""
     trace: Annotated[Path | None, OnlyWith("tensorflow")] = None
     """Write the times of all forward and backward passes of the first three steps to this file, a trace for
     chrome://tracing or Perfetto. With several processes, each writes its own file, NAME_rank0.json and so on."""

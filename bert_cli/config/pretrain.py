@@ -12,15 +12,16 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Unless,
     is_remote,
-    is_set,
-    without_effect,
 )
 from bert_cli.config.training import Scaling, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape
+
+CACHE = Path("~/.cache/bert/records")
 
 
 class WeightedCorpus(Settings):
@@ -76,6 +77,17 @@ class PretrainSettings(TrainSettings):
         "probe": ("generated_dataset", False),
         "distillation": [("generated_dataset", False), ("max_sequences_per_pack", 1)],
         "scaling": ("distillation", RelationDistillation()),
+        "evaluate_every_steps": Unless(
+            lambda of: of.validation_dir is not None or of.probe is not None,
+            "without validation_dir or probe",
+            "give one of them, or leave it out",
+        ),
+        "dataset_cache": Unless(
+            lambda of: (
+                of.dataset_cache == CACHE.expanduser() or any(map(is_remote, of.record_paths))
+            ),
+            "without records at an address, such as s3://bucket/records",
+        ),
     }
 
     dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
@@ -83,7 +95,7 @@ class PretrainSettings(TrainSettings):
     flag, or give a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
     validation_dir: Collective[Usual[PathOrName | None]] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
-    dataset_cache: Path = Path("~/.cache/bert/records")
+    dataset_cache: Path = CACHE
     """Folder on this machine that caches records from object storage."""
     generated_dataset: Fixed[bool] = False
     """Train on synthetic examples instead of the records in dataset_dir, to test a machine or a layout."""
@@ -254,17 +266,4 @@ class PretrainSettings(TrainSettings):
             if self.mask_probabilities and predictions < needed:
                 problem = f"{predictions} is too low: masking.start_probability masks up to {needed} tokens"
                 raise SettingError(name, problem, "raise it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_corpus_settings(self) -> "PretrainSettings":
-        name = "evaluate_every_steps"
-        if is_set(self, name) and self.validation_dir is None and self.probe is None:
-            condition = "without validation_dir or probe"
-            raise without_effect(self, name, condition, "give one of them, or leave it out")
-        usual: Path = PretrainSettings.model_fields["dataset_cache"].default
-        is_usual = self.dataset_cache.expanduser() == usual.expanduser()
-        if not is_usual and not any(map(is_remote, self.record_paths)):
-            condition = "without records at an address, such as s3://bucket/records"
-            raise without_effect(self, "dataset_cache", condition)
         return self

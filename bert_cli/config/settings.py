@@ -1,9 +1,10 @@
 """The base class of all settings, and their shared types."""
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -31,8 +32,19 @@ JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead
 JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Alternative settings for the length of a run."""
-Need = str | tuple[Any, ...]
-"""A setting that must be given, or a setting and the values that it may have."""
+
+
+class Unless(NamedTuple):
+    """What must hold for a setting to have an effect, with the condition under which it has none, and a remedy."""
+
+    holds: Callable[[Any], bool]
+    """Takes the settings."""
+    condition: str
+    remedy: str = "leave it out"
+
+
+Need = str | tuple[Any, ...] | Unless
+"""A setting that must be given, a setting and the values that it may have, or a predicate."""
 INTEGERS = 2**63
 """Bound of the absolute value of integers, as for int64."""
 
@@ -59,8 +71,6 @@ class Settings(BaseModel):
 
     NEEDS: ClassVar[Mapping[str, Need | list[Need]]] = {}
     """Setting -> what it needs to have an effect; classes add to the needs of their bases."""
-    FORMER: ClassVar[tuple[str, ...]] = ()
-    """Former settings of a command without configs, which accepts the value that they always have now."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -105,16 +115,17 @@ class Settings(BaseModel):
 
     def _check_need(self, name: str, need: Need) -> None:
         if isinstance(need, str):
-            if not getattr(self, need):
-                raise without_effect(
-                    self, name, f"without {need}", f"give {need} too, or leave it out"
-                )
-            return
-        needed, *values = need
-        value = getattr(self, needed)
-        if value not in values:
+            remedy = f"give {need} too, or leave it out"
+            need = Unless(operator.attrgetter(need), f"without {need}", remedy)
+        elif not isinstance(need, Unless):
+            needed, *values = need
+            value = getattr(self, needed)
             shown = f"{needed} {value!r}" if isinstance(value, str) else needed
-            raise without_effect(self, name, f"with {shown}", f"leave it out or change {needed}")
+            remedy = f"leave it out or change {needed}"
+            need = Unless(lambda _: value in values, f"with {shown}", remedy)
+        if not need.holds(self):
+            shown = type(self).model_fields[name].alias or name
+            raise SettingError(shown, f"has no effect {need.condition}", need.remedy)
 
 
 def is_set(settings: BaseModel, name: str) -> bool:
@@ -124,14 +135,6 @@ def is_set(settings: BaseModel, name: str) -> bool:
     """
     default = type(settings).model_fields[name].get_default(call_default_factory=False)
     return name in settings.model_fields_set and getattr(settings, name) != default
-
-
-def without_effect(
-    settings: BaseModel, name: str, condition: str, remedy: str = "leave it out"
-) -> SettingError:
-    """Return the error for a setting that has no effect under a condition."""
-    shown = type(settings).model_fields[name].alias or name
-    return SettingError(shown, f"has no effect {condition}", remedy)
 
 
 def is_remote(name: str) -> bool:

@@ -17,9 +17,8 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Unless,
     is_remote,
-    is_set,
-    without_effect,
 )
 from bert_cli.config.training import TrainSettings
 
@@ -33,6 +32,10 @@ class InspectSettings(DataSettings):
     Example: bert inspect data/wikipedia/128
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
     """
+
+    NEEDS: ClassVar = {
+        "dataset_cache": Unless(lambda of: is_remote(of.folder), "on a folder of this machine")
+    }
 
     folder: Positional[PathOrName]
     """Folder of records with a corpus.json, as `bert tokenize` or `bert index` writes it, or its address
@@ -48,12 +51,6 @@ class InspectSettings(DataSettings):
     masking: Masking = Masking()
     """Masking of dynamic records for the statistics: give the settings of the run."""
     json_file: JsonFile = None
-
-    @model_validator(mode="after")
-    def _a_cache_needs_an_address(self) -> "InspectSettings":
-        if is_set(self, "dataset_cache") and not is_remote(self.folder):
-            raise without_effect(self, "dataset_cache", "on a folder of this machine")
-        return self
 
 
 class DoctorMachineSettings(Settings):
@@ -90,6 +87,10 @@ class PlanTargetsSettings(Settings):
 class Planning(TrainSettings):
     """Settings of a plan that its run does not have."""
 
+    NEEDS: ClassVar = dict.fromkeys(
+        ("devices", "memory", "processes"),
+        Unless(lambda of: of.compile_for is None, "with compile_for, which sets the devices"),
+    )
     OPENS_FILES: ClassVar[bool] = False
     SAVES: ClassVar[bool] = False
 
@@ -104,13 +105,8 @@ class Planning(TrainSettings):
     The report has the memory by the compiler."""
 
     @model_validator(mode="after")
-    def _a_target_has_its_devices(self) -> "Planning":
-        if self.compile_for is None:
-            return self
-        for name in ("devices", "memory", "processes"):
-            if is_set(self, name):
-                raise without_effect(self, name, "with compile_for, which sets the devices")
-        if self.engine != "jax":
+    def _a_target_is_compiled_by_jax(self) -> "Planning":
+        if self.compile_for is not None and self.engine != "jax":
             problem = f"compiles steps of JAX, and the engine is {self.engine}"
             raise SettingError("compile_for", problem, "give --engine jax")
         return self

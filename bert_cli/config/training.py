@@ -108,12 +108,12 @@ class LearningRate(Settings):
     """The learning rate as a function of the step."""
 
     NEEDS: ClassVar = {"warmup_power": "warmup_frac"} | dict.fromkeys(
-        ("decay_frac", "decay_shape", "final_fraction"), ("schedule_name", "wsd")
+        ("decay_frac", "final_fraction"), ("schedule_name", "wsd")
     )
 
     schedule_name: Literal["up_down", "constant", "cosine", "wsd"] = "up_down"
     """After a linear warm-up: `up_down`, linear decay to 1e-7 on the last step; `cosine`, half a cosine;
-    `constant`, the maximum; `wsd`, the maximum, then a decay over the last steps."""
+    `constant`, the maximum; `wsd`, the maximum, then a decay over the last steps along 1 - sqrt(x)."""
     max_learning_rate: Usual[Annotated[float, Field(gt=0.0)]]
     """Maximum learning rate; with reference_batch_size, the rate for a global batch of that size."""
     warmup_frac: Usual[Annotated[float, Field(ge=0.0, le=1.0)]] = 0.0
@@ -124,10 +124,6 @@ class LearningRate(Settings):
         float, Field(gt=0.0, le=1.0, exclude_if=lambda fraction: fraction == 0.1)
     ] = 0.1
     """Fraction of the steps, at the end of the run, over which `wsd` decays."""
-    decay_shape: Annotated[
-        Literal["1-sqrt", "linear", "cosine"], Field(exclude_if=lambda shape: shape == "1-sqrt")
-    ] = "1-sqrt"
-    """Shape of the decay curve of `wsd`."""
     final_fraction: Annotated[
         float, Field(ge=0.0, lt=1.0, exclude_if=lambda fraction: fraction == 0.0)
     ] = 0.0
@@ -242,8 +238,6 @@ class TrainSettings(Settings):
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
     """Parts that XLA compiles: the update and the element-wise `chains` between matrix products, or complete
     `stages`. `auto` means chains on CPUs, where matrix products are faster outside XLA, and stages on GPUs."""
-    compile_only: Untracked[bool] = False
-    """Load the initial weights, trace and compile everything for a step, print the time, and stop."""
     deterministic: bool = True
     """Use only reproducible operations, so that a resumed run equals the uninterrupted run bit for bit."""
 
@@ -255,7 +249,7 @@ class TrainSettings(Settings):
     @property
     def saves(self) -> bool:
         """Return whether the run writes into its folder."""
-        return self.SAVES and not self.dry_run and not self.compile_only
+        return self.SAVES and not self.dry_run
 
     @property
     def last_blocks(self) -> tuple[str, ...]:

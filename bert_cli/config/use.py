@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from bert_cli.config.markers import Engine, PathOrName, Positional
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings
+from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
 from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
@@ -102,6 +102,11 @@ class ExportSettings(Settings):
         "push": ("format", "hf"),
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
+        "compare_on": Unless(
+            lambda of: of.format == "static" or of.precision != "float32",
+            "with an exact export",
+            "leave it out, or give --precision int8 or --format static",
+        ),
     }
 
     model: Positional[PathOrName]
@@ -129,14 +134,6 @@ class ExportSettings(Settings):
     push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
     """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
     finds the token (HF_TOKEN, or the token of `hf auth login`) and the address (HF_ENDPOINT)."""
-
-    @model_validator(mode="after")
-    def _check_compare_on(self) -> "ExportSettings":
-        is_exact = self.format != "static" and self.precision == "float32"
-        if self.compare_on is not None and is_exact:
-            remedy = "leave it out, or give --precision int8 or --format static"
-            raise SettingError("compare_on", "has no effect with an exact export", remedy)
-        return self
 
 
 class AverageSettings(Settings):

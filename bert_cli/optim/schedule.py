@@ -28,12 +28,6 @@ FALLS: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda fallen, steps: 0.5 * (1.0 + math.cos(math.pi * min(1.0, fallen / steps))),
 }
 """Fraction of the maximum, `fallen` >= 1 steps after it, of a fall over `steps` steps."""
-DECAYS: dict[str, Callable[[float], float]] = {
-    "1-sqrt": lambda done: 1.0 - math.sqrt(done),
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-}
-"""Fraction of the maximum after a part of the last steps; 1-sqrt: Hägele et al. 2024, section 4."""
 
 
 def learning_rate(
@@ -63,18 +57,19 @@ def learning_rate(
 
 def with_decay(
     rate: Callable[[int], float],
-    shape: str,
     first_step: int,
     total_steps: int,
     final_fraction: float = 0.0,
 ) -> Callable[[int], float]:
-    """Return a learning rate that falls from `first_step` on, along a curve of DECAYS, to a fraction of `rate`."""
-    decay = DECAYS[shape]
+    """Return a learning rate that falls from `first_step` on to a fraction of `rate`.
+
+    The curve is 1 - sqrt(x) (Hägele et al. 2024, section 4).
+    """
     steps = total_steps - first_step
 
     def value(step: int) -> float:
         done = min(1.0, max(0, step + 1 - first_step) / steps)
-        fraction = final_fraction + (1.0 - final_fraction) * decay(done)
+        fraction = final_fraction + (1.0 - final_fraction) * (1.0 - math.sqrt(done))
         return max(MINIMUM, rate(step) * fraction)
 
     return value

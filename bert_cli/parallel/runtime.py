@@ -49,7 +49,6 @@ class Layout:
     shard_moments: bool = False
     offload_moments: bool = False
     reduce_precision: str = "float32"
-    reduce_bucket_bytes: int = 64 * 10**6
     compile: str = "auto"
     traced_steps: int = 0
     """Steps that are recorded for a trace."""

@@ -21,14 +21,13 @@ from bert_cli.config.markers import POSITIONAL, group_of, is_path
 from bert_cli.config.settings import RUN_LENGTHS, SettingError
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
-from bert_cli.files import JSONObject, json_with_unique_keys, read_json
+from bert_cli.files import JSONObject, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import (
     DEFAULTS,
-    FORMER_VALUES,
+    FORMER,
     adapt,
     instead_of,
-    is_former,
     our_name,
     why_no_effect,
 )
@@ -103,11 +102,8 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
         raise ConfigError(
             f"extends ({names})", "a config extends itself", "remove one of these `extends`"
         )
-    raw = read_json(path, JSONObject, ConfigError, "a config is one JSON object {...}")
-    try:
-        json_with_unique_keys(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(str(path), error.msg, "change the file") from None
+    remedy = "a config is one JSON object {...}"
+    raw = read_json(path, JSONObject, ConfigError, remedy, has_unique_keys=True)
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
@@ -154,15 +150,15 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
         if new == "parallel" and value == "auto":
             new = "parallel.layout"
         reason = why_no_effect(new, value)
-        if is_former(new, value):
-            continue
         if reason is not None:
-            no_effect |= {shown(old): reason} if value is not None else {}
+            no_effect |= {shown(old): reason} if reason and value is not None else {}
         elif new == old or old == "parallel":
             values = merge(values, _nest(new, value))
         else:
             second = new if new in keys else renamed.get(new)
             if second is not None:
+                if value in (None, keys[second]):
+                    continue
                 problem = f"is the old name of {shown(new)}, which is also given ({shown(second)})"
                 raise ConfigError(shown(old), problem, "give one of them")
             renamed[new] = old
@@ -406,9 +402,9 @@ def _setting_error(
     message = item["msg"].removeprefix("Value error, ")
     if isinstance(error, SettingError):
         return ConfigError(where, error.problem, error.remedy)
-    former = FORMER_VALUES.get((path, str(item["input"])))
+    former = FORMER.get(f"{path}={item['input']}")
     if former is not None:
-        return ConfigError(f"{where} {item['input']!r}", *former)
+        return ConfigError(f"{where} {item['input']!r}", former.why, former.remedy)
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":

@@ -1,11 +1,11 @@
 """Old names of settings: names in Graphcore's example, called "the original", and earlier names in this tool.
 
-A flag is a key in kebab case, so the same tables serve config files and command lines.
+A flag is a key in kebab case, so the same table serves config files and command lines.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
@@ -13,79 +13,94 @@ from bert_cli.config.settings import RUN_LENGTHS
 from bert_cli.facts.heads import Head
 from bert_cli.files import JSONObject
 
-# Old dotted key -> ours. A rename of a group renames everything in it.
-RENAMES = {
-    "ipu_config": "parallel",
-    "enable_recomputation": "parallel.recompute",
-    "parallel.enable_recomputation": "parallel.recompute",
-    "optimizer_state_offchip": "parallel.optimizer_state_offload",
-    "parallel.optimizer_state_offchip": "parallel.optimizer_state_offload",
-    "replicated_tensor_sharding": "parallel.replicated_tensor_sharding",
-    "embedding_serialization_factor": "parallel.embedding_serialization_factor",
-    "enable_stochastic_rounding": "optimizer_opts.stochastic_rounding",
-    "bert_config.max_seq_length": "max_seq_length",
-    "bert_config.max_predictions_per_seq": "max_predictions_per_seq",
-    "bert_model_name": "pretrained_ckpt_path",
-    "ckpt_every_n_steps_per_execution": "checkpoint_every_steps",
-    "global_batches_per_log": "log_every_steps",
-    "enable_wandb": "wandb.enabled",
-    "log_to_wandb": "wandb.enabled",
-    "wandb_tags": "wandb.tags",
-    "wandb_entity": "wandb.entity",
-    "wandb_entity_name": "wandb.entity",
-    "wandb_project_name": "wandb.project",
-    "wandb_name": "wandb.project",
-    "name": "wandb.name",
-    # Earlier names in this tool.
-    "splitter": "sentence_splitter",
-    "length_bins": "length_buckets",
-    "held_out_share": "held_out_fraction",
-    "cluster.say_waiting_after_seconds": "cluster.report_waiting_after_seconds",
-}
-# Last part of a key -> why it is accepted and does nothing.
+TRUE = ("true", "t", "1", "yes", "y", "on")
+FALSE = ("false", "f", "0", "no", "n", "off")
+
+
+class Old(NamedTuple):
+    """A former key: its whole dotted path if it has a new name, else the last part of it."""
+
+    key: str
+    new: str = ""
+    """Our dotted key. A rename of a group renames everything in it."""
+    values: tuple[str, ...] = ()
+    """The only values that are accepted; any without them."""
+    why: str = ""
+    """Why the key does nothing; a key with `values` and without a reason is left out silently."""
+    remedy: str = ""
+    """What to do instead. Without `values` it refuses the key."""
+
+    def takes(self, value: Any) -> bool:
+        """Return whether the key is accepted with a value."""
+        return str(value).lower() in self.values if self.values else not self.remedy
+
+
 IPU_ONLY = "it configures Graphcore's IPUs"
-NO_EFFECT = {
-    "matmul_available_memory_proportion_per_pipeline_stage": IPU_ONLY,
-    "matmul_partials_type": IPU_ONLY,
-    "min_remote_tensor_size": IPU_ONLY,
-    "use_outlining": IPU_ONLY,
-    "replace_layers": IPU_ONLY,
-    "fp_exceptions": IPU_ONLY,
-    "show_accuracy": "accuracy is always shown",
-    "logging": "a run always prints its lines; --log-level sets the level of the libraries",
-}
-# Last part of a key -> the part of the model that the original can switch off.
-MODEL_HAS = {
-    "use_cls_layer": "the transform of the masked-LM head",
-    "use_prediction_bias": "the output bias of the masked-LM head",
-    "use_qkv_bias": "the biases of queries, keys and values",
-    "use_qkv_split": "queries, keys and values as three weights",
-    "use_projection_bias": "the bias of the attention's output",
-}
-# Last part of the key of a former setting -> the text of the value that it always has now.
-ALWAYS = {
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-    "n_best_size": "20",
-    "expand_templates": "false",
-}
-# Last part of a key or flag without an equivalent, or of a former setting -> the remedy.
-INSTEAD = {
-    "expand_templates": "give --with wikiextractor, or --templates with the text of more templates",
-    "checkpoint_dir": "set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ...",
-    "budget_hours": "leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours",
-    "train_file": "give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable",
-    "num_train_steps": "give --total-num-train-samples, the steps times the examples of a step",
-    "input_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
-    "output_file_path": "it is a positional argument, as in `bert preprocess INPUT OUT`",
-}
-# Dotted key and former value -> problem and remedy.
-FORMER_VALUES = {
-    ("objective", "tsdae"): (
-        "is no longer supported, as no measurement shows a gain over simcse",
-        "give simcse; finish a run of tsdae with the version that began it",
-    ),
-}
+OLD = (
+    Old("ipu_config", "parallel"),
+    Old("enable_recomputation", "parallel.recompute"),
+    Old("parallel.enable_recomputation", "parallel.recompute"),
+    Old("optimizer_state_offchip", "parallel.optimizer_state_offload"),
+    Old("parallel.optimizer_state_offchip", "parallel.optimizer_state_offload"),
+    Old("replicated_tensor_sharding", "parallel.replicated_tensor_sharding"),
+    Old("embedding_serialization_factor", "parallel.embedding_serialization_factor"),
+    Old("enable_stochastic_rounding", "optimizer_opts.stochastic_rounding"),
+    Old("bert_config.max_seq_length", "max_seq_length"),
+    Old("bert_config.max_predictions_per_seq", "max_predictions_per_seq"),
+    Old("bert_model_name", "pretrained_ckpt_path"),
+    Old("ckpt_every_n_steps_per_execution", "checkpoint_every_steps"),
+    Old("global_batches_per_log", "log_every_steps"),
+    Old("enable_wandb", "wandb.enabled"),
+    Old("log_to_wandb", "wandb.enabled"),
+    Old("wandb_tags", "wandb.tags"),
+    Old("wandb_entity", "wandb.entity"),
+    Old("wandb_entity_name", "wandb.entity"),
+    Old("wandb_project_name", "wandb.project"),
+    Old("wandb_name", "wandb.project"),
+    Old("name", "wandb.name"),
+    # Earlier names in this tool.
+    Old("splitter", "sentence_splitter"),
+    Old("length_bins", "length_buckets"),
+    Old("held_out_share", "held_out_fraction"),
+    Old("output_dir", "save_ckpt_path"),
+    Old("cluster.say_waiting_after_seconds", "cluster.report_waiting_after_seconds"),
+    # Keys that do nothing.
+    Old("matmul_available_memory_proportion_per_pipeline_stage", why=IPU_ONLY),
+    Old("matmul_partials_type", why=IPU_ONLY),
+    Old("min_remote_tensor_size", why=IPU_ONLY),
+    Old("use_outlining", why=IPU_ONLY),
+    Old("replace_layers", why=IPU_ONLY),
+    Old("fp_exceptions", why=IPU_ONLY),
+    Old("show_accuracy", why="accuracy is always shown"),
+    Old("logging", why="a run always prints its lines; --log-level sets the level of the libraries"),
+    # Parts of the model that the original can switch off.
+    Old("use_cls_layer", values=TRUE, why="the model always has the transform of the masked-LM head"),
+    Old("use_prediction_bias", values=TRUE, why="the model always has the output bias of the masked-LM head"),
+    Old("use_qkv_bias", values=TRUE, why="the model always has the biases of queries, keys and values"),
+    Old("use_qkv_split", values=TRUE, why="the model always has queries, keys and values as three weights"),
+    Old("use_projection_bias", values=TRUE, why="the model always has the bias of the attention's output"),
+    # Former settings with the value that they always have now.
+    Old("hidden_act", values=("gelu",)),
+    Old("position_embedding_type", values=("absolute",)),
+    Old("n_best_size", values=("20",)),
+    Old("reduce_bucket_megabytes", values=("64",)),
+    Old("decay_shape", values=("1-sqrt",)),
+    Old("expand_templates", values=FALSE,
+        remedy="give --with wikiextractor, or --templates with the text of more templates"),
+    Old("compile_only", values=FALSE, remedy="give --dry-run, which also runs two steps"),
+    Old("objective=tsdae", why="is no longer supported, as no measurement shows a gain over simcse",
+        remedy="give simcse; finish a run of tsdae with the version that began it"),
+    # Keys without an equivalent.
+    Old("checkpoint_dir", remedy="set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ..."),
+    Old("budget_hours", remedy="leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours"),
+    Old("train_file",
+        remedy="give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
+    Old("num_train_steps", remedy="give --total-num-train-samples, the steps times the examples of a step"),
+    Old("input_file_path", remedy="it is a positional argument, as in `bert preprocess INPUT OUT`"),
+    Old("output_file_path", remedy="it is a positional argument, as in `bert preprocess INPUT OUT`"),
+)  # fmt: skip
+RENAMES = {old.key: old.new for old in OLD if old.new}
+FORMER = {old.key: old for old in OLD if not old.new}
 # Our dotted key -> the original's default, where ours differs.
 DEFAULTS = {
     "precision": "float16",
@@ -100,12 +115,8 @@ DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 NO_MASKS = "fine-tuning masks no tokens"
-# Last parts of keys that a command with configs accepts even if it has no such setting; others accept their `FORMER`.
-IGNORED = (*NO_EFFECT, *MODEL_HAS, *ALWAYS, PREDICTIONS)
 ROUNDING = "stochastic_rounding"
 NOT_IN_EVERY_TASK = ("enc_out", "pool")
-TRUE = ("true", "t", "1", "yes", "y", "on")
-FALSE = ("false", "f", "0", "no", "n", "off")
 
 
 def our_name(path: str) -> str:
@@ -128,29 +139,33 @@ def old_names_of(path: str) -> list[str]:
     return names[1:]
 
 
-def is_former(path: str, value: Any) -> bool:
-    """Return whether a key is that of a former setting with the value that it always has."""
-    name = path.rpartition(".")[2]
-    text = str(value)
-    return name in ALWAYS and ALWAYS[name] == ("false" if text.lower() in FALSE else text)
-
-
 def why_no_effect(path: str, value: Any) -> str | None:
-    """Return why a key with this value is accepted and does nothing; None for any other key."""
-    name = path.rpartition(".")[2]
-    if name in MODEL_HAS and str(value).lower() in TRUE:
-        return f"the model always has {MODEL_HAS[name]}"
-    return NO_EFFECT.get(name)
+    """Return why a key with this value does nothing, "" if it has the value that it always has; None for others."""
+    old = FORMER.get(path.rpartition(".")[2])
+    return old.why if old is not None and old.takes(value) else None
 
 
 def instead_of(path: str) -> tuple[str, str] | None:
-    """Return problem and remedy for an old key or flag without an equivalent; None for any other."""
-    name = path.replace("-", "_").removeprefix("no_").rpartition(".")[2]
-    if name in MODEL_HAS:
-        return f"the model always has {MODEL_HAS[name]}", "leave it out"
-    if name in ALWAYS:
-        return f"is always {ALWAYS[name]}", INSTEAD.get(name, "leave it out")
-    return ("no such setting", INSTEAD[name]) if name in INSTEAD else None
+    """Return problem and remedy for an old key or flag, None for any other."""
+    old = FORMER.get(path.replace("-", "_").removeprefix("no_").rpartition(".")[2])
+    if old is None:
+        return None
+    problem = f"is always {old.values[0]}" if old.values else "no such setting"
+    return old.why or problem, old.remedy or "leave it out"
+
+
+def ignored_keys(*, has_configs: bool) -> dict[str, Literal[1, "*"]]:
+    """Return the last part of each key that a command accepts without having the setting, and the words it takes.
+
+    Those of the original's configs and benchmarks are accepted by the commands that have configs.
+    """
+    keys: dict[str, Literal[1, "*"]] = {PREDICTIONS: "*"} if has_configs else {}
+    for old in FORMER.values():
+        if old.values and not old.why:
+            keys[old.key] = "*" if old.values == FALSE else 1
+        elif has_configs and not old.remedy:
+            keys[old.key] = "*"
+    return keys
 
 
 def adapt(

@@ -7,6 +7,7 @@ its type says what the option takes. argparse parses the words; pydantic validat
 import argparse
 import csv
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,9 @@ from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
 from bert_cli.parse.old_names import (
-    ALWAYS,
     FALSE,
-    IGNORED,
     TRUE,
+    ignored_keys,
     instead_of,
     old_names_of,
     our_name,
@@ -214,14 +214,14 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     without its value.
     """
     options = [option for section in sections_of(settings, "") for option in section.options]
-    former: Sequence[str] = getattr(settings, "FORMER", ())
+    ignored = ignored_keys(has_configs="about" in settings.model_fields)
     before_dashes, command = split_at_dashes(words)
     if "command" not in settings.model_fields and "--" in words:
         raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
     if not all(option.flags for option in options):
         # A word after a switch is a positional argument, not the value of the switch.
         switches = {option.flags[0] for option in options if option.flags and not option.takes}
-        switches |= {flag_of(name) for name in former if ALWAYS[name] in FALSE}
+        switches |= {flag_of(name) for name, takes in ignored.items() if takes == "*"}
         before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
     by_key = {
         key: option
@@ -229,7 +229,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         for key in (option.name, *(old_names_of(option.name) if option.flags else ()))
     }
     try:
-        parser = _value_parser(by_key, IGNORED if "about" in settings.model_fields else former)
+        parser = _value_parser(by_key, ignored)
         parsed, unknown = parser.parse_known_intermixed_args(before_dashes)
     except argparse.ArgumentError as error:
         flag = error.argument_name or program
@@ -258,10 +258,12 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     return values
 
 
-def _value_parser(by_key: Mapping[str, Option], ignored: Sequence[str]) -> argparse.ArgumentParser:
+def _value_parser(
+    by_key: Mapping[str, Option], ignored: Mapping[str, Any]
+) -> argparse.ArgumentParser:
     """Return the parser of values: every flag takes a text, and required flags may be missing.
 
-    `ignored` are the last parts of accepted keys that are no settings.
+    `ignored` are the last parts of accepted keys that are no settings, with their numbers of words.
     """
     parser = argparse.ArgumentParser(
         usage="bert",
@@ -283,9 +285,10 @@ def _value_parser(by_key: Mapping[str, Option], ignored: Sequence[str]) -> argpa
     for group in groups:
         parser.add_argument(flag_of(group), dest=group, nargs="?", const="")
     prefixes = ("", *(f"{group}." for group in groups))
-    for key in [f"{prefix}{name}" for prefix in prefixes for name in ignored]:
+    for prefix, name in itertools.product(prefixes, ignored):
+        key = prefix + name
         if key not in by_key:
-            parser.add_argument(flag_of(key), dest=key, nargs="*")
+            parser.add_argument(flag_of(key), dest=key, nargs=ignored[name])
             parser.add_argument(off_flag_of(key), dest=key, action="store_const", const=["false"])
     return parser
 

@@ -25,6 +25,8 @@ BACKWARD_TEMPORARIES = {"BSF": 3, "BSD": 2}
 LOGITS = {True: 5, False: 4}
 UPDATE_IN_PLACE = (1, 0.4)
 UPDATE_ALLOCATED = (8, 0.3)
+REDUCE_BUCKET = 64 * 10**6
+"""Bytes of a bucket of the gradient all-reduce, in float32."""
 BUCKETS = 3
 # Memory that the allocator takes for temporaries, relative to the live temporaries: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
@@ -192,7 +194,7 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     shards = replicas if parallel.replicated_tensor_sharding else 1
     updated = math.ceil(weights / shards)
     largest_part = math.ceil(min(largest, weights) / shards)
-    bucket = max(10**6 * parallel.reduce_bucket_megabytes, FLOAT32 * largest_part)
+    bucket = max(REDUCE_BUCKET, FLOAT32 * largest_part)
     reduced = BUCKETS * min(bucket, FLOAT32 * weights) if replicas > 1 else 0
     in_place = work.compile != "nothing" and weights >= COMPILED_UPDATE_WEIGHTS and shards == 1
     of_largest, of_others = UPDATE_IN_PLACE if in_place else UPDATE_ALLOCATED

@@ -33,7 +33,7 @@ REFUSALS = [
     ("classify --held-out-fraction 0.2 --validation-file f", "no effect with validation_file"),
     ("classify --text-column a,b,c", "names 3 columns; give one or two"),
     ("doctor --seed 3", "max_seq_length: is not given"),
-    ("inspect folder --n-best-size 20", "(--n-best-size): is always 20; leave it out"),
+    ("inspect folder --n-best-size 21", "(--n-best-size): is always 20; leave it out"),
     ("inspect folder --dataset-cache a", "has no effect on a folder of this machine"),
     (f"bench {TINY} --checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
     (f"bench {TINY} --dry-run", "dry_run (--dry-run): has no effect on a measurement"),

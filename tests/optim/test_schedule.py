@@ -70,12 +70,12 @@ def test_a_static_scale_stays_and_a_dynamic_one_is_halved_and_doubled():
 
 def test_wsd_decays_over_the_last_steps_along_its_curve_to_the_minimum():
     constant = learning_rate("wsd", 1.0, 2, 10)
-    for shape, half in (("1-sqrt", 1 - math.sqrt(0.5)), ("linear", 0.5), ("cosine", 0.5)):
-        value = schedule.with_decay(constant, shape, 6, 10)
-        assert [value(step) for step in range(6)] == [constant(step) for step in range(6)]
-        assert constant(2) == 1.0 and value(6) < 1.0
-        assert value(7) == pytest.approx(half)  # the second of four steps
-        assert value(9) == value(12) == MINIMUM
-        to_a_quarter = schedule.with_decay(constant, shape, 6, 10, 0.25)
-        assert to_a_quarter(7) == pytest.approx(0.25 + 0.75 * half)
-        assert (to_a_quarter(5), to_a_quarter(9)) == (1.0, 0.25)
+    half = 1 - math.sqrt(0.5)
+    value = schedule.with_decay(constant, 6, 10)
+    assert [value(step) for step in range(6)] == [constant(step) for step in range(6)]
+    assert constant(2) == 1.0 and value(6) < 1.0
+    assert value(7) == pytest.approx(half)  # the second of four steps
+    assert value(9) == value(12) == MINIMUM
+    to_a_quarter = schedule.with_decay(constant, 6, 10, 0.25)
+    assert to_a_quarter(7) == pytest.approx(0.25 + 0.75 * half)
+    assert (to_a_quarter(5), to_a_quarter(9)) == (1.0, 0.25)

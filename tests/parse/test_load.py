@@ -90,7 +90,7 @@ def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name(tmp_path
     bad = {"global_batch": {"micro_batch_size": 0, "acumulation": 3}, "precison": "float16"}
     bad |= {"replicas": 4, "optimizer_opts": {**SMALL["optimizer_opts"], "name": "LAMP"}}
     config = write(tmp_path / "bad.json", SMALL | bad | {"compile": "all"})
-    text = rejection("--config", config, "--compile-only")
+    text = rejection("--config", config, "--no-compile-only")
     origin = str(tmp_path / "bad.json")
     assert len(text.splitlines()) == 6
     assert f"compile ({origin}): got 'all'" in text  # not by --compile-only, which begins alike

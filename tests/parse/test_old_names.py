@@ -11,7 +11,7 @@ from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettin
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import leaves, load
-from bert_cli.parse.old_names import MODEL_HAS, NO_EFFECT, RENAMES
+from bert_cli.parse.old_names import FORMER, RENAMES
 from bert_cli.planning.workload import workload_of
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
@@ -114,7 +114,7 @@ def test_a_config_of_the_original_without_a_length_has_its_number_of_examples(tm
 
 # Old key -> a value of it, our key and the value there.
 VALUES = {
-    "ipu_config.reduce_bucket_megabytes": (8, "parallel.reduce_bucket_megabytes", 8),
+    "ipu_config.shard_weights": (False, "parallel.shard_weights", False),
     "enable_recomputation": (True, "parallel.recompute", True),
     "ipu_config.enable_recomputation": (True, "parallel.recompute", True),
     "optimizer_state_offchip": (True, "parallel.optimizer_state_offload", True),
@@ -135,6 +135,7 @@ VALUES = {
     "wandb_project_name": ("TF2", "wandb.project", "TF2"),
     "wandb_name": ("TF2", "wandb.project", "TF2"),
     "name": ("first", "wandb.name", "first"),
+    "output_dir": ("runs/a", "save_ckpt_path", "runs/a"),
     "length_bins": (4, "length_buckets", 4),
     "cluster.say_waiting_after_seconds": (5.0, "cluster.report_waiting_after_seconds", 5.0),
 }
@@ -176,6 +177,14 @@ def test_two_names_of_a_setting_are_rejected(tmp_path):
         assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
 
 
+def test_two_names_with_one_value_are_one_setting_as_in_the_settings_of_an_old_run(tmp_path):
+    for old in (None, "runs/a"):
+        settings, _ = loaded(tmp_path, "glue", output_dir=old, save_ckpt_path="runs/a")
+        assert str(settings.save_ckpt_path) == "runs/a"
+    text = rejection(tmp_path, "glue", output_dir="b", save_ckpt_path="runs/a")
+    assert "output_dir: is the old name of save_ckpt_path, which is also given" in text
+
+
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
 
 
@@ -197,20 +206,22 @@ def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_pat
 
 
 def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
-    for name, reason in NO_EFFECT.items():
-        assert loaded(tmp_path, "pretrain", **{name: False})[1].no_effect[name] == reason
+    for name, (_, _, values, reason, remedy) in FORMER.items():
+        if not reason or remedy:
+            continue
         flag = f"--{name.replace('_', '-')}"
-        settings, found = loaded(tmp_path, "pretrain", flag, "0.2", "0.3", "--seed", "5")
-        assert found.no_effect[flag] == reason
-        assert settings.seed == 5
-    for name, part in MODEL_HAS.items():
-        reason, flag = f"the model always has {part}", f"--{name.replace('_', '-')}"
-        assert loaded(tmp_path, "pretrain", **{name: True})[1].no_effect[name] == reason
-        assert loaded(tmp_path, "pretrain", flag, "true")[1].no_effect[flag] == reason
+        assert loaded(tmp_path, "pretrain", **{name: bool(values)})[1].no_effect[name] == reason
+        words = ("true",) if values else ("0.2", "0.3")
+        settings, found = loaded(tmp_path, "pretrain", flag, *words, "--seed", "5")
+        assert (found.no_effect[flag], settings.seed) == (reason, 5)
         for text in (
-            rejection(tmp_path, "pretrain", **{name: False}),
-            rejection(tmp_path, "pretrain", flag, "false"),
-            rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
+            (
+                rejection(tmp_path, "pretrain", **{name: False}),
+                rejection(tmp_path, "pretrain", flag, "false"),
+                rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
+            )
+            if values
+            else ()
         ):
             assert f"): {reason}; leave it out" in text
 
@@ -218,6 +229,16 @@ def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
 def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path):
     for key, value, refusal in (
         ("n_best_size", 20, "n_best_size (--n-best-size): is always 20; leave it out"),
+        (
+            "parallel.reduce_bucket_megabytes",
+            64,
+            "(--parallel.reduce-bucket-megabytes): is always 64; leave it",
+        ),
+        (
+            "decay_shape",
+            "1-sqrt",
+            "decay-shape): is always 1-sqrt; leave it out",
+        ),
         ("bert_config.hidden_act", "gelu", "(--bert-config.hidden-act): got '21'; input should be"),
     ):
         group, _, name = key.rpartition(".")
@@ -253,7 +274,7 @@ COMMANDS = [
     ("squad", ["--enable-wandb", "true", "--wandb-entity", "us"], ("wandb.entity", "us")),
     ("pretrain", ["--wandb-name", "mine", "--name", "first", "--logging", "DEBUG"], ("wandb.name", "first")),
     ("pretrain", ["--ipu-config.matmul-available-memory-proportion-per-pipeline-stage", "0.2"], ("seed", 1984)),
-    ("pretrain", ["--generated-dataset=true", "--compile-only", "true"], ("generated_dataset", True)),
+    ("pretrain", ["--generated-dataset=true", "--compile-only", "false"], ("generated_dataset", True)),
     ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
     ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give a setting of the group, such as "),

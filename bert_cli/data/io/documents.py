@@ -6,10 +6,12 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from bert_cli.data.io import files
+from bert_cli.data.io.margins import margins_of
 from bert_cli.data.io.rows import table_rows
 from bert_cli.data.io.wrapping import Joiner
 from bert_cli.errors import DataError
@@ -23,6 +25,10 @@ EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
 ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 BLANK_LINES = re.compile(r"\n\s*\n")
+SAMPLED_CHARACTERS = 1 << 17  # of a file: they decide whether its lines are wrapped
+POOLED_FILES = 64
+POOLED_CHARACTERS = 1 << 13
+"""The beginnings of files of a corpus, which show its margin together."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_REMEDY = "give the field with the text as --text-field"
 
@@ -37,11 +43,13 @@ def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kin
     if part.format == "wikiextractor":
         yield from _marked_articles(part)
     elif part.format == "plain":
-        yield from _marked_plain(part, one_document=reading.documents == "files")
+        yield from _marked_plain(part, reading)
     else:
+        joiner = None if part.margins is None else _joiner(part, reading)
         for text in _field_texts(part, reading.text_field):
             yield "document", ""
-            for line in text.split("\n"):
+            lines = text.split("\n")
+            for line in lines if joiner is None or len(lines) < 2 else joiner.paragraphs(lines):
                 if stripped := line.strip():
                     yield "body", stripped
 
@@ -64,11 +72,15 @@ def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
             yield "body", clean(line)
 
 
-def _marked_plain(part: files.Part, *, one_document: bool) -> Iterator[tuple[Kind, str]]:
+def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
     is_new = True
-    for line in _paragraphs(part) if part.is_wrapped else _lines(part):
+    lines = _lines(part)
+    if part.margins is not None:
+        texts = (_decode(line, part, offset) for line, offset in _raw_lines(part))
+        lines = _joiner(part, reading).paragraphs(texts)
+    for line in lines:
         if not line:
-            is_new = is_new or not one_document
+            is_new = is_new or reading.documents == "blank-lines"
             continue
         if is_new:
             yield "document", ""
@@ -134,11 +146,46 @@ def _lines(part: files.Part) -> Iterator[str]:
         yield _decode(line, part, offset).strip()
 
 
-def _paragraphs(part: files.Part) -> Iterator[str]:
-    """Yield the paragraphs of wrapped text; the head of the complete file decides how lines are joined."""
-    with files.report_damage(part), files.open_part(part) as file:
-        joiner = Joiner(file.read(files.HEAD_BYTES).decode(errors="replace"))
-    return joiner.paragraphs(_decode(line, part, offset) for line, offset in _raw_lines(part))
+def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list[files.Part]:
+    """Return the files with the margins of their hard line breaks, or with what is wrong with their lines.
+
+    A file without a margin of its own has that of the corpus, if its lines agree with it. Raises DataError for a text
+    field that cannot be read.
+    """
+    if reading.line_breaks == "keep":
+        return list(parts)
+    pool = parts[:: -(-len(parts) // POOLED_FILES)] if parts[1:] else []
+    common = margins_of("\n\n".join(_sample(part, reading, POOLED_CHARACTERS) for part in pool))
+    return [
+        part
+        if part.margins or (part.format == "plain" and not common)
+        else files.judge_lines(part, _sample(part, reading, SAMPLED_CHARACTERS), reading, common)
+        for part in parts
+    ]
+
+
+def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
+    """Return the beginning of a file's text, at most `size` characters; fields are separated by blank lines."""
+    if part.format == "wikiextractor":
+        return ""
+    whole = replace(part, start=0, stop=None)
+    if part.format == "plain":
+        with files.report_damage(whole), files.open_part(whole) as file:
+            return file.read(size).decode(errors="replace")
+    texts: list[str] = []
+    for text in _field_texts(whole, reading.text_field):
+        texts.append(text[:size])
+        size -= len(texts[-1])
+        if size <= 0:
+            break
+    return "\n\n".join(texts)
+
+
+def _joiner(part: files.Part, reading: files.Reading) -> Joiner:
+    """Return what joins the lines of a part, with the words at the beginning of its complete file."""
+    size = files.HEAD_BYTES if part.format == "plain" else SAMPLED_CHARACTERS
+    head = _sample(part, reading, size)
+    return Joiner(head, part.margins or ())
 
 
 def _plain_blocks(part: files.Part) -> Iterator[str]:

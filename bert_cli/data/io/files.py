@@ -10,17 +10,17 @@ import lzma
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
+from bert_cli.data.io.kinds import COMPRESSED, refuse_other_kinds
 from bert_cli.data.io.manifest import (
     MANIFEST,
     Shard,
@@ -28,15 +28,19 @@ from bert_cli.data.io.manifest import (
     finished_files,
     refuse_inside,
 )
+from bert_cli.data.io.margins import (
+    CUT,
+    TWO_COLUMNS,
+    ends_within_sentences,
+    has_two_columns,
+    margins_of,
+)
 from bert_cli.data.io.rows import check_encoding, refuse_array
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
-COMPRESSED = re.compile(
-    rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<zstandard>\x28\xb5\x2f\xfd)"
-)
 DECODERS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(31),
     "xz": lzma.LZMADecompressor,
@@ -44,32 +48,6 @@ DECODERS: dict[str, Callable[[], Any]] = {
 }
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
-# First bytes -> what the file is, and what to do with it; in lower case. Prose has no such first bytes.
-PANDOC = "extract the text first, as with `pandoc FILE -t plain --wrap=none`"
-NOT_TEXT = {
-    b"%pdf-": ("a PDF, not text", "extract the text first, as with `pdftotext FILE`"),
-    b"pk\x03\x04": ("a zip archive, as are docx, odt and epub, not text", PANDOC),
-    b"\xd0\xcf\x11\xe0": ("a file of Microsoft Office, not text", "use `soffice --convert-to txt FILE`"),
-    b"{\\rtf": ("rich text, not text", PANDOC),
-    b"<!doctype html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
-    b"<html": ("HTML, not text", "extract the text first, as with `trafilatura < FILE`"),
-    b"<mediawiki": ("a MediaWiki dump", "run `bert extract FILE` first"),
-    b"<?xml": ("XML, not text", f"{PANDOC}, or add --input-format plain"),
-    b"warc/": ("a WARC file, as are WET files", "write the text of its records first, as with warcio"),
-    b"version https://git-lfs": ("a pointer of Git LFS, not the file", "run `git lfs pull`"),
-    b"\x7felf": ("a program", "name only files of text, as 'folder/*.txt'"),
-}  # fmt: skip
-for _mark, _kind in {
-    b"sqlite format 3\0": "an SQLite database", b"arrow1\0": "an Arrow file", b"\xff\xff\xff\xff": "an Arrow file",
-    b"\x89hdf\r\n": "an HDF5 file", b"\x93numpy": "an array of NumPy", b"obj\x01": "an Avro file",
-}.items():  # fmt: skip
-    NOT_TEXT[_mark] = (_kind, "write its text as Parquet or CSV first")
-for _mark, _kind in {
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"rar!\x1a\x07": "a rar archive", b"!<arch>\n": "an ar archive",
-    b"\x04\x22\x4d\x18": "compressed with lz4", b"lzip\x01": "compressed with lzip", b"\x1f\x9d": "a .Z file",
-}.items():  # fmt: skip
-    NOT_TEXT[_mark] = (_kind, "unpack it first")
-XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
 LONGEST_MARK = 16  # of a compression
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
@@ -114,7 +92,8 @@ class Part:
     size: int  # bytes of the file in this part
     start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
     stop: int | None = None  # end of the range; None is the end of the file
-    is_wrapped: bool = False  # lines are joined into paragraphs
+    margins: tuple[int, ...] | None = None  # its lines are joined; without columns by their length
+    fault: str = ""  # of its lines, which nothing can join
 
 
 Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
@@ -180,7 +159,7 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
     applies = {
         "text_field": {"json-lines", "csv", "tsv", "parquet"},
         "documents": {"plain"},
-        "line_breaks": {"plain"},
+        "line_breaks": {"plain", "json-lines", "csv", "tsv", "parquet"},
     }
     for name in sorted(applies.keys() & names):
         if not applies[name] & formats:
@@ -217,7 +196,7 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         head = unpacked.read(HEAD_BYTES)
     if not head:
         return None
-    _refuse_other_kinds(path, head, is_plain=reading.format == "plain")
+    refuse_other_kinds(path, head, is_plain=reading.format == "plain")
     check_encoding(head, str(path))
     kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
     if kind == "json-lines":
@@ -229,28 +208,24 @@ def recognise(path: Path, reading: Reading) -> Part | None:
             "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
             "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
         )
-    is_wrapped = reading.line_breaks == "join" or (
-        reading.line_breaks == "auto"
-        and wrapped_width(head[:WRAPPED_BYTES].decode(errors="replace")) > 0
-    )
-    return replace(part, format=kind, is_wrapped=kind == "plain" and is_wrapped)
+    part = replace(part, format=kind)
+    if kind != "plain" or reading.line_breaks == "keep":
+        return part
+    return judge_lines(part, head[:WRAPPED_BYTES].decode(errors="replace"), reading)
 
 
-def _refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
-    """Raise DataError for a file that is not text by its marks; with `is_plain`, printable marks are text."""
-    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096].lower()
-    if first.startswith(b"<?xml"):
-        first = next((first[first.find(tag) :] for tag in XML_ROOTS if tag in first), first)
-    mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
-    kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
-    if match := COMPRESSED.match(head):
-        kind, remedy = f"{match.lastgroup} in another compression", "unpack it first"
-    with suppress(tarfile.HeaderError):  # the sum of a header's bytes is in the header
-        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "replace")
-        kind, remedy = "a tar archive", "unpack it first, as with `tar xf FILE`"
-    is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
-    if kind and not (is_plain and is_printable):
-        raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))
+def judge_lines(part: Part, text: str, reading: Reading, common: tuple[int, ...] = ()) -> Part:
+    """Return a file with the margins that the beginning of its text was wrapped at, or with the fault of its lines.
+
+    `common` are the margins of its corpus.
+    """
+    is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
+    if not is_joined and has_two_columns(text):
+        return replace(part, fault=TWO_COLUMNS)
+    margins = margins_of(text, common)
+    if margins or is_joined or wrapped_width(text):
+        return replace(part, margins=margins, fault="")
+    return replace(part, fault=CUT if ends_within_sentences(text) else "")
 
 
 def _format_of(path: Path, head: bytes) -> Format:

@@ -9,8 +9,19 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
+
+from bert_cli.data.io.margins import (
+    FINAL,
+    MAX_BEGUN,
+    MAX_FINAL,
+    Row,
+    continues,
+    is_prose,
+    row_of,
+)
 
 MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
@@ -19,18 +30,16 @@ UNFINISHED = 0.8
 """Minimum length of a line, as fractions of the width: proportional fonts vary. A line that does not end a sentence
 may be shorter (UNFINISHED)."""
 MIN_FILLED = 0.72
-MAX_FINAL = 0.4
-MAX_BEGUN = 0.6
-"""Limits for fractions of the breaks: after a filled line, after the end of a sentence, before a capital, a digit or a
-mark. Measured: 60 articles wrapped in 8 ways and 56 PDF files have at least 0.75, at most 0.29, at most 0.44; the same
-articles with one sentence per line at most 0.40, at least 0.96, at least 0.98; verse of Shakespeare and Milton 0.89,
-0.25, 1."""
+"""Least fraction of the breaks after a filled line. Filled breaks, those after the end of a sentence (MAX_FINAL) and
+before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped in 8 ways and 56 PDF files have at least
+0.75, at most 0.29, at most 0.44; the same articles with one sentence per line at most 0.40, at least 0.96, at least
+0.98; verse of Shakespeare and Milton 0.89, 0.25, 1."""
 MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs no more memory
 
-FINAL = re.compile(r"[.!?:;…。！？：；][\"'”’»」』)\]*_]*$")
 WORDS = re.compile(r"\w+(?:-\w+)*")
-FIRST_PART = re.compile(r"(\w+)-$")
-SECOND_PART = re.compile(r"\w+")
+FIRST_PART = re.compile(r"(?<![\w-])(-*)((?:\w+-)*\w+)([-\u2010])$")
+SOFT_HYPHEN = re.compile(r"\u00ad$|[^\w\s]\u2010$")
+SECOND_PART = re.compile(r"\w+(?:-\w+)*")
 WITHOUT_SPACES = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]{2}")  # Chinese and Japanese
 
 
@@ -68,65 +77,81 @@ class Joiner:
     """Joins the lines of paragraphs by the width, words and running titles that the head of their file has.
 
     A hyphen at the end of a line is removed or stays as in other occurrences of the word in the head; for a word
-    without other occurrences, the majority of such words decides.
+    without other occurrences, the majority of such words decides. Text without margins has a proportional font.
     """
 
-    def __init__(self, head: str) -> None:
+    def __init__(self, head: str, margins: Sequence[int] = ()) -> None:
+        self.margins = margins
         lines = [line.strip() for line in head.split("\n")]
         self.width = common_length([len(line) for line in lines if line] or [1])
-        self.words = Counter(WORDS.findall(head.lower()))
+        self.words = Counter(WORDS.findall(head.lower().replace("\u2010", "-")))
+        self.has_hyphens = any(line.endswith("\u2010") for line in lines)
         excesses = [
-            self._excess(first[1], second[0])
+            self._excess(first[2], second[0])
             for line, following in pairwise(lines)
-            if (first := FIRST_PART.search(line)) and (second := SECOND_PART.match(following))
+            if (first := _first_part(line)) and (second := SECOND_PART.match(following))
         ]
         joined, hyphenated = (sum(sign * n > 0 for n in excesses) for sign in (1, -1))
         self.drops_hyphens = joined >= hyphenated
-        pages = (list(filter(str.strip, page.split("\n"))) for page in head.split("\f"))
-        outer = (line for page in pages for line in {*page[:2], *page[-2:]})
+        pages = [list(filter(str.strip, page.split("\n"))) for page in head.split("\f")]
+        outer = (line for page in pages[1:] and pages for line in {*page[:2], *page[-2:]})
         titles = Counter(map(_without_digits, outer))
         self.titles = {title for title, count in titles.items() if count > 1}
 
     def paragraphs(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield each paragraph in a line, and blank lines as they are."""
-        paragraph = last = ""
+        rows: list[Row] = []
+        size = 0
         for line in self._without_page_breaks(lines):
-            if paragraph and not self._continues(last, line, len(paragraph)):
-                yield paragraph
-                paragraph = ""
-            if not line:
+            row = row_of(line)
+            if rows and not (row.text and size < MAX_PARAGRAPH and self._continues(rows, row)):
+                yield from self._joined(rows)
+                rows = []
+                size = 0
+            if row.text:
+                rows.append(row)
+                size += len(row.text)
+            else:
                 yield ""
-            paragraph = self._join(paragraph, line)
-            last = line
-        if paragraph:
-            yield paragraph
+        yield from self._joined(rows)
 
-    def _continues(self, last: str, line: str, size: int) -> bool:
-        if not line or size > MAX_PARAGRAPH:
-            return False
-        least = FILLED if FINAL.search(last) else UNFINISHED
-        return line[0].islower() or _fill(last, line, self.width) > least
+    def _continues(self, rows: Sequence[Row], row: Row) -> bool:
+        last = rows[-1]
+        if self.margins or row.quote != last.quote:
+            return row.quote == last.quote and continues(rows, row, self.margins)
+        least = FILLED if FINAL.search(last.text) else UNFINISHED
+        return row.text[0].islower() or _fill(last.text, row.text, self.width) > least
+
+    def _joined(self, rows: Sequence[Row]) -> list[str]:
+        texts = [row.text for row in rows]
+        is_joined = texts and (not self.margins or is_prose(rows))
+        return [reduce(self._join, texts)] if is_joined else texts
 
     def _join(self, paragraph: str, line: str) -> str:
-        first = FIRST_PART.search(paragraph[-100:])
-        second = SECOND_PART.match(line)
-        if paragraph.endswith("\u00ad"):  # a soft hyphen
+        if SOFT_HYPHEN.search(paragraph[-2:]):
             return paragraph[:-1] + line
+        first = _first_part(paragraph)
+        second = SECOND_PART.match(line)
         if first and second:
-            excess = self._excess(first[1], second[0])
-            is_word = line[0].islower() and (excess > 0 or (not excess and self.drops_hyphens))
-            return (paragraph[:-1] if is_word else paragraph) + line
-        is_bare = not paragraph or WITHOUT_SPACES.fullmatch(paragraph[-1:] + line[:1])
+            # A minus sign of an option, or one beside true hyphens, was in the text before it was wrapped.
+            is_minus = first[1] or (self.has_hyphens and first[3] == "-")
+            is_name = first[3] == "\u2010" and (first[2] + second[0]).isupper()
+            is_default = self.drops_hyphens and not is_minus and (line[0].islower() or is_name)
+            is_split = (self._excess(first[2], second[0]) or is_default) > 0
+            return (paragraph[:-1] if is_split else paragraph) + line
+        is_bare = WITHOUT_SPACES.fullmatch(paragraph[-1:] + line[:1])
         return paragraph + line if is_bare else f"{paragraph} {line}"
 
     def _excess(self, first: str, second: str) -> int:
         """Return how much more often the joined word occurs than the hyphenated word."""
         first = first.lower()
         second = second.lower()
-        return self.words[first + second] - self.words[f"{first}-{second}"]
+        parts = first.rpartition("-")[2], second.partition("-")[0]
+        counts = (self.words[a + b] - self.words[f"{a}-{b}"] for a, b in ((first, second), parts))
+        return next(filter(None, counts), 0)
 
     def _without_page_breaks(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield stripped lines without running titles and page numbers, and without a gap in a sentence."""
+        """Yield lines without running titles and page numbers, and without a gap in a sentence."""
         last = ""
         gap: list[str] = []
         for raw in lines:
@@ -137,10 +162,14 @@ class Joiner:
             if any("\f" in text for text in (*gap, raw)):
                 continues = last and line[0].islower() and not FINAL.search(last)
                 gap = [] if continues else [""]
-            yield from (text.strip() for text in gap)
-            yield line
+            yield from gap
+            yield raw
             last = line
             gap = []
+
+
+def _first_part(line: str) -> re.Match[str] | None:
+    return FIRST_PART.search(line[-100:]) if line.endswith(("-", "\u2010")) else None
 
 
 def _without_digits(line: str) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from bert_cli.data.io.documents import marked_lines
 from bert_cli.data.io.files import Outputs, Part, Reading, shard_of
 from bert_cli.data.io.manifest import Stats, Step
+from bert_cli.data.io.margins import JOINED_BY
 from bert_cli.data.io.runner import Progress, Workers, run_shards
 from bert_cli.errors import import_extra
 
@@ -53,9 +54,9 @@ def find_duplicates(
     Without a threshold there are no near-duplicates.
     """
     with_near = threshold is not None
-    settings = vars(reading) | {"near": with_near}
+    settings = vars(reading) | {"near": with_near, "joined_by": JOINED_BY}
     if reading.line_breaks == "keep":
-        del settings["line_breaks"]  # earlier versions have no such setting
+        del settings["line_breaks"], settings["joined_by"]  # earlier versions have no such settings
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step(

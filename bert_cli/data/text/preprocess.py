@@ -10,7 +10,7 @@ of Japanese.
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,16 +20,16 @@ from pydantic import BaseModel
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import Kind, marked_lines
+from bert_cli.data.io.documents import Kind, marked_lines, recognise_lines
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
+from bert_cli.data.io.margins import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, read_json, write_json_atomically
-from bert_cli.processes import print_line
+from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
-
-Split = Callable[[str], list[str]]
 
 SHARD_BYTES = 16_000_000  # of a large file, or of small files together: some seconds of work
 BYTES_WRITTEN = 1.0  # per byte of text: 0.995 for 10 MB of English articles
@@ -76,7 +76,8 @@ def run(settings: PreprocessSettings) -> None:
     reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
     parts, notes = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
-    if not any(part.is_wrapped for part in parts):
+    parts = recognise_lines(parts, reading)
+    if all(part.margins is None for part in parts):
         reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
     keep = "--line-breaks keep splits at each line"
     report_joined_lines("preprocess", parts, reading, keep)
@@ -85,6 +86,7 @@ def run(settings: PreprocessSettings) -> None:
         new_signature()  # fails early where rensa is not installed
     outputs = plan_outputs(settings.input, parts, reading)
     splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
+    code = language_code(language).partition("-")[0]
     parameters: str = splitter
     if splitter == "punkt":
         texts = (line for _, kind, line in _all_lines(parts, reading) if kind == "body" and line)
@@ -93,7 +95,7 @@ def run(settings: PreprocessSettings) -> None:
     else:
         load_splitter(splitter, language, None)  # fails early for a language that is no code
         known = (*RULES.split(), *BREAKS)
-        if splitter == "sentencex" and language_code(language).partition("-")[0] not in known:
+        if splitter == "sentencex" and code not in known:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
     if splitter != "lines":
         origin = f" ({parameters} parameters)" if splitter == "punkt" else ""
@@ -102,8 +104,12 @@ def run(settings: PreprocessSettings) -> None:
     shards, dropped = _shards(settings, outputs, reading, workers)
     learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
     recorded = {"language": language, "splitter": splitter, "parameters": parameters}
+    is_new = not begun or "abbreviations" in begun  # earlier versions cut after an abbreviation
+    if is_new and splitter != "lines" and code in LISTS["languages"]:
+        recorded["abbreviations"] = LISTS["version"]
+    listed = code if "abbreviations" in recorded else ""
     if reading.line_breaks != "keep":
-        recorded["line_breaks"] = reading.line_breaks
+        recorded |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
     # Recorded only where they are not the default, so that folders of earlier versions can be continued.
     later = {"input_format", "text_field", "documents", "deduplicate", "near_duplicates"}
     run_shards(
@@ -116,7 +122,7 @@ def run(settings: PreprocessSettings) -> None:
             expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),
         ),
         shards,
-        partial(split_shard, reading=reading, splitter=(splitter, language, learned)),
+        partial(split_shard, reading=reading, splitter=(splitter, language, learned, listed)),
         workers,
         notes=[*dropped, *notes],
         check=_report_dropped_sentences,
@@ -150,16 +156,32 @@ def _shards(
 def report_joined_lines(
     command: str, parts: Sequence[files.Part], reading: files.Reading, remedy: str
 ) -> None:
-    """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines."""
-    wrapped = [part.path for part in parts if part.is_wrapped]
+    """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines.
+
+    A warning for each kind of lines that cannot be joined names the first of their files.
+    """
+    count = f"of {len(parts):,} files"
+    remedies = {
+        TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
+        CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
+    }
+    for fault, cure in remedies.items():
+        if faulty := [part.path for part in parts if part.fault == fault]:
+            what = f"the lines of {len(faulty):,} {count}, as {faulty[0]}, {fault}"
+            print_error(f"{command}: warning: {what}; {cure}")
+    wrapped = [part for part in parts if part.margins is not None]
     if not wrapped:
         return
     ends = "a blank line still ends a document; add --documents files if each file is one document"
-    if reading.documents == "files":
-        ends = "each file is one document"
+    if reading.documents == "files" or all(part.format != "plain" for part in wrapped):
+        ends = (
+            "each file is one document"
+            if wrapped[0].format == "plain"
+            else "each text is one document"
+        )
     print_line(
-        f"{command}: {len(wrapped):,} of {len(parts):,} files, as {wrapped[0]}, have hard line breaks; the lines of "
-        f"each paragraph are joined ({ends}; {remedy})"
+        f"{command}: {len(wrapped):,} {count}, as {wrapped[0].path}, have hard line breaks; the lines of each "
+        f"paragraph are joined ({ends}; {remedy})"
     )
 
 
@@ -201,11 +223,14 @@ def split_shard(
     *,
     parts: Sequence[files.Part],
     reading: files.Reading,
-    splitter: tuple[str, str, Path | None],
+    splitter: tuple[str, str, Path | None, str],
     duplicates: tuple[list[int], list[int]] | None = None,
 ) -> Stats:
-    """Write the sentences of some parts, without the documents that are `duplicates`."""
-    split = load_splitter(*splitter)
+    """Write the sentences of some parts, without the documents that are `duplicates`.
+
+    `splitter` has the arguments of `load_splitter`, and the language whose abbreviations are kept whole, if any.
+    """
+    split = keep_abbreviations(load_splitter(*splitter[:3]), splitter[3])
     exact, near = duplicates or ([], [])
     dropped = {*exact, *near}
     read = documents = sentences = without_words = 0
@@ -220,9 +245,7 @@ def split_shard(
             if kind != "body":
                 outside[path] += kind == "outside"
                 continue
-            if not is_kept:
-                continue
-            for sentence in split(line):
+            for sentence in split(line) if is_kept else ():
                 text = " ".join(sentence.split())  # U+2028 and others would end the line
                 if NO_WORD.fullmatch(text):
                     without_words += bool(text)
@@ -289,8 +312,7 @@ def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
     pattern = BREAKS.get(code.partition("-")[0])
     if pattern is None:
         return segment
-    breaks = re.compile(pattern)
-    return lambda text: [part for sentence in segment(text) for part in breaks.split(sentence)]
+    return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]
 
 
 class _Parameters(BaseModel):

@@ -17,6 +17,7 @@ from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
+from bert_cli.planning.memory import REDUCE_BUCKET
 
 # Elements of a device's weights, and of a weight, above which compiling saves more time than it takes.
 UPDATES_WORTH_COMPILING = 2**23
@@ -70,7 +71,7 @@ class DeviceUpdate:
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
         sizes = {name: 4 * size for name, size in self.sizes.items()}
-        self.buckets = buckets(sizes, layout.reduce_bucket_bytes)
+        self.buckets = buckets(sizes, REDUCE_BUCKET)
         # Each function has one collective with a unique number.
         self._reduce_buckets = [
             traced(partial(self._all_reduce_bucket, names, number))

@@ -22,6 +22,8 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.io import files
+from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.text.abbreviations import keep_abbreviations
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
@@ -58,6 +60,7 @@ def run(settings: InitSettings) -> None:
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
     parts, _ = files.recognise_all(settings.input, reading)
     files.refuse_without_effect(parts, settings.model_fields_set)
+    parts = recognise_lines(parts, reading)
     keep = "to keep them, give the output of `bert preprocess --line-breaks keep`"
     report_joined_lines("init", parts, reading, keep)
     facts = text.read_facts(parts, reading, vocabulary)
@@ -76,7 +79,7 @@ def run(settings: InitSettings) -> None:
         return
     language = next(iter(facts.languages), "en")
     with atomic_folder(settings.out, origin=origin) as folder:
-        split = load_splitter("sentencex", language, None)
+        split = keep_abbreviations(load_splitter("sentencex", language, None), language)
         documents = text.documents_of(parts, reading)
         documents = text.cut(documents) if facts.is_cut else documents
         has_pairs = "embed" in chosen.configs

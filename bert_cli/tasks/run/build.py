@@ -168,9 +168,8 @@ def build_run(
         options.learning_rate.warmup_power,
     )
     if plan.decay_step is not None:
-        shape = options.learning_rate.decay_shape
         final = options.learning_rate.final_fraction
-        rate = with_decay(rate, shape, plan.decay_step, plan.total_steps, final)
+        rate = with_decay(rate, plan.decay_step, plan.total_steps, final)
     step = Step(
         engine,
         state,

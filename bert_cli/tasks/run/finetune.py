@@ -99,7 +99,7 @@ def prepare(
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     if settings.generated_dataset:
-        settings = _without_scores(settings)
+        settings = changed(settings, do_validation=False)
         needs = ()
     _check_settings(settings, needs)
     source = _source(settings)
@@ -156,24 +156,6 @@ def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> 
     )
 
 
-def _without_scores(settings: Settings) -> Settings:
-    defaults = {
-        "do_training": True,
-        "do_test": False,
-        "evaluate_every_steps": None,
-        "held_out_fraction": 0.1,
-    }
-    problem = "has no effect with generated_dataset, whose examples are not scored"
-    errors = [
-        ConfigError(f"{name} ({value})", problem, "leave out one of them")
-        for name, default in defaults.items()
-        if (value := getattr(settings, name, default)) != default
-    ]
-    if errors:
-        raise combine(errors)
-    return changed(settings, do_validation=False)
-
-
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     remedies = {name: f"give --{name.replace('_', '-')}" for name in needs}
     if not settings.generated_dataset:
@@ -198,10 +180,9 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (output := settings.output_dir) and not is_writable(output / checkpoint.SCORES):
-        where = f"output_dir ({output})"
-        remedy = "give another --output-dir"
-        raise DataError(where, "cannot be written", remedy)
+    if (run := settings.save_ckpt_path) and not is_writable(run / checkpoint.SCORES):
+        remedy = "give another --save-ckpt-path"
+        raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
 
 
 def _source(settings: FinetuneSettings) -> Source | None:
@@ -238,7 +219,7 @@ def _train_seeds(run: TaskRun[Settings]) -> bool:
             print_line(f"seed {seed}:")
             folders = {
                 name: folder / f"seed_{seed}"
-                for name in ("save_ckpt_path", "output_dir", "tensorboard_dir")
+                for name in ("save_ckpt_path", "tensorboard_dir")
                 if (folder := getattr(settings, name)) is not None
             }
             seeded = changed(settings, seed=seed, **folders)
@@ -246,7 +227,7 @@ def _train_seeds(run: TaskRun[Settings]) -> bool:
             of_seed = replace(run, settings=seeded, start=begin)
         scores = _train_and_score(of_seed)
         if scores is None:
-            return not settings.compile_only
+            return True
         results += [scores] if scores else []
     if len(results) > 1:
         _report_seeds(settings, results, run.mesh.processes.rank)
@@ -399,21 +380,16 @@ def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | Non
 def _write(
     settings: FinetuneSettings, task: Task, engine: Engine, scorer: Scorer, result: Result
 ) -> None:
-    """Predict the sets without labels; write predictions into output_dir and scores into the run's folder.
-
-    If only one of the folders is given, it receives everything; without folders nothing is written.
-    """
+    """Predict the sets without labels; write predictions and scores into the run's folder, if there is one."""
     if result.table:
         print_line(result.table)
-    run = settings.save_ckpt_path or settings.output_dir
-    output = settings.output_dir or run
-    if run is None or output is None:
+    folder = settings.save_ckpt_path
+    if folder is None:
         return
     unlabelled = scorer.logits(engine, task.unlabelled)
     if engine.group.rank == 0:
-        for folder in (run, output):
-            folder.mkdir(parents=True, exist_ok=True)
-        result.write(output, unlabelled)
+        folder.mkdir(parents=True, exist_ok=True)
+        result.write(folder, unlabelled)
         for name, value in result.run_files.items():
-            write_json_atomically(run / name, with_checksum(value))
-        write_json_atomically(run / checkpoint.SCORES, result.scores)
+            write_json_atomically(folder / name, with_checksum(value))
+        write_json_atomically(folder / checkpoint.SCORES, result.scores)

@@ -183,7 +183,6 @@ def layout_of(settings: TrainSettings) -> Layout:
         shard_moments=parallel.replicated_tensor_sharding,
         offload_moments=parallel.optimizer_state_offload,
         reduce_precision=parallel.reduce_precision,
-        reduce_bucket_bytes=10**6 * parallel.reduce_bucket_megabytes,
         compile=settings.compile,
         # The first of three steps still warms up.
         traced_steps=0 if parallel.trace is None else 3,

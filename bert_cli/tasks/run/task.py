@@ -28,7 +28,7 @@ class Result:
 
     scores: Scores = field(default_factory=dict)
     write: Callable[[Path, Logits], None] = lambda folder, logits: None
-    """Writes predictions into output_dir, also for the sets without labels, from their logits."""
+    """Writes predictions into a folder, also for the sets without labels, from their logits."""
     table: str = ""
     """Printed before the scores."""
     run_files: Mapping[str, JSONObject] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, train
 from bert_cli.train.metrics import ProgressBar
 
-Status = Literal["finished", "stopped", "compiled"]
+Status = Literal["finished", "stopped"]
 Timer = Callable[[Run, float, float], Hook]
 """Returns a hook that is called first after each step, for a run that took so many seconds to build and to trace."""
 
@@ -45,15 +45,7 @@ def run_training(
     group = run.engine.group
     stack.enter_context(watchdog(group, settings.cluster.report_waiting_after_seconds))
     saving.load_state(run, stack)
-    ready = time.monotonic()
-    if settings.compile_only:
-        run.compile()
-        print_line(
-            f"compiled in {time.monotonic() - ready:.1f} s, after {ready - began:.1f} s of imports, "
-            "building and the first batch; nothing was trained"
-        )
-        group.barrier()
-        return run, "compiled"
+    seconds_built = time.monotonic() - began
     if settings.saves and not hooks.score_resumed(run):
         return run, "stopped"
     if state.step >= plan.total_steps or hooks.stops_early(run):
@@ -65,7 +57,7 @@ def run_training(
             print_line(f"run: ended early at {where}; a larger --early-stop continues")
         group.barrier()
         return run, "finished"
-    finished = _train(run, stack, ready - began, timer)
+    finished = _train(run, stack, seconds_built, timer)
     # Processes that still save would treat a process that ends earlier as lost.
     group.barrier()
     duration = format_duration(time.monotonic() - began)

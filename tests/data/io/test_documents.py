@@ -426,7 +426,7 @@ if part.format != 'wikiextractor':
     for _ in text_blocks(part, Reading()): pass
 preprocess.load_splitter = lambda *_: lambda line: line.split('. ')
 out = Path(sys.argv[1] + '.out')
-preprocess.split_shard((), out, parts=[part], reading=Reading(), splitter=('', '', None))
+preprocess.split_shard((), out, parts=[part], reading=Reading(), splitter=('', '', None, ''))
 print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])
 """
 

@@ -188,10 +188,10 @@ def test_an_output_folder_of_an_earlier_version_keeps_its_lines(tmp_path):
     assert sentences(tmp_path / "in", tmp_path / "new") == joined
 
 
-def test_line_breaks_are_a_setting_of_plain_text(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"text": "One."}\n')
-    with pytest.raises(ConfigError, match=r"--line-breaks: has no effect, the input is json-lines"):
-        sentences(tmp_path / "rows.jsonl", tmp_path / "out", line_breaks="join")
+def test_line_breaks_are_no_setting_of_extracted_articles(tmp_path):
+    (tmp_path / "wiki").write_text('<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n')
+    with pytest.raises(ConfigError, match=r"--line-breaks: has no effect, .* is wikiextractor"):
+        sentences(tmp_path / "wiki", tmp_path / "out", line_breaks="join")
     (tmp_path / "short").write_text("It was a wet and\nwindy day. He\nleft.\n")
     assert sentences(tmp_path / "short", tmp_path / "a", line_breaks="join") == [
         "It was a wet and windy day.",

@@ -133,7 +133,7 @@ def test_the_sentences_of_articles_are_exactly_these(tmp_path, case, monkeypatch
     plain = lambda line: line.replace(". ", ".\0").split("\0")  # noqa: E731
     monkeypatch.setattr(preprocess, "load_splitter", lambda *_: plain)
     parts = [recognise(source, Reading("wikiextractor"))]
-    settings = {"reading": Reading(), "splitter": ("plain", "", None)}
+    settings = {"reading": Reading(), "splitter": ("plain", "", None, "")}
     stats = preprocess.split_shard((), output, parts=parts, **settings)
     lines = output.read_bytes().decode()
     assert lines == expected

@@ -124,11 +124,11 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
 def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     base, trained, capsys
 ):
-    run, output = base / "seeds", base / "predicted"
-    words = ["--num-epochs", "1", "--seed", "5", "--output-dir", str(output)]
+    run = base / "seeds"
+    words = ["--num-epochs", "1", "--seed", "5"]
     start = {"start": "trained", "validation": False}
     assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
-    assert all((output / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
+    assert all((run / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
     each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
     spread = scores_of(run)["accuracy"]
     assert spread["values"] == each
@@ -326,7 +326,16 @@ def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
 def test_wrong_settings_are_refused_by_name(base, tmp_path, capsys):
     for flags, code, message in (
         (["--label-column", "lable"], 3, "did you mean 'label'?"),
-        (["--output-dir", "/dev/null/out"], 3, "output_dir (/dev/null/out): cannot be written"),
+        (
+            ["--output-dir", "out"],
+            2,
+            "--output-dir: is the old name of --save-ckpt-path, which is also",
+        ),
+        (
+            ["--save-ckpt-path", "/dev/null/out"],
+            3,
+            "save_ckpt_path (/dev/null/out): cannot be written",
+        ),
     ):
         assert main(arguments(base, tmp_path / "run", *flags)) == code
         assert message in capsys.readouterr().err

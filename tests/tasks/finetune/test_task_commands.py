@@ -119,22 +119,20 @@ def test_questions_without_an_answer_get_an_empty_one(base, capsys):
     data["data"][0]["paragraphs"][7]["qas"][0]["answers"][0]["answer_start"] += 1
     path.write_text(json.dumps(data))
     write_questions(base / "dev-v2.0.json", 45, 4, impossible=True)
-    output = base / "answers" / "squad2"
-    words = ["squad", "--dataset-dir", base, *SQUAD, "--version-2", "--output-dir", output]
+    words = ["squad", "--dataset-dir", base, *SQUAD, "--version-2"]
     run = train(base, "squad2", *words)
     out = capsys.readouterr().out
     scores = json.loads(out.splitlines()[-1])
     assert "train_file: 149 questions" in out and "(3-7)" in out  # an answer not at its offset
     # `bert predict` and `bert runs` look for these next to the checkpoints.
     for name in ("null_threshold.json", "scores.json"):
-        assert (run / name).is_file() and not (output / name).exists()
+        assert (run / name).is_file()
     assert scores["NoAns_total"] == 15 and scores["f1"] > 60
     threshold = read(run / "null_threshold.json")["threshold"]
-    odds, predictions = (read(output / f"{n}.json") for n in ("null_odds", "predictions"))
-    assert not list(run.glob("*predictions.json"))
+    odds, predictions = (read(run / f"{n}.json") for n in ("null_odds", "predictions"))
     assert all((odds[name] > threshold) == (answer == "") for name, answer in predictions.items())
     dev = base / "dev-v2.0.json"
-    assert official_scores(dev, output / "predictions.json", version_2=True) == scores
+    assert official_scores(dev, run / "predictions.json", version_2=True) == scores
 
 
 # --- GLUE
@@ -189,7 +187,7 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
     base, entailed, tmp_path, capsys
 ):
     words = [*GLUE, "mnli", "--dataset-dir", base / "glue", *COMMON, "--no-do-training"]
-    words += ["--output-dir", tmp_path, "--pretrained-ckpt-path"]
+    words += ["--save-ckpt-path", tmp_path, "--pretrained-ckpt-path"]
     for names, order, code, message in (
         (ROTATED, [2, 0, 1], 0, "are in another order"),
         (["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2], 0, "assumed to be in this order: entail"),
@@ -347,7 +345,10 @@ def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, 
     assert all(0 < line["loss"] < 20 for line in lines)
     names = [*read(tmp_path / "step_00000003" / "config.json")["id2label"].values()]
     assert (len(names), names[0], names[-1]) == labels
-    assert main([*words, "--no-do-training", "--evaluate-every-steps", "5"]) == 2
-    err = capsys.readouterr().err
-    assert "do_training (False): has no effect with generated_dataset" in err
-    assert "evaluate_every_steps (5): has no effect" in err
+    for setting, *flags in (
+        ["do_training", "--no-do-training"],
+        ["evaluate_every_steps", "--evaluate-every-steps", "5"],
+    ):
+        assert main([*words, *flags]) == 2
+        assert f"{setting} (--" in (err := capsys.readouterr().err)
+        assert "has no effect with generated_dataset" in err
