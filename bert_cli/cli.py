@@ -107,7 +107,9 @@ def dispatch(arguments: Sequence[str]) -> None:
                 run = COMMANDS[name].run_function()
             run(settings)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(*["the same command continues"] * (kind == "continues")) from None
+        if kind == "continues":
+            raise KeyboardInterrupt("the same command continues") from None
+        raise
 
 
 def _prints_json(settings: object) -> bool:
@@ -206,8 +208,9 @@ def _known_failure(error: Exception) -> BertError | None:
         is_named = error.filename or error.errno in DISK_IS_FULL
         if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
             return DataError(where, str(error.strerror), "fix that and run the command again")
-    httpx = sys.modules.get("httpx")
-    if httpx is not None and isinstance(error, httpx.HTTPError | httpx.InvalidURL):
+    # huggingface_hub may use the older package, this tool uses the newer one.
+    clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    if any(isinstance(error, client.HTTPError | client.InvalidURL) for client in clients):
         request = getattr(error, "_request", None)  # the property raises without a request
         remedy = "check the network and the address"
         return DataError(str(request.url) if request else "network", str(error), remedy)

@@ -85,7 +85,11 @@ _ROWS = {
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
-    "compare": ("tasks.look.runs", "tools.Compare", "compare settings and results of two runs"),
+    "compare": (
+        "tasks.look.runs:compare",
+        "tools.Compare",
+        "compare settings and results of two runs",
+    ),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
 # By the first word; all other commands continue.
@@ -104,12 +108,12 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     `bert doctor` without a setting of a run checks the machine, and `bert plan --list-targets` lists targets.
     """
     two = " ".join(words[:2])
-    if two in COMMANDS:
+    if len(words) > 1 and two in COMMANDS:
         return two, list(words[2:])
     name, *rest = words
     flags = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
     if name == "doctor" and flags <= MACHINE_FLAGS:
         return "doctor machine", rest
-    if name == "plan" and "--list-targets" in flags:
+    if name == "plan" and "--list-targets" in rest:
         return "plan targets", []
     return name, rest

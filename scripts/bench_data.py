@@ -106,7 +106,7 @@ def text_rows(args: argparse.Namespace, home: Path, articles: Path, sentences: P
     """Return the rows of `preprocess` and `tokenize`."""
     bert = [sys.executable, "-m", "bert_cli"]
     rows = []
-    for splitter in ("punkt", "sentencex", "lines"):
+    for splitter in ("sentencex", "lines"):
         out = home / f"preprocess_{splitter}"
         command = [*bert, "preprocess", str(articles), str(out), "--processes", "1"]
         command += ["--sentence-splitter", splitter]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from bert_cli import cli
@@ -81,12 +81,12 @@ def test_an_error_of_the_system_is_a_message_and_a_defect_keeps_its_traceback(mo
 
         monkeypatch.setattr(cli, "dispatch", fail)
 
-    request = httpx.Request("GET", "http://a/b")
+    request = httpx2.Request("GET", "http://a/b")
     for error, code, message in (
         (OSError(errno.EIO, "Input/output error", "/data/a"), 3, "/data/a: Input/output error; "),
         (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device; "),
-        (httpx.TooManyRedirects("too many", request=request), 3, "http://a/b: too many; "),
-        (httpx.InvalidURL("no port"), 3, "network: no port; "),
+        (httpx2.TooManyRedirects("too many", request=request), 3, "http://a/b: too many; "),
+        (httpx2.InvalidURL("no port"), 3, "network: no port; "),
         (MemoryError("7 TiB for an array"), 5, "memory: 7 TiB for an array; "),
     ):
         fail_with(error)

@@ -180,8 +180,8 @@ class SplittingSettings(DataSettings):
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
     sentence_splitter: Splitter = "auto"
-    """`sentencex`, `punkt` (NLTK; learned from the text if NLTK has no data for the language), or `lines` for text with
-    one sentence on each line. `auto` uses the splitter of a partly written output folder, otherwise sentencex."""
+    """`sentencex`, `punkt` (NLTK's, with its data for the language), or `lines` for text with one sentence on each
+    line. `auto` uses the splitter of a partly written output folder, otherwise sentencex."""
     deduplicate: bool = False
     """Drop documents that equal an earlier document except for white space."""
     near_duplicates: float | None = Field(None, gt=0.0, le=1.0)

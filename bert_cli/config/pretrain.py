@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
-from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Taught, Usual
+from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
 from bert_cli.config.settings import (
     Positive,
     SettingError,
@@ -48,17 +48,6 @@ class Stage(Settings):
     """Examples of a micro-batch, by default as before; the number of accumulated micro-batches stays the same."""
 
 
-class RelationDistillation(Settings):
-    """A trained model from which the run learns besides the masked tokens."""
-
-    NEEDS: ClassVar = {"relations": "teacher"}
-
-    teacher: PathOrName | None = None
-    """A model with the same vocabulary: a run folder, a checkpoint, a Hugging Face folder or name. Its size is free."""
-    relations: Annotated[float, Field(gt=0.0)] = 1.0
-    """Weight of the loss against relations of the teacher's last layer (MiniLMv2, Wang et al. 2020)."""
-
-
 class PretrainSettings(TrainSettings):
     """Pre-train BERT with masked-LM and next-sentence prediction.
 
@@ -75,8 +64,6 @@ class PretrainSettings(TrainSettings):
         "num_epochs": ("stages", []),
         "length_buckets": ("generated_dataset", False),
         "probe": ("generated_dataset", False),
-        "distillation": [("generated_dataset", False), ("max_sequences_per_pack", 1)],
-        "scaling": ("distillation", RelationDistillation()),
         "evaluate_every_steps": Unless(
             lambda of: of.validation_dir is not None or of.probe is not None,
             "without validation_dir or probe",
@@ -107,8 +94,6 @@ class PretrainSettings(TrainSettings):
     roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
     masking: Fixed[Masking] = Masking()
     """Choice of the masked tokens in dynamic records; they differ in each epoch."""
-    distillation: Taught[RelationDistillation] = RelationDistillation()
-    """Learn the relations of tokens in a larger model, besides the masked tokens."""
     max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""

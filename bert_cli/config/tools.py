@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from bert_cli.config.data import DataSettings, Masking
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
-from bert_cli.config.pretrain import PretrainSettings, RelationDistillation
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     Devices,
     JsonFile,
@@ -54,7 +54,11 @@ class InspectSettings(DataSettings):
 
 
 class DoctorMachineSettings(Settings):
-    """Check this machine, without a run; `bert doctor` without settings of a run does the same."""
+    """Check this machine, without a run; `bert doctor` without settings of a run does the same.
+
+    Example: bert doctor machine
+    Example: bert doctor machine --engine jax --json -
+    """
 
     build: bool = True
     """Has an effect only on a run."""
@@ -81,7 +85,11 @@ class DoctorSettings(PretrainSettings):
 
 
 class PlanTargetsSettings(Settings):
-    """List the devices for which `bert plan --compile-for` can compile a step."""
+    """List the devices for which `bert plan --compile-for` can compile a step.
+
+    Example: bert plan targets
+    Example: bert plan --list-targets
+    """
 
 
 class Planning(TrainSettings):
@@ -121,9 +129,6 @@ class PlanSettings(PretrainSettings, Planning):
     Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
     Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:2x4
     """
-
-    # The compiled step would lack the columns of a teacher.
-    NEEDS: ClassVar = {"compile_for": ("distillation", RelationDistillation())}
 
 
 def _plan(kind: type[TrainSettings], command: str, what: str, example: str) -> type[TrainSettings]:

@@ -94,12 +94,10 @@ class ExportSettings(Settings):
 
     Example: bert export runs/mrpc exported/mrpc --format onnx --precision int8 --compare-on texts.txt
     Example: bert export runs/mine exported/mine --format saved-model
-    Example: bert export runs/mine exported/mine --format hf --license apache-2.0 --push me/mine
+    Example: bert export runs/mine exported/mine --format hf --license apache-2.0
     """
 
     NEEDS: ClassVar = {
-        "texts": ("format", "saved-model"),
-        "push": ("format", "hf"),
         "precision": ("format", "onnx"),
         "dimensions": ("format", "static"),
         "compare_on": Unless(
@@ -117,9 +115,6 @@ class ExportSettings(Settings):
     """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx; static has a vector for each piece
     of the vocabulary, of which model2vec computes vectors of texts. hf and onnx need the extra `export`: PyTorch opens
     the written files. All formats need TensorFlow."""
-    texts: bool = False
-    """For a saved-model of text-classification or of an encoder: add the signatures `texts` and `pairs`,
-    which take strings. A program that loads it must import tensorflow_text first."""
     precision: Literal["float32", "int8"] = "float32"
     """Number format of an onnx. int8 has a quarter of the size and is faster on CPUs: ONNX Runtime's dynamic
     quantization of weights and activations. The command reports how many predictions change, and warns if it is more
@@ -131,9 +126,6 @@ class ExportSettings(Settings):
     """Size of static vectors, at most the model's."""
     license: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")] | None = None
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
-    push: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
-    """Upload the export as the model OWNER/NAME of the hub, which becomes public if it is new. huggingface_hub
-    finds the token (HF_TOKEN, or the token of `hf auth login`) and the address (HF_ENDPOINT)."""
 
 
 class AverageSettings(Settings):

@@ -9,9 +9,9 @@ import hashlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
 import keras
 import numpy as np
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.model.fused import NEVER
-from bert_cli.model.scaling import Factor
+from bert_cli.model.operations import PLAIN, Operations
+from bert_cli.model.parts import Configured
 from bert_cli.processes import cpu_count
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
@@ -36,53 +36,38 @@ def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) ->
     return ["emb", *layers, *last_blocks]
 
 
+class Outputs(NamedTuple):
+    """What the blocks after the encoder layers take besides the shape of the model."""
+
+    labels: int = 2
+    """Outputs of a task's head."""
+    chunks: int = 1
+    """Chunks of the vocabulary in the masked-LM loss."""
+    word_table: keras.Variable | None = None
+    """The word embeddings of `emb`, by which the masked-LM head scores the vocabulary; they do not change."""
+
+
+USUAL = Outputs()
+
+
 def build_block(
     name: str,
     config: BertConfig,
     *,
-    seed: int,
+    seed: int | None,
     policy: str,
-    before: Mapping[str, keras.layers.Layer] | None = None,
-    labels: int = 2,
-    chunks: int = 1,
-    factors: Mapping[str, Factor] | None = None,
-    fuse_above: float = NEVER,
-    uses_library: bool = False,
-    uses_amx: bool = False,
-    has_values: bool = True,
+    operations: Operations = PLAIN,
+    outputs: Outputs = USUAL,
 ) -> keras.layers.Layer:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
-    A head may share weights of the blocks `before` it, by name; they do not change. `labels` is the number of outputs
-    of a task's head, `chunks` of chunks of the vocabulary in the masked-LM loss, `factors` the table of Unit Scaling.
-    Operations of more elements than `fuse_above` are fused; `uses_library` is for predictions, `uses_amx` for JAX on
-    CPUs with AMX (see `Layer`). Without `has_values` the weights stay 0, for a model of shapes alone.
+    `operations` are those of the complete model. Without a seed the weights stay 0, for a model of shapes alone.
     """
-    is_layer = name.startswith("hid_")
-    architecture = ARCHITECTURES[config.architecture]
-    layer = pkgutil.resolve_name(architecture.layer)
-    options = {
-        "word_table": before["emb"].word.embeddings if before else None,
-        "labels": labels,
-        "chunks": chunks,
-        "dropout_id": 1 + layer.DROPOUT_IDS * config.num_hidden_layers,
-        "number": int(name.removeprefix("hid_")) if is_layer else None,
-    }
-    block_class: Any = layer
-    if not is_layer:
-        last = architecture.last_blocks.get(name)
-        block_class = pkgutil.resolve_name(last.layer if last else architecture.embeddings)
-    parameters = inspect.signature(block_class.__init__).parameters
-    block = block_class(
-        name=name,
-        policy=keras.DTypePolicy(policy),
-        config=config,
-        **{option: value for option, value in options.items() if option in parameters},
-    )
-    block.set_factors(factors or {})
-    block.fuse_operations(fuse_above, uses_library=uses_library, uses_amx=uses_amx)
-    if not has_values:
+    arguments = {"name": name, "policy": keras.DTypePolicy(policy), "config": config}
+    block = _unset_block(outputs, **arguments, operations=operations)
+    if seed is None:
         return block
+    factors = operations.factors
     by_path = named_weights([(name, block)]).items()
     weights = {path: weight for path, weight in by_path if path.startswith(f"{name}/")}
 
@@ -98,16 +83,37 @@ def build_block(
     return block
 
 
+def _unset_block(outputs: Outputs, **arguments: Unpack[Configured]) -> keras.layers.Layer:
+    """Return a block whose weights are 0; its class takes what its signature names of the outputs."""
+    name = arguments["name"]
+    config = arguments["config"]
+    architecture = ARCHITECTURES[config.architecture]
+    layer = pkgutil.resolve_name(architecture.layer)
+    if name.startswith("hid_"):
+        return layer(number=int(name.removeprefix("hid_")), **arguments)
+    last = architecture.last_blocks.get(name)
+    block_class: Any = pkgutil.resolve_name(last.layer if last else architecture.embeddings)
+    options = {
+        **outputs._asdict(),
+        "dropout_id": 1 + layer.DROPOUT_IDS * config.num_hidden_layers,
+    }
+    taken = options.keys() & inspect.signature(block_class.__init__).parameters.keys()
+    return block_class(**{option: options[option] for option in taken}, **arguments)
+
+
 def build_blocks(
     config: BertConfig,
     *,
     last_blocks: Sequence[str] = PRETRAINING,
+    outputs: Outputs = USUAL,
     **options: Any,
 ) -> list[tuple[str, keras.layers.Layer]]:
     """Build a complete model on the current device: (name, block) in running order; options of `build_block`."""
     blocks: dict[str, keras.layers.Layer] = {}
     for name in block_names(config, last_blocks):
-        blocks[name] = build_block(name, config, before=blocks, **options)
+        blocks[name] = build_block(name, config, outputs=outputs, **options)
+        if name == "emb":
+            outputs = outputs._replace(word_table=blocks[name].word.embeddings)
     return list(blocks.items())
 
 

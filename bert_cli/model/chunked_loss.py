@@ -4,21 +4,21 @@ Shapes: M masked positions, D hidden size, V vocabulary size, W words of a chunk
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from keras import ops
 
 from bert_cli.model.fused import (
+    NEVER,
     Operation,
     Tensor,
     argmax,
     custom_gradient,
     float32,
     kernel_of,
-    matmul,
     run_after,
 )
+from bert_cli.model.operations import PLAIN, Operations
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -45,9 +45,7 @@ def chunked_loss(
     labels_M: Tensor,
     weights_M: Tensor,
     chunks: int,
-    *,
-    is_compiled: bool = False,
-    uses_amx: bool = False,
+    operations: Operations = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted float32 sums over rows of the cross entropy and of the correct predictions.
 
@@ -56,7 +54,8 @@ def chunked_loss(
     calculation for softmax", section 3), and the backward pass computes each chunk's scores again. `x_MD` and
     `table_VD` are in the compute dtype, labels int32, weights float32.
     """
-    multiply = partial(matmul, uses_amx=uses_amx)
+    multiply = operations.matmul
+    is_compiled = operations.fuse_above < NEVER
     chunk_gradient = kernel_of(_chunk_gradient) if is_compiled else _chunk_gradient
 
     def sums(

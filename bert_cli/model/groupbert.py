@@ -7,13 +7,15 @@ convolution's kernel, W channels of a group.
 """
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import keras
 from keras import ops
 
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
-from bert_cli.model.layers import ConfiguredLayer, Layer, SelfAttention, attention_bias, linear
+from bert_cli.model.layers import SelfAttention, attention_bias
+from bert_cli.model.parts import Arguments, Configured, ConfiguredLayer, Layer
 
 
 class Grouped(Layer):
@@ -22,12 +24,10 @@ class Grouped(Layer):
     A kernel [K, W, D] is a convolution along the sequence, with zeros beyond the ends.
     """
 
-    def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, shape: tuple[int, ...], groups: int
-    ) -> None:
+    def __init__(self, *, shape: tuple[int, ...], groups: int, **layer: Unpack[Arguments]) -> None:
         self.shape = shape
         self.groups = groups
-        super().__init__(name=name, policy=policy)
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", *self.shape)
@@ -45,7 +45,7 @@ class Grouped(Layer):
 
     def _multiply(self, x: Tensor, kernel: Tensor) -> Tensor:
         if len(self.shape) == 2:
-            return linear(x, kernel, uses_amx=self.uses_amx)
+            return self.operations.linear(x, kernel)
         dtype = "float32" if self.parts > 1 else x.dtype  # CPUs convolve fastest in float32
         return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
@@ -65,8 +65,7 @@ class Convolution(ConfiguredLayer):
         )
         shape = config.conv_kernel_size, config.conv_group_size, size
         groups = size // config.conv_group_size
-        policy = self.dtype_policy
-        self.grouped = Grouped(name="grouped", policy=policy, shape=shape, groups=groups)
+        self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
 
     def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
@@ -103,15 +102,15 @@ class GroupedFeedForward(ConfiguredLayer):
         self.layer_norm = self.norm()
         self.inner = self.dense("inner", size, config.intermediate_size)
         groups = config.ffn_groups
-        policy = self.dtype_policy
         shape = config.intermediate_size // groups, size
-        self.grouped = Grouped(name="grouped", policy=policy, shape=shape, groups=groups)
+        self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
         self.mixer = self.dense("mixer", size, size) if groups > 1 else None
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
-        product_BSF = linear(x_BSD, self.inner.kernel, uses_amx=self.uses_amx)
-        inner_BSF = bias_gelu(product_BSF, self.inner.bias, self.fuse_above)
+        operations = self.operations
+        product_BSF = operations.linear(x_BSD, self.inner.kernel)
+        inner_BSF = bias_gelu(product_BSF, self.inner.bias, operations.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 
@@ -122,12 +121,10 @@ class GroupLayer(ConfiguredLayer):
     DROPOUT_IDS = 5
     READS = ("input_mask", "position_ids", "next_sentence_positions")
 
-    def __init__(
-        self, *, name: str, policy: keras.DTypePolicy, config: GroupBertConfig, number: int
-    ) -> None:
+    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
         self.dropout_id = 1 + number * self.DROPOUT_IDS
-        self.is_last = number == config.num_hidden_layers - 1
-        super().__init__(name=name, policy=policy, config=config)
+        self.is_last = number == layer["config"].num_hidden_layers - 1
+        super().__init__(**layer)
 
     def _create_weights(self) -> None:
         self.convolution = Convolution(**self.part("convolution"))
@@ -147,9 +144,6 @@ class GroupLayer(ConfiguredLayer):
         for number, (module, read) in enumerate(zip(modules, inputs, strict=True)):
             normal_BSD = ops.cast(module.layer_norm(x_BSD), self.compute_dtype)
             seed = dropout_seed(key, self.dropout_id + number)
-            change_BSD = module(normal_BSD, *read)
-            if module is self.attention:
-                change_BSD, states = change_BSD
-            x_BSD = x_BSD + dropout(change_BSD, rate, seed)
+            x_BSD = x_BSD + dropout(module(normal_BSD, *read), rate, seed)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
-        return self.finish(ops.cast(x_BSD, self.compute_dtype), states, batch)
+        return ops.cast(x_BSD, self.compute_dtype)

@@ -9,7 +9,6 @@ sequences of a pack (1 without packing), D hidden size, V vocabulary size, L lab
 """
 
 from collections.abc import Mapping
-from math import gcd
 from typing import Any, ClassVar, Unpack
 
 import keras
@@ -17,7 +16,6 @@ from keras import ops
 
 from bert_cli.model.chunked_loss import chunked_loss
 from bert_cli.model.fused import (
-    NEVER,
     Tensor,
     argmax,
     dropout,
@@ -25,17 +23,14 @@ from bert_cli.model.fused import (
     exact_matmul,
     float32,
     gelu,
-    matmul,
     value_of,
 )
-from bert_cli.model.layers import MASKED_SCORE, Configured, ConfiguredLayer, States, attention_bias
+from bert_cli.model.layers import MASKED_SCORE
+from bert_cli.model.parts import Configured, ConfiguredLayer
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
-MASKED_LM_COLUMNS = ("masked_lm_ids", "masked_lm_weights", "relation_weight")
-MAX_RELATION_HEADS = 48
-"""Relation heads for a teacher of base size (Wang et al. 2020). The scores of 3 x 48 heads in float32 take 0.3 GB for
-32 x 128."""
+MASKED_LM_COLUMNS = ("masked_lm_ids", "masked_lm_weights")
 TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
 """Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
 loss against them and the temperature of both softmaxes."""
@@ -80,7 +75,7 @@ class MaskedLM(ConfiguredLayer):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = matmul(*self._factors(x_BPD), transpose_b=True, uses_amx=self.uses_amx)
+        product_MV = self.operations.matmul(*self._factors(x_BPD), transpose_b=True)
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
@@ -91,16 +86,7 @@ class MaskedLM(ConfiguredLayer):
         x_MD, table_VD = self._factors(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
         bias_V = value_of(self.scaled("bias", self.bias))
-        return chunked_loss(
-            x_MD,
-            table_VD,
-            bias_V,
-            labels_M,
-            weights,
-            self.chunks,
-            is_compiled=self.fuse_above < NEVER,
-            uses_amx=self.uses_amx,
-        )
+        return chunked_loss(x_MD, table_VD, bias_V, labels_M, weights, self.chunks, self.operations)
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""
@@ -127,7 +113,6 @@ class PretrainingHeads(Head):
         "nsp_loss": ("nsp_loss", "pairs"),
         "mlm_accuracy": ("mlm_correct", "masked"),
         "nsp_accuracy": ("nsp_correct", "pairs"),
-        "relation_loss": ("relation_loss", "tokens"),
     }
 
     def __init__(
@@ -164,7 +149,6 @@ class PretrainingHeads(Head):
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], or [B, C] for packs."""
-        hidden, relations, sums = without_relations(hidden, labels, counts)
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
@@ -177,8 +161,8 @@ class PretrainingHeads(Head):
         nsp_weights = None if nsp_weights is None else ops.reshape(nsp_weights, (-1,))
         nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
         nsp_loss = self.scaled("nsp_loss", nsp_loss)
-        loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"] + relations
-        sums |= {"mlm_loss": mlm_loss, "mlm_correct": mlm_correct}
+        loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
+        sums = {"mlm_loss": mlm_loss, "mlm_correct": mlm_correct}
         return loss, {**sums, "nsp_loss": nsp_loss, "nsp_correct": nsp_correct}
 
 
@@ -371,46 +355,6 @@ def unit_vectors(vectors_BD: Tensor) -> Tensor:
     """Return the vectors scaled to length 1; a vector of zeros is unchanged."""
     squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)
     return vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
-
-
-def with_relations(hidden_BSD: Tensor, states: States, batch: Columns) -> Tensor:
-    """Return a layer's output [B, S, D]; with `teacher_states` [B, S, 3, D of the teacher] return [B, S + 1, D].
-
-    Value 0 of position S is the relation loss of the example, rounded to the layer's dtype. Queries, keys and values of
-    both models are cut into A heads each (MiniLMv2, arXiv:2012.15828). In a head, a token's relation is the softmax of
-    its scaled products with all tokens. The loss of an example is the sum over tokens of the Kullback-Leibler
-    divergence of the relations, averaged over heads, for queries, keys and values.
-    """
-    if "teacher_states" not in batch:
-        return hidden_BSD
-    size = hidden_BSD.shape[-1]
-    common = gcd(size, batch["teacher_states"].shape[-1])
-    largest = max(1, min(MAX_RELATION_HEADS, common // 8))
-    heads = max(number for number in range(1, largest + 1) if common % number == 0)
-    pair = ops.stack(states, axis=2), batch["teacher_states"]
-    actual, expected = (_log_relations(x, 3 * heads, attention_bias(batch)) for x in pair)
-    divergences_BAS = ops.sum(ops.exp(expected) * (expected - actual), axis=-1)
-    is_token_B1S = float32(ops.not_equal(batch["input_mask"], 0))[:, None]
-    losses_B = ops.sum(divergences_BAS * is_token_B1S, axis=(1, 2)) / heads
-    row_B1D = ops.pad(losses_B[:, None, None], [(0, 0), (0, 0), (0, size - 1)])
-    return ops.concatenate([hidden_BSD, ops.cast(row_B1D, hidden_BSD.dtype)], axis=1)
-
-
-def _log_relations(states_BS3D: Tensor, heads: int, bias: Tensor) -> Tensor:
-    """Return the logarithms of the relations [B, heads, S, S] of queries, keys and values; `bias` masks padding."""
-    x_BSAH = ops.reshape(states_BS3D, (*ops.shape(states_BS3D)[:2], heads, -1))
-    x_BASH = ops.transpose(x_BSAH, (0, 2, 1, 3))
-    scores = matmul(x_BASH, x_BASH, transpose_b=True) * x_BSAH.shape[-1] ** -0.5
-    return ops.log_softmax(scores + bias, axis=-1)
-
-
-def without_relations(x: Tensor, columns: Columns, counts: Columns) -> tuple[Tensor, Tensor, Sums]:
-    """Return the hidden values without the position of `with_relations`, the weighted relation loss, and its sum."""
-    if "relation_weight" not in columns:
-        return x, 0.0, {}
-    losses_B = float32(x[:, -1, 0])
-    loss = ops.sum(losses_B * columns["relation_weight"]) / counts["tokens"]
-    return x[:, :-1], loss, {"relation_loss": ops.sum(losses_B)}
 
 
 def task_sums(

@@ -28,17 +28,9 @@ from bert_cli.model.fused import (
     run_after,
 )
 from bert_cli.model.heads import Columns, Sums
-from bert_cli.model.layers import (
-    MASKED_SCORE,
-    Configured,
-    ConfiguredLayer,
-    Embedding,
-    GatherPositions,
-    MeanPooling,
-    States,
-    attention_bias,
-    linear,
-)
+from bert_cli.model.layers import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
+from bert_cli.model.operations import linear
+from bert_cli.model.parts import Configured, ConfiguredLayer
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 
@@ -50,9 +42,7 @@ class Embeddings(ConfiguredLayer):
     dropout_id = 0
 
     def _create_weights(self) -> None:
-        config = self.config
-        shape = {"rows": config.vocab_size, "size": config.hidden_size}
-        self.word = Embedding(name="word", policy=self.dtype_policy, **shape)
+        self.word = self.embedding("word", self.config.vocab_size)
         self.layer_norm = self.norm(has_beta=False)
 
     def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
@@ -85,8 +75,8 @@ class RotaryAttention(ConfiguredLayer):
             for name in ("query", "key", "value", "output")
         )
 
-    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, States]:
-        """[B, S, D] in float32 -> float32, and its states."""
+    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """[B, S, D] in float32 -> float32."""
         x_BSD = self.layer_norm(x_BSD) if self.layer_norm else x_BSD
         x_BSD = ops.cast(x_BSD, self.compute_dtype)
         heads = self.config.num_attention_heads
@@ -94,17 +84,16 @@ class RotaryAttention(ConfiguredLayer):
         shape = (*ops.shape(x_BSD)[:2], heads, size)
         rotation = self._rotation(batch, size)
         # The query is scaled in float32: scores of a float16 product stay far from 65504.
-        states = self.query(x_BSD), self.key(x_BSD), self.value(x_BSD)
-        query = rotated(ops.reshape(states[0] * size**-0.5, shape), rotation)
-        key = rotated(ops.reshape(states[1], shape), rotation)
-        value = ops.reshape(states[2], shape)
+        query = rotated(ops.reshape(self.query(x_BSD) * size**-0.5, shape), rotation)
+        key = rotated(ops.reshape(self.key(x_BSD), shape), rotation)
+        value = ops.reshape(self.value(x_BSD), shape)
         query_BNSH, key_BNSH, value_BNSH = (
             ops.transpose(ops.cast(x, self.compute_dtype), (0, 2, 1, 3))
             for x in (query, key, value)
         )
         context_BNSH = self._context((query_BNSH, key_BNSH, value_BNSH), batch)
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        return self.project(context_BSD), states
+        return self.project(context_BSD)
 
     def _context(self, inputs_BNSH: Sequence[Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Return the context; the length, maybe known only when the graph runs, decides how it is computed."""
@@ -146,7 +135,7 @@ class RotaryAttention(ConfiguredLayer):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         """Return the context [..., Q, H] of queries [..., Q, H] for keys and values [..., S, H]."""
         scores = matmul(query, key, transpose_b=True)
-        probabilities = attention_probabilities(scores, bias, 0.0, None, self.fuse_above)
+        probabilities = attention_probabilities(scores, bias, 0.0, None, self.operations.fuse_above)
         return matmul(probabilities, value)
 
     def _attend_in_blocks(
@@ -301,7 +290,7 @@ class GatedFeedForward(ConfiguredLayer):
         """[B, S, D] in float32 -> float32, through [B, S, F]."""
         x_BSD = ops.cast(self.layer_norm(x_BSD), self.compute_dtype)
         products = linear(x_BSD, self.inner.kernel), linear(x_BSD, self.gate.kernel)
-        return self.project(gated_gelu(*products, self.fuse_above))
+        return self.project(gated_gelu(*products, self.operations.fuse_above))
 
 
 class ModernLayer(ConfiguredLayer):
@@ -333,18 +322,17 @@ class ModernLayer(ConfiguredLayer):
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
-        attended_BSD, states = self.attention(x_BSD, batch)
         seed = dropout_seed(key, self.dropout_id)
-        x_BSD = x_BSD + dropout(attended_BSD, self.config.hidden_dropout_prob, seed)
+        x_BSD = x_BSD + dropout(self.attention(x_BSD, batch), self.config.hidden_dropout_prob, seed)
         x_BSD = x_BSD + self.feed_forward(x_BSD)
         x_BSD = self.final_norm(x_BSD) if self.final_norm else x_BSD
-        return self.finish(ops.cast(x_BSD, self.compute_dtype), states, batch)
+        return ops.cast(x_BSD, self.compute_dtype)
 
 
 class GatherMasked(GatherPositions):
     """Block `enc_out`: gather the masked positions. No weights."""
 
-    READS = ("masked_lm_positions", "relation_weight")
+    READS = ("masked_lm_positions",)
     has_first = False
 
 
@@ -380,7 +368,6 @@ class MaskedLMHead(heads.PretrainingHeads):
     MEANS: ClassVar = {
         "mlm_loss": ("mlm_loss", "masked"),
         "mlm_accuracy": ("mlm_correct", "masked"),
-        "relation_loss": ("relation_loss", "tokens"),
     }
 
     def _create_weights(self) -> None:
@@ -399,11 +386,9 @@ class MaskedLMHead(heads.PretrainingHeads):
         self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
     ) -> tuple[Tensor, Sums]:
         """Return the masked-LM loss of `masked_lm_*` [B, P]."""
-        hidden, relations, sums = heads.without_relations(hidden, labels, counts)
         weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
         loss, correct = self.masked_lm.loss_sums(hidden, labels["masked_lm_ids"], weights)
-        sums |= {"mlm_loss": loss, "mlm_correct": correct}
-        return loss / counts["masked"] + relations, sums
+        return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 
 class Pooling(MeanPooling):

@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from bert_cli import __version__
+from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 
@@ -101,8 +100,9 @@ def has_amx(cpuinfo: Path = CPUINFO) -> bool:
 
 def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str]:
     """Return what the last bits of an update depend on: versions, and accelerators or the processor's instructions."""
-    traits = {f"version of {name}": version(name) for name in ("keras", "numpy", engine)}
-    traits["version of bert"] = __version__
+    names = ("keras", "numpy", engine, *(("jaxlib",) if engine == "jax" else ()))
+    versions = {**package_versions(names), "python": ""}  # of Python any does
+    traits = {f"version of {name}": number for name, number in versions.items() if number}
     if accelerators:
         return {**traits, "kind of accelerator": " ".join(sorted(set(accelerators)))}
     flags = processor_flags(CPUINFO.read_text()) if CPUINFO.is_file() else set()

@@ -87,11 +87,16 @@ OLD = (
     Old("decay_shape", values=("1-sqrt",)),
     Old("expand_templates", values=FALSE,
         remedy="give --with wikiextractor, or --templates with the text of more templates"),
+    Old("texts", values=FALSE,
+        remedy="leave it out: an export takes token ids and has the tokenizer; `bert predict` takes --text"),
     Old("compile_only", values=FALSE, remedy="give --dry-run, which also runs two steps"),
     Old("objective=tsdae", why="is no longer supported, as no measurement shows a gain over simcse",
         remedy="give simcse; finish a run of tsdae with the version that began it"),
     # Keys without an equivalent.
+    Old("distillation", remedy="leave it out, or finish a pre-training run that has a teacher with the version "
+        "that began it"),
     Old("checkpoint_dir", remedy="set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ..."),
+    Old("push", remedy="leave it out, and upload the folder of the export: hf upload OWNER/NAME OUT"),
     Old("budget_hours", remedy="leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours"),
     Old("train_file",
         remedy="give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
@@ -101,6 +106,8 @@ OLD = (
 )  # fmt: skip
 RENAMES = {old.key: old.new for old in OLD if old.new}
 FORMER = {old.key: old for old in OLD if not old.new}
+# The former group `distillation` of pre-training, in the file of a run without a teacher.
+NO_TEACHER = {"teacher": None, "relations": 1.0}
 # Our dotted key -> the original's default, where ours differs.
 DEFAULTS = {
     "precision": "float16",
@@ -147,7 +154,8 @@ def why_no_effect(path: str, value: Any) -> str | None:
 
 def instead_of(path: str) -> tuple[str, str] | None:
     """Return problem and remedy for an old key or flag, None for any other."""
-    old = FORMER.get(path.replace("-", "_").removeprefix("no_").rpartition(".")[2])
+    key = path.replace("-", "_").removeprefix("no_")
+    old = FORMER.get("distillation" if key.startswith("distillation.") else key.rpartition(".")[2])
     if old is None:
         return None
     problem = f"is always {old.values[0]}" if old.values else "no such setting"
@@ -177,6 +185,10 @@ def adapt(
     """
     adapted = dict(values)
     no_effect = {}
+    group = adapted.get("distillation")
+    has_group = "distillation" in settings.model_fields
+    if not has_group and isinstance(group, Mapping) and group.items() <= NO_TEACHER.items():
+        del adapted["distillation"]
     every = our_name(EXECUTIONS)
     numbers = [str(adapted.get(every)), str(adapted.get("log_every_steps") or 1)]
     # Flags are texts; validation rejects what is not a number.

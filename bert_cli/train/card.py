@@ -21,25 +21,25 @@ TRAINING = "## Training\n"
 CODE = {
     "question-answering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{model}"{options})
-model = AutoModelForQuestionAnswering.from_pretrained("{model}"{options})
+tokenizer = AutoTokenizer.from_pretrained("."{options})
+model = AutoModelForQuestionAnswering.from_pretrained("."{options})
 inputs = tokenizer("Who was it?", "It was Ada.", return_tensors="pt")
 outputs = model(**inputs)
 first, last = outputs.start_logits.argmax(), outputs.end_logits.argmax()
 print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))""",
     "sentence-similarity": """from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{model}"{options})
+model = SentenceTransformer("."{options})
 vectors = model.encode(["a query", "a text that may answer it"])
 print(model.similarity(vectors, vectors))""",
 }
 ANY_TASK = """from transformers import pipeline
 
-run = pipeline("{task}", model="{model}"{options})
+run = pipeline("{task}", model="."{options})
 print(run("{text}"))"""
 ENCODE = """from transformers import AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{model}"{options})
+tokenizer = AutoTokenizer.from_pretrained("."{options})
 inputs = tokenizer("{text}", return_tensors="np")
 """
 # Format of an export -> the code that runs the tokenizer's inputs.
@@ -74,10 +74,9 @@ def model_card(
     *,
     is_embedding: bool,
     runtime: str = "hf",
-    model: str = ".",
     license_id: str | None = None,
 ) -> str:
-    """Return the card of a model with this config.json; its code opens `model` with the runtime of an export."""
+    """Return the card of a model with this config.json; its code opens it there, by the runtime of an export."""
     shape = hf.config_of(config)
     name = str(config["architectures"][0])
     head = head_of_class(name)
@@ -88,7 +87,6 @@ def model_card(
     code = ENCODE + RUNTIMES[runtime] if runtime in RUNTIMES else CODE.get(task, ANY_TASK)
     code = code.format(
         task=task,
-        model=model,
         options=", trust_remote_code=True" if hf.class_files(shape) else "",
         text="A [MASK] in a text." if head.fills_masks else "A text.",
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -131,7 +131,8 @@ class Best(BaseModel):
 
     model_config = ConfigDict(strict=True)
     step: Count
-    value: FiniteFloat
+    value: float
+    """NaN if no score was a number."""
     scored: Count = 0
     """The last step that was scored; 0 in older files, which do not have it."""
 
@@ -296,8 +297,6 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
     weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     for file, tensors in ((MODEL, weights), (OPTIMIZER, state.slots)):
         write_tensors(partial / file, tensors)
-        # safetensors lets only their owner read them
-        shutil.copymode(partial / "config.json", partial / file)
     files = dict(form.files)
     if "architectures" in form.config:
         parameters = sum(value.size for value in weights.values())
@@ -314,12 +313,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
     """Write a safetensors file. Raises OSError if it cannot be written."""
     # transformers requires the name of the framework whose layout the weights have.
     about = {"format": "pt"} if path.name == MODEL else None
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(dict(tensors), path, metadata=about)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         code = int(number[1]) if number else None
         raise OSError(code, os.strerror(code) if code else str(error)) from error
+    path.chmod(mode)  # safetensors lets only the owner read its files
 
 
 def find_fault(value: Array, dtype: str = "", *, is_square: bool = False) -> str:

@@ -146,6 +146,12 @@ class Run:
         return {name: value for name, value in scores.items() if value is not None}
 
 
+def held_out(metrics: Metrics) -> dict[str, float]:
+    """Return the finite held-out metrics of a step, by their names without the prefix."""
+    names = {name: name.removeprefix(HELD_OUT) for name in metrics if name.startswith(HELD_OUT)}
+    return {names[n]: value for n, value in metrics.items() if n in names and value is not None}
+
+
 def runs_below(folder: Path) -> Iterator[Run]:
     """Yield the runs in a folder and below it by their names, without hidden folders and links."""
     if is_run(folder):

@@ -45,7 +45,10 @@ REFUSALS = [
         "[0, 300000000] leaves a device out; number them from 0",
     ),
     (f"plan {TINY[9:]} --compile-for h100:8 --devices 8", "has no effect with compile_for"),
-    (f"plan {TINY[9:]} --engine jax --compile-for h100:8 --distillation.teacher x", "with distillation"),
+    (
+        f"pretrain {TINY[9:]} --distillation.teacher x",
+        "(--distillation.teacher): no such setting; leave it out, or finish a pre-training run that has a teacher with",
+    ),
     ("extract dump ''", "out: is empty; give a path, '.' for the current folder"),
     ("runs ''", "folders: is empty"),
     ("predict ''", "model: is empty"),

@@ -10,9 +10,11 @@ import pytest
 import tensorflow as tf
 from support.model_inputs import counts_of, make_examples
 
-from bert_cli.model.bert import build_block, build_blocks
+from bert_cli.model.bert import Outputs, build_block, build_blocks
 from bert_cli.model.chunked_loss import chunked_loss
+from bert_cli.model.fused import NEVER
 from bert_cli.model.heads import loss_sums
+from bert_cli.model.operations import Operations
 
 MASKED, WIDTH, WORDS = 24, 32, 23
 # Relative to the largest value: a few roundings of the compute dtype.
@@ -41,9 +43,8 @@ def with_gradients(chunks, labels, weights, is_compiled=False):
         with tf.GradientTape() as tape:
             tape.watch([x, table, bias])
             if chunks:
-                loss, correct = chunked_loss(
-                    x, table, bias, labels, weights, chunks, is_compiled=is_compiled
-                )
+                operations = Operations(0 if is_compiled else NEVER)
+                loss, correct = chunked_loss(x, table, bias, labels, weights, chunks, operations)
             else:
                 scores = tf.cast(tf.matmul(x, table, transpose_b=True), tf.float32) + bias
                 loss, correct = loss_sums(scores, labels, weights)
@@ -78,9 +79,8 @@ def test_the_heads_with_chunks_are_the_heads(tiny):
     hidden = tf.random.stateless_normal((4, 6, 32), [1, 2])
     losses = {}
     for chunks in (1, 4):
-        heads = build_block(
-            "heads", tiny, seed=1, policy="float32", before=dict(blocks), chunks=chunks
-        )
+        outputs = Outputs(chunks=chunks, word_table=blocks[0][1].word.embeddings)
+        heads = build_block("heads", tiny, seed=1, policy="float32", outputs=outputs)
         loss, sums = heads(hidden, columns, counts_of(columns), None)
         losses[chunks] = [float(loss), *(float(value) for value in sums.values())]
     np.testing.assert_allclose(losses[4], losses[1], rtol=1e-6)

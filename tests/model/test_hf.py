@@ -8,7 +8,7 @@ import pytest
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.model.bert import PRETRAINING, build_blocks, named_weights
+from bert_cli.model.bert import PRETRAINING, Outputs, build_blocks, named_weights
 from bert_cli.model.hf import (
     check_hf_config,
     class_files,
@@ -35,7 +35,9 @@ def shapes_of(values):
 
 
 def values_of(config, last_blocks, labels=2):
-    blocks = build_blocks(config, seed=1, policy="float32", last_blocks=last_blocks, labels=labels)
+    blocks = build_blocks(
+        config, seed=1, policy="float32", last_blocks=last_blocks, outputs=Outputs(labels)
+    )
     return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 

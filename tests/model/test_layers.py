@@ -10,7 +10,8 @@ from support.model_inputs import counts_of, gradients_of, hidden_of, make_exampl
 
 from bert_cli.model import fused
 from bert_cli.model.bert import build_block, build_blocks, named_weights
-from bert_cli.model.layers import Dense, LayerNorm
+from bert_cli.model.operations import PLAIN, Operations
+from bert_cli.model.parts import Dense, LayerNorm
 from bert_cli.model.scaling import Factor
 
 COMPUTE = {
@@ -123,9 +124,9 @@ def test_dropout_is_applied_as_in_the_paper(model, monkeypatch):
 
 
 def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
-    policy = keras.DTypePolicy("float32")
-    dense = Dense(name="dense", policy=policy, inputs=3, outputs=2, has_bias=False)
-    norm = LayerNorm(name="norm", policy=policy, size=2, epsilon=1e-12, has_beta=False)
+    layer = {"policy": keras.DTypePolicy("float32"), "operations": PLAIN}
+    dense = Dense(name="dense", **layer, inputs=3, outputs=2, has_bias=False)
+    norm = LayerNorm(name="norm", **layer, size=2, epsilon=1e-12, has_beta=False)
     assert [w.path for w in (*dense.weights, *norm.weights)] == ["dense/kernel", "norm/gamma"]
     dense.kernel.assign([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     norm.gamma.assign([2.0, 3.0])
@@ -143,12 +144,19 @@ def test_a_dense_layer_and_a_layer_norm_can_have_no_offset():
     ],
 )
 def test_kernels_are_cast_at_once_unless_a_product_reads_float32(policy, options, dtype, tiny):
-    block = build_block("hid_0", tiny, seed=1, policy=policy, has_values=False, **options)
+    block = build_block("hid_0", tiny, seed=None, policy=policy, operations=Operations(**options))
     assert block.kernel_dtype == dtype
 
 
 def test_the_form_of_operations_reaches_every_layer_of_a_model(tiny):
-    blocks = build_blocks(tiny, seed=1, policy="float32", fuse_above=7, uses_amx=True)
+    factors = {
+        path: Factor() for path in named_weights(build_blocks(tiny, seed=1, policy="float32"))
+    }
+    operations = Operations(7, True, factors)
+    blocks = build_blocks(tiny, seed=1, policy="float32", operations=operations)
     inside = [layer for _, block in blocks for layer in block._flatten_layers()]
     assert len(inside) > 3 * len(blocks)
-    assert {(layer.fuse_above, layer.uses_amx) for layer in inside} == {(7, True)}
+    forms = {(layer.operations.fuse_above, layer.operations.uses_amx) for layer in inside}
+    assert forms == {(7, True)}
+    reached = [f"{layer.path}/{name}" for layer in inside for name in layer.operations.factors]
+    assert {*reached} == {*factors}

@@ -13,7 +13,7 @@ from bert_cli.data.records.formats import pack_columns
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model import modernbert
-from bert_cli.model.bert import build_block, build_blocks, named_weights
+from bert_cli.model.bert import Outputs, build_block, build_blocks, named_weights
 from bert_cli.model.hf import config_of, from_hf, hf_config, to_hf
 from bert_cli.planning.memory import weights_of
 
@@ -48,7 +48,7 @@ def blocks(config):
 
 def random_blocks(config, head, labels=2):
     blocks = build_blocks(
-        config, seed=4, policy="float32", last_blocks=head.last_blocks, labels=labels
+        config, seed=4, policy="float32", last_blocks=head.last_blocks, outputs=Outputs(labels)
     )
     draw = np.random.default_rng(5)
     for weight in named_weights(blocks).values():
@@ -249,11 +249,11 @@ def test_a_position_reads_exactly_its_window(length, window, config):
         weight.assign(draw.normal(0, 0.2, weight.shape))
     x = draw.normal(size=(1, length, config.hidden_size)).astype(np.float32)
     columns = {"input_mask": np.ones((1, length), np.int32)}
-    expected = block.attention(x, columns)[0].numpy()
+    expected = block.attention(x, columns).numpy()
     for position in (0, 5, length // 2, length - 1):
         changed = x.copy()
         changed[0, position] += 1.0
-        differs = np.abs(block.attention(changed, columns)[0].numpy() - expected)[0].max(-1) > 0
+        differs = np.abs(block.attention(changed, columns).numpy() - expected)[0].max(-1) > 0
         distance = np.abs(np.arange(length) - position)
         assert np.array_equal(differs, distance <= (length if window is None else window))
 
@@ -271,7 +271,7 @@ def test_rotary_positions_are_exact_where_products_have_16_bits(config):
         weight.assign(draw.normal(0, 0.5, weight.shape))
     x = draw.normal(size=(1, SHORT, 32)).astype(np.float32)
     far, near = (
-        np.float32(attention(x, columns | {"position_ids": columns["position_ids"] - first})[0])
+        np.float32(attention(x, columns | {"position_ids": columns["position_ids"] - first}))
         for first in (0, 4001)
     )
     assert np.linalg.norm(far - near) < 0.01 * np.linalg.norm(near)

@@ -16,9 +16,10 @@ from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.facts.products import BatchShape
-from bert_cli.model import heads, layers
+from bert_cli.model import operations
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.fused import value_of
+from bert_cli.model.operations import Operations
 from bert_cli.model.scaling import check_trained_with, factors, folded
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, weight_rules
 from bert_cli.tasks.run.build import factors_of
@@ -34,7 +35,10 @@ def table(request, tiny):
 @pytest.fixture(scope="module")
 def models(tiny, table):
     """Return the blocks of a scaled model and of the plain one with the same function."""
-    scaled, plain = (build_blocks(tiny, seed=1, policy="float32", factors=f) for f in (table, None))
+    scaled, plain = (
+        build_blocks(tiny, seed=1, policy="float32", operations=Operations(factors=f))
+        for f in (table, {})
+    )
     draw, weights, targets = np.random.default_rng(3), named_weights(scaled), named_weights(plain)
     assert weights.keys() == targets.keys() == table.keys() & weights.keys()
     for weight in weights.values():
@@ -109,7 +113,10 @@ def test_each_layer_of_a_stage_has_its_own_factors():
     engine, reader = layouts.engine_of("1x1", 1, scaling="unit", **SCALED)
     _, ours = layouts.accumulate(engine, reader[0])
     named = build_blocks(
-        settings.bert_config, seed=settings.seed, policy="float32", factors=factors_of(settings)
+        settings.bert_config,
+        seed=settings.seed,
+        policy="float32",
+        operations=Operations(factors=factors_of(settings)),
     )
     columns = {name: column[0] for name, column in reader[0].items()}
     _, _, expected = gradients_of(named, columns, counts_of(columns))
@@ -135,7 +142,9 @@ settings_of = partial(small_run, merged(RUN, SIZES), generated_dataset=True)
 
 def blocks_of(settings: PretrainSettings) -> list:
     policy, table = "float32", factors_of(settings)
-    named = build_blocks(settings.bert_config, seed=1, policy=policy, factors=table)
+    named = build_blocks(
+        settings.bert_config, seed=1, policy=policy, operations=Operations(factors=table)
+    )
     return [block for _, block in named]
 
 
@@ -208,11 +217,14 @@ def rounded_products(product):
 def test_gradients_survive_products_in_float8_without_a_loss_scale(scaling, survives, monkeypatch):
     config = BertConfig(**TINY, intermediate_size=512, vocab_size=8192)
     table = factors(config, scaling, BatchShape(8, 128, 20)) if scaling else None
-    blocks = build_blocks(config, seed=1, policy="float32", factors=table)
+    blocks = build_blocks(
+        config, seed=1, policy="float32", operations=Operations(factors=table or {})
+    )
     columns = make_examples(8192, examples=8, length=128, predictions=20)
     exact = gradients_of(blocks, columns, counts_of(columns))[2]
-    monkeypatch.setattr(layers, "linear", rounded_products(layers.linear))
-    monkeypatch.setattr(heads, "matmul", rounded_products(heads.matmul))
+    monkeypatch.setattr(operations, "linear", rounded_products(operations.linear))
+    of_head = blocks[-1][1].masked_lm.operations
+    vars(of_head)["matmul"] = rounded_products(of_head.matmul)
     rounded = gradients_of(blocks, columns, counts_of(columns))[2]
     cosines = []
     for name in exact:

@@ -9,7 +9,7 @@ from bert_cli.facts.heads import (
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
 )
-from bert_cli.model.bert import build_block, build_blocks, named_weights
+from bert_cli.model.bert import Outputs, build_block, build_blocks, named_weights
 from bert_cli.model.hf import hf_config, to_hf
 from bert_cli.parallel.engine import count
 
@@ -82,7 +82,7 @@ def test_a_head_equals_hugging_faces(kind, tiny):
         # Their table of words has no gradient for the padding's.
         padded["input_ids"] = np.maximum(padded["input_ids"], 1)
     blocks = build_blocks(
-        tiny, seed=4, policy="float32", last_blocks=head.last_blocks, labels=outputs
+        tiny, seed=4, policy="float32", last_blocks=head.last_blocks, outputs=Outputs(outputs)
     )
     weights = named_weights(blocks)
     draw = np.random.default_rng(5)
@@ -132,7 +132,7 @@ def test_the_classifier_has_dropout_before_it(tiny):
 
 
 def test_the_accuracy_leaves_out_labels_that_a_teacher_made(tiny):
-    block = build_block("glue_head", tiny, seed=4, policy="float32", labels=3)
+    block = build_block("glue_head", tiny, seed=4, policy="float32", outputs=Outputs(3))
     draw = np.random.default_rng(7)
     hidden = draw.normal(size=(6, 1, tiny.hidden_size)).astype(np.float32)
     guesses = np.asarray(block.logits(hidden, None)).argmax(-1)
@@ -165,7 +165,7 @@ def test_the_loss_against_a_teacher_equals_pytorchs(kind, tiny):
     from torch.nn import functional
 
     head, outputs = KINDS[kind]
-    block = build_block(head.name, tiny, seed=4, policy="float32", labels=outputs)
+    block = build_block(head.name, tiny, seed=4, policy="float32", outputs=Outputs(outputs))
     columns = make_examples(tiny.vocab_size, examples=5, seed=3)
     mask = columns["input_mask"]
     draw = np.random.default_rng(7)

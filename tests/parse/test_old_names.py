@@ -1,6 +1,7 @@
 """Configs and command lines of the original example, key by key and as a whole."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from bert_cli.cli import main
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.use import ExportSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import leaves, load
 from bert_cli.parse.old_names import FORMER, RENAMES
@@ -250,6 +252,15 @@ def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path
         assert refusal in message and len(message.splitlines()) == 1
 
 
+def test_a_run_from_before_relations_went_loads_without_a_teacher_only(tmp_path):
+    expected, _ = loaded(tmp_path, "pretrain")
+    for group in ({}, {"teacher": None}, {"teacher": None, "relations": 1.0}):
+        assert loaded(tmp_path, "pretrain", distillation=group)[0] == expected
+    message = rejection(tmp_path, "pretrain", distillation={"teacher": "runs/large"})
+    assert "mine.json): no such setting; leave it out, or finish a pre-training run that" in message
+    assert "distillation" in rejection(tmp_path, "pretrain", distillation={"relations": 2.0})
+
+
 def test_a_different_default_of_the_original_is_reported_unless_set(tmp_path):
     flags = ["--precision", "float16"]
     _, found = loaded(tmp_path, "pretrain", *flags, enable_recomputation=False)
@@ -295,3 +306,18 @@ def test_a_command_line_of_the_original_works_or_has_a_remedy(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "--logging has no effect here: a run always prints its lines" in out
     assert 'precision is "float32" here by default; the default of Graphcore\'s' in out
+
+
+def test_a_flag_of_a_former_feature_is_accepted_while_off_and_else_refused_with_what_to_do():
+    words = ["model", "out", "--format", "saved-model"]
+    load(ExportSettings, [*words, "--no-texts"], "bert export")
+    for flags, message in (
+        (["--texts"], "--texts): is always false; leave it out: an export takes token ids "),
+        (
+            ["--push", "me/mine"],
+            "(--push): no such setting; leave it out, and upload the folder of ",
+        ),
+        (["--push=me/mine"], "the folder of the export: hf upload OWNER/NAME OUT"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load(ExportSettings, [*words, *flags], "bert export")

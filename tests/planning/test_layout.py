@@ -97,10 +97,11 @@ def traced_stash(name: str, given: PretrainSettings, fuse_above: float) -> int:
     import tensorflow as tf
 
     from bert_cli.model.bert import build_block
+    from bert_cli.model.operations import Operations
     from bert_cli.tasks.run.build import factors_of
 
     policy, factors = given.precision, factors_of(given)
-    options = {"policy": policy, "factors": factors, "fuse_above": fuse_above}
+    options = {"policy": policy, "operations": Operations(fuse_above, factors=factors)}
     block = build_block(name, given.bert_config, seed=1, **options)
     ids = tf.ones([4, 128], tf.int32)
     hidden = None

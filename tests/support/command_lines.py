@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import bert_cli
-from bert_cli.cli import COMMANDS
+from bert_cli.commands import COMMANDS, split_command
 from bert_cli.parse.load import load
 from bert_cli.parse.options import split_log_level
 
@@ -27,5 +27,5 @@ def load_command(words: list[str]) -> object:
     if words[0] == "launch":
         load_command(words[words.index("--") + 1 :])
         words = words[: words.index("--")]
-    settings = COMMANDS[words[0]].settings_class()
-    return load(settings, split_log_level(words[1:])[1], f"bert {words[0]}")[0]
+    name, rest = split_command(words)
+    return load(COMMANDS[name].settings_class(), split_log_level(rest)[1], f"bert {name}")[0]

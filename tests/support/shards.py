@@ -70,14 +70,21 @@ def tree(out: Path) -> dict[str, bytes]:
 def start_shout(folder: Path, workers: Path | int, pause: float) -> "subprocess.Popen[str]":
     """Upper-case `folder/in` in so many processes or with a scheduler, with a pause in each shard."""
     return subprocess.Popen(
-        [sys.executable, "-m", "support.shards", str(workers), str(pause)],
+        # A background job of a shell ignores Ctrl-C, and so would its children.
+        [
+            "env",
+            "--default-signal=INT",
+            sys.executable,
+            "-m",
+            "support.shards",
+            str(workers),
+            str(pause),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        # A background job of a shell ignores Ctrl-C, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

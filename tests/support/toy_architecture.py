@@ -12,13 +12,8 @@ from bert_cli.facts.heads import GATHER, PRETRAINING
 from bert_cli.facts.products import Product
 from bert_cli.model import heads
 from bert_cli.model.fused import float32, gelu
-from bert_cli.model.layers import (
-    MASKED_SCORE,
-    ConfiguredLayer,
-    Embedding,
-    SelfAttention,
-    attention_bias,
-)
+from bert_cli.model.layers import MASKED_SCORE, SelfAttention, attention_bias
+from bert_cli.model.parts import ConfiguredLayer
 
 
 class ToyConfig(BertConfig):
@@ -71,8 +66,7 @@ class ToyEmbeddings(ConfiguredLayer):
     READS = ("input_ids",)
 
     def _create_weights(self):
-        size = {"rows": self.config.vocab_size, "size": self.config.hidden_size}
-        self.word = Embedding(name="word", policy=self.dtype_policy, **size)
+        self.word = self.embedding("word", self.config.vocab_size)
         self.layer_norm = self.norm()
 
     def call(self, hidden, batch, key):
@@ -109,8 +103,7 @@ class ToyLayer(ConfiguredLayer):
             is_far = ops.abs(positions[:, None] - positions) > self.window
             bias = bias + float32(is_far) * MASKED_SCORE
         normal_BSD = ops.cast(self.attention.layer_norm(x_BSD), self.compute_dtype)
-        attended_BSD, _ = self.attention(normal_BSD, bias, key)
-        x_BSD = x_BSD + attended_BSD
+        x_BSD = x_BSD + self.attention(normal_BSD, bias, key)
         normal_BSD = ops.cast(
             self.layer_norm(x_BSD) if self.layer_norm else x_BSD, self.compute_dtype
         )

@@ -43,7 +43,7 @@ def test_commands_options_choices_configs_and_files_are_completed(tmp_path, caps
 
     assert offered("pre") >= {"preprocess", "pretrain", "predict"}
     assert offered("") >= {name.split()[0] for name in COMMANDS}
-    assert offered("bench", "") >= {"pretrain", "squad", "data", *benchmarks()}
+    assert offered("bench", "") >= {"pretrain", "squad", *benchmarks()}
     assert offered("bench", "pretrain", "--warmup-s") == {"--warmup-steps"}
     options = offered("pretrain", "--opti")
     assert {"--optimizer-opts.name", "--optimizer-opts.learning-rate.warmup-frac"} <= options

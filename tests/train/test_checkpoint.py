@@ -148,6 +148,13 @@ BY_THEIR_RESULTS = {
 }  # fmt: skip
 
 
+NUMBERS_OF_A_RUN = {
+    **dict.fromkeys(("total_steps", "micro_batch_size", "known_rows", "decay_from"), (5, 6)),
+    "matryoshka": ([5], [6]),
+    "optimizer_opts": ({"name": "before"}, {"name": "after"}),
+}
+
+
 def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, fresh, tmp_path):
     """A new setting is marked as fixed, or belongs to one of the lists above."""
     commands = ("pretrain", "squad", "glue", "ner", "classify", "embed")
@@ -157,11 +164,13 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     assert fields >= MAY_CHANGE | BY_THEIR_RESULTS
     assert fixed_names == fields - MAY_CHANGE - BY_THEIR_RESULTS
     numbers = {"micro_batch_size", "examples_per_step", "total_steps", "corpus"}
-    fixed = dict.fromkeys(fixed_names | numbers, "before")
+    values = {name: ("before", "after") for name in fixed_names | numbers} | NUMBERS_OF_A_RUN
+    fixed = {name: before for name, (before, _) in values.items()}
     path = checkpoint.save(tmp_path, copy_state(tiny[1]), PLAIN, fixed=fixed, settings={})
-    for name in fixed:
-        message = failure(path, fresh, fixed | {name: "after"})
-        assert re.search(rf": {name}( \(.*\))? was before, is after;", message)
+    for name, (before, after) in values.items():
+        message = failure(path, fresh, fixed | {name: after})
+        shown = "before" if isinstance(before, dict) else re.escape(str(before))
+        assert re.search(rf": {name}[\w.]*( \(.*\))? was {shown}, is ", message), name
     settings = settings_of()
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
     stream = SimpleNamespace(fingerprint="0123")

@@ -25,16 +25,18 @@ NOT_TEXT = {
     b"version https://git-lfs": ("a pointer of Git LFS, not the file", "run `git lfs pull`"),
     b"\x7felf": ("a program", "name only files of text, as 'folder/*.txt'"),
 }  # fmt: skip
-for _mark, _kind in {
+TABLES = {
     b"sqlite format 3\0": "an SQLite database", b"arrow1\0": "an Arrow file", b"\xff\xff\xff\xff": "an Arrow file",
     b"\x89hdf\r\n": "an HDF5 file", b"\x93numpy": "an array of NumPy", b"obj\x01": "an Avro file",
-}.items():  # fmt: skip
-    NOT_TEXT[_mark] = (_kind, "write its text as Parquet or CSV first")
-for _mark, _kind in {
+}  # fmt: skip
+ARCHIVES = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"rar!\x1a\x07": "a rar archive", b"!<arch>\n": "an ar archive",
     b"\x04\x22\x4d\x18": "compressed with lz4", b"lzip\x01": "compressed with lzip", b"\x1f\x9d": "a .Z file",
-}.items():  # fmt: skip
-    NOT_TEXT[_mark] = (_kind, "unpack it first")
+}  # fmt: skip
+NOT_TEXT |= {
+    mark: (kind, "write its text as Parquet or CSV first") for mark, kind in TABLES.items()
+}
+NOT_TEXT |= {mark: (kind, "unpack it first") for mark, kind in ARCHIVES.items()}
 XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
 
 

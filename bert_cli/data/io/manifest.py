@@ -260,7 +260,7 @@ class OutputFolder:
             details = "".join(f" ({note})" for note in total.notes[:2])
             raise DataError(
                 f"{self.step.name} ({self.out})",
-                f"{count(len(markers), 'shard')} contain no {self.step.counted}{details}",
+                f"no {self.step.counted} in {count(len(markers), 'shard')}{details}",
                 f"check that the input is what `bert {self.step.name}` reads",
             )
         different = sum(marker.versions != self.versions for marker in markers)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 JOINED_BY = "margins"  # recorded, because earlier versions joined other lines
 COLUMNS = range(30, 201)
 MIN_EVIDENCE = (
-    12  # broken lines; one with a split word or stretched blanks counts for STRONG_EVIDENCE
+    12  # broken lines; a line with a split word or stretched blanks counts STRONG_EVIDENCE times
 )
 STRONG_EVIDENCE = 3
 MIN_BROKEN = 0.6  # of the lines that end in the last quarter before the margin, or behind it

@@ -8,7 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import Any
 
 from bert_cli.errors import DataError, nearest
@@ -43,13 +43,16 @@ def table_rows(
     with the line; `remedy` is for a column that is absent.
     """
     lines = iter(lines)
-    first = next(lines, "")
+    blank = 0
+    while (first := next(lines, "")) and not first.strip():
+        blank += 1
     marks = (DELIMITERS[kind], *"".join(DELIMITERS.values()))
-    headers = {mark: next(csv.reader([first.rstrip("\r\n")], delimiter=mark)) for mark in marks}
+    headers = {mark: _cells(first.rstrip("\r\n"), mark) for mark in marks}
     complete = (mark for mark, names in headers.items() if {*needed} <= {*names})
     delimiter = next(complete, max(headers, key=lambda mark: len(headers[mark])))
     is_plain = delimiter == marks[0] == "\t"
-    rows = _split(chain([first], lines), source, "" if is_plain else delimiter)
+    rows = _split(chain(["\n"] * blank, [first], lines), source, "" if is_plain else delimiter)
+    rows = dropwhile(lambda row: not row[1], rows)
     where, header = next(rows, (source, []))
     check_columns(where, needed, header, remedy)
     for where, row in rows:
@@ -57,6 +60,17 @@ def table_rows(
             problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
             raise DataError(where, problem, "fix the row")
         yield where, dict(zip(header, row, strict=False))
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """Return the cells of a line, one cell if it is not CSV with this delimiter."""
+    before = csv.field_size_limit(LONGEST_CELL)
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return [line]
+    finally:
+        csv.field_size_limit(before)
 
 
 def _split(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[str, list[str]]]:

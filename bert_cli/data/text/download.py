@@ -26,7 +26,7 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.text import format_bytes
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 # The dump server answers 403 to the default names of HTTP libraries.
 AGENT = f"bert-cli/{__version__} (command line tool for pre-training BERT; one dump per user)"
@@ -48,7 +48,7 @@ class ConnectionLostError(Exception):
 def run(settings: DownloadSettings) -> None:
     """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
     recorded = settings.model_dump(include={"language", "date", "mirror", "sample"})
-    packages = [] if settings.sample else ["httpx"]
+    packages = [] if settings.sample else ["httpx2"]
     with open_output(Step("download", settings.out, recorded, packages)) as output:
         if settings.sample:
             _copy_sample(settings, output)
@@ -79,14 +79,14 @@ def _copy_sample(settings: DownloadSettings, output: OutputFolder) -> None:
 
 
 def _download(settings: DownloadSettings, output: OutputFolder) -> None:
-    import httpx
+    import httpx2
 
     started = time.monotonic()
     wiki = settings.language.replace("-", "_") + "wiki"
     mirror = settings.mirror.rstrip("/")
-    timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-    headers = {"User-Agent": f"{AGENT} httpx/{httpx.__version__}", "Accept-Encoding": "identity"}
-    with httpx.Client(headers=headers, timeout=timeout, follow_redirects=True) as client:
+    timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+    headers = {"User-Agent": f"{AGENT} httpx2/{httpx2.__version__}", "Accept-Encoding": "identity"}
+    with httpx2.Client(headers=headers, timeout=timeout, follow_redirects=True) as client:
         name, listed = _listed(client, mirror, wiki, settings.date)
         target = settings.out / name
         if target.exists():
@@ -121,7 +121,7 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
     _write_manifest(output, target, sha1, url, received, started)
 
 
-def _listed(client: "httpx.Client", mirror: str, wiki: str, date: str) -> tuple[str, str]:
+def _listed(client: "httpx2.Client", mirror: str, wiki: str, date: str) -> tuple[str, str]:
     """Return name and SHA-1 of the dump in the list of checksums, which names files by their date."""
     url = f"{mirror}/{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
 
@@ -165,7 +165,7 @@ def _remove_parts(out: Path, wiki: str, but: Path | None = None) -> None:
 
 
 def _transfer(
-    client: "httpx.Client", url: str, part: Path, is_complete_answer: bool
+    client: "httpx2.Client", url: str, part: Path, is_complete_answer: bool
 ) -> tuple[Path, int, int]:
     """Receive a file, resumed after every lost connection, or without the part in one complete answer.
 
@@ -206,9 +206,9 @@ def _transfer(
 
 
 @contextmanager
-def _get(client: "httpx.Client", url: str, headers: dict[str, str]) -> Iterator["httpx.Response"]:
+def _get(client: "httpx2.Client", url: str, headers: dict[str, str]) -> Iterator["httpx2.Response"]:
     """Yield a response. Raises DataError for a final failure, ConnectionLostError for another attempt."""
-    import httpx
+    import httpx2
 
     where = f"download ({url})"
     try:
@@ -221,18 +221,18 @@ def _get(client: "httpx.Client", url: str, headers: dict[str, str]) -> Iterator[
                 remedy = f"check --language, --date and --mirror against {folder}/"
                 raise DataError(where, f"the server refuses with {code}", remedy)
             yield response
-    except httpx.UnsupportedProtocol:
+    except httpx2.UnsupportedProtocol:
         problem = "is not an http(s) address"
         remedy = "begin with https://"
         raise ConfigError(f"mirror ({url})", problem, remedy) from None
-    except (httpx.TransportError, httpx.StreamError) as error:
+    except (httpx2.TransportError, httpx2.StreamError) as error:
         raise ConnectionLostError(str(error) or type(error).__name__) from None
 
 
-def _exists(client: "httpx.Client", url: str) -> bool:
-    import httpx
+def _exists(client: "httpx2.Client", url: str) -> bool:
+    import httpx2
 
-    with suppress(httpx.TransportError):
+    with suppress(httpx2.TransportError):
         return client.head(url).status_code != 404
     return True  # the download itself reports the failure
 

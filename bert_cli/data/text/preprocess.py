@@ -2,21 +2,18 @@
 
 Each line, or each paragraph of wrapped text, is split separately. The titles of WikiExtractor's articles are dropped;
 headings stay. The splitter is sentencex, or on request Punkt (Kiss and Strunk, 2006) with NLTK's parameters for the
-language, or with parameters learned from the first 2 MB of the corpus. F1 of sentence boundaries in English articles:
-sentencex 95.1, Punkt with NLTK's parameters 93.2, with learned parameters 93.1. Punkt never splits after the full stop
-of Japanese.
+language. F1 of sentence boundaries in English articles: sentencex 95.1, Punkt 93.2. Punkt never splits after the full
+stop of Japanese.
 """
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
@@ -27,7 +24,6 @@ from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSON, read_json, write_json_atomically
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
@@ -39,8 +35,7 @@ SAMPLED_BYTES = 1 << 18
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
 
-PARAMETERS = "punkt.json"
-TRAINING_CHARACTERS = 2_000_000  # 3 s of work; four times as much gains 0.1 of F1
+DATA = "punkt_tab"  # NLTK's name of Punkt's data
 DOWNLOAD_SECONDS = 30.0
 # NLTK's name of each language in its Punkt data, and its ISO 639 code, which sentencex takes.
 LANGUAGES = {
@@ -87,22 +82,18 @@ def run(settings: PreprocessSettings) -> None:
     outputs = plan_outputs(settings.input, parts, reading)
     splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
     code = language_code(language).partition("-")[0]
-    parameters: str = splitter
     if splitter == "punkt":
-        texts = (line for _, kind, line in _all_lines(parts, reading) if kind == "body" and line)
-        parameters, note = choose_punkt(language, settings.out, begun.get("parameters"), texts)
-        notes += [note] if note else []
+        check_punkt(language, settings.out, begun.get("parameters"))
     else:
-        load_splitter(splitter, language, None)  # fails early for a language that is no code
+        load_splitter(splitter, language)  # fails early for a language that is no code
         known = (*RULES.split(), *BREAKS)
         if splitter == "sentencex" and code not in known:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
     if splitter != "lines":
-        origin = f" ({parameters} parameters)" if splitter == "punkt" else ""
-        print_line(f"preprocess: {splitter}{origin} splits the sentences, language {language}")
+        print_line(f"preprocess: {splitter} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
-    learned = settings.out.absolute() / PARAMETERS if parameters == "learned" else None
+    parameters = "installed" if splitter == "punkt" else splitter
     recorded = {"language": language, "splitter": splitter, "parameters": parameters}
     is_new = not begun or "abbreviations" in begun  # earlier versions cut after an abbreviation
     if is_new and splitter != "lines" and code in LISTS["languages"]:
@@ -122,7 +113,7 @@ def run(settings: PreprocessSettings) -> None:
             expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),
         ),
         shards,
-        partial(split_shard, reading=reading, splitter=(splitter, language, learned, listed)),
+        partial(split_shard, reading=reading, splitter=(splitter, language, listed)),
         workers,
         notes=[*dropped, *notes],
         check=_report_dropped_sentences,
@@ -160,14 +151,14 @@ def report_joined_lines(
 
     A warning for each kind of lines that cannot be joined names the first of their files.
     """
-    count = f"of {len(parts):,} files"
+    of_all = f"of {len(parts):,} files"
     remedies = {
         TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
         CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
     }
     for fault, cure in remedies.items():
         if faulty := [part.path for part in parts if part.fault == fault]:
-            what = f"the lines of {len(faulty):,} {count}, as {faulty[0]}, {fault}"
+            what = f"the lines of {len(faulty):,} {of_all}, as {faulty[0]}, {fault}"
             print_error(f"{command}: warning: {what}; {cure}")
     wrapped = [part for part in parts if part.margins is not None]
     if not wrapped:
@@ -180,7 +171,7 @@ def report_joined_lines(
             else "each text is one document"
         )
     print_line(
-        f"{command}: {len(wrapped):,} {count}, as {wrapped[0].path}, have hard line breaks; the lines of each "
+        f"{command}: {len(wrapped):,} {of_all}, as {wrapped[0].path}, have hard line breaks; the lines of each "
         f"paragraph are joined ({ends}; {remedy})"
     )
 
@@ -223,14 +214,14 @@ def split_shard(
     *,
     parts: Sequence[files.Part],
     reading: files.Reading,
-    splitter: tuple[str, str, Path | None, str],
+    splitter: tuple[str, str, str],
     duplicates: tuple[list[int], list[int]] | None = None,
 ) -> Stats:
     """Write the sentences of some parts, without the documents that are `duplicates`.
 
     `splitter` has the arguments of `load_splitter`, and the language whose abbreviations are kept whole, if any.
     """
-    split = keep_abbreviations(load_splitter(*splitter[:3]), splitter[3])
+    split = keep_abbreviations(load_splitter(*splitter[:2]), splitter[2])
     exact, near = duplicates or ([], [])
     dropped = {*exact, *near}
     read = documents = sentences = without_words = 0
@@ -293,13 +284,10 @@ def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> 
 
 
 @lru_cache(maxsize=2)
-def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
-    """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing.
-
-    `parameters` is Punkt's file of learned parameters; None uses the installed file.
-    """
+def load_splitter(name: str, language: str) -> Split:
+    """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing."""
     if name == "punkt":
-        return _load_punkt(language, parameters)
+        return _load_punkt(language)
     if name == "lines":
         return lambda text: [text]
     import sentencex
@@ -315,73 +303,41 @@ def load_splitter(name: str, language: str, parameters: Path | None) -> Split:
     return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]
 
 
-class _Parameters(BaseModel):
-    abbreviations: set[str]
-    collocations: set[tuple[str, str]]
-    sentence_starters: set[str]
-    orthographic_context: dict[str, int]
+def check_punkt(language: str, out: Path, begun_with: str | None) -> None:
+    """Find Punkt's data for a language, or have NLTK download them.
 
-
-def _load_punkt(language: str, parameters: Path | None) -> Split:
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer, PunktTokenizer
-
-    if parameters is None:
-        tokenizer = PunktTokenizer(NLTK_NAMES.get(language, language))
-    else:
-        remedy = "remove it; it will be learned again"
-        learned = read_json(parameters, _Parameters, DataError, remedy)
-        tokenizer = PunktSentenceTokenizer()
-        tokenizer._params = PunktParameters()  # as its subclass PunktTokenizer does
-        tokenizer._params.abbrev_types = learned.abbreviations
-        tokenizer._params.collocations = learned.collocations
-        tokenizer._params.sent_starters = learned.sentence_starters
-        tokenizer._params.ortho_context.update(learned.orthographic_context)
-    split: Split = tokenizer.tokenize
-    return split
-
-
-def choose_punkt(
-    language: str, out: Path, begun_with: str | None, lines: Iterable[str]
-) -> tuple[str, str]:
-    """Find or learn Punkt's parameters; return `installed` or `learned`, and a note for the manifest.
-
-    `begun_with` is the value that an earlier run on this folder returned, `lines` are the lines of the corpus. Raises
-    DataError when the installed data of the earlier run are gone.
+    `begun_with` is the kind of parameters that an earlier run on this folder recorded. Raises DataError for
+    parameters that an earlier version learned from the text, and without data.
     """
-    note = f"Punkt's parameters were learned from the corpus ({out / PARAMETERS})"
-    if (out / PARAMETERS).exists():
-        return "learned", note
-    reason = f"NLTK has no Punkt data for {language!r}"
-    if language_code(language) in NLTK_NAMES:
-        if _is_installed(language):
-            return "installed", ""
-        print_line(
-            f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
-            f"them ({DOWNLOAD_SECONDS:.0f} s at most)"
-        )
-        if _download() and _is_installed(language):
-            print_line("preprocess: Punkt data were downloaded by NLTK")
-            return "installed", ""
-        reason = "Punkt data are not installed and could not be downloaded"
-    if begun_with == "installed":
-        problem = f"was begun with NLTK's Punkt data, but {reason}"
-        raise DataError(f"out ({out})", problem, "install the Punkt data or choose another folder")
-    text: list[str] = []
-    characters = 0
-    for line in lines:
-        text.append(line)
-        characters += len(line)
-        if characters >= TRAINING_CHARACTERS:
-            break
-    _learn("\n".join(text), out / PARAMETERS)
-    source = f"the first {characters / 1e6:.1f} million characters"
-    print_line(f"preprocess: {reason}: learned from {source} instead")
-    return "learned", note
+    if begun_with == "learned":
+        problem = "was begun with parameters of Punkt that an earlier version learned from the text"
+        raise DataError(f"out ({out})", problem, "give another folder, or move this one away")
+    remedy = "give --sentence-splitter sentencex and a new folder"
+    if language_code(language) not in NLTK_NAMES:
+        raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)
+    if _is_installed(language):
+        return
+    print_line(
+        f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
+        f"them ({DOWNLOAD_SECONDS:.0f} s at most)"
+    )
+    if not _download() or not _is_installed(language):
+        problem = "Punkt's data are not installed and could not be downloaded"
+        install = f"run python -m nltk.downloader {DATA} where there is a network, or {remedy}"
+        raise DataError("sentence_splitter (punkt)", problem, install)
+    print_line("preprocess: Punkt data were downloaded by NLTK")
+
+
+def _load_punkt(language: str) -> Split:
+    from nltk.tokenize.punkt import PunktTokenizer
+
+    split: Split = PunktTokenizer(NLTK_NAMES.get(language, language)).tokenize
+    return split
 
 
 def _is_installed(language: str) -> bool:
     try:
-        _load_punkt(language, None)
+        _load_punkt(language)
     except LookupError:
         return False
     return True
@@ -392,26 +348,10 @@ def _download() -> bool:
 
     Looking up a name in a dead network may block for minutes and takes no time limit.
     """
-    program = "import nltk, sys; sys.exit(not nltk.download('punkt_tab', quiet=True))"
+    program = f"import nltk, sys; sys.exit(not nltk.download({DATA!r}, quiet=True))"
     command = [sys.executable, "-c", program]
     try:
         done = subprocess.run(command, capture_output=True, timeout=DOWNLOAD_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
-
-
-def _learn(text: str, path: Path) -> None:
-    from nltk.tokenize.punkt import PunktTrainer
-
-    trainer = PunktTrainer()
-    trainer.train(text, finalize=True)
-    learned = trainer.get_params()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parameters: dict[str, JSON] = {
-        "abbreviations": sorted(learned.abbrev_types),
-        "collocations": sorted(map(list, learned.collocations)),
-        "sentence_starters": sorted(learned.sent_starters),
-        "orthographic_context": dict(sorted(learned.ortho_context.items())),
-    }
-    write_json_atomically(path, parameters)

@@ -79,7 +79,7 @@ def run(settings: InitSettings) -> None:
         return
     language = next(iter(facts.languages), "en")
     with atomic_folder(settings.out, origin=origin) as folder:
-        split = keep_abbreviations(load_splitter("sentencex", language, None), language)
+        split = keep_abbreviations(load_splitter("sentencex", language), language)
         documents = text.documents_of(parts, reading)
         documents = text.cut(documents) if facts.is_cut else documents
         has_pairs = "embed" in chosen.configs

@@ -202,13 +202,8 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     report.add("ok", "packages", text, "", **versions)
     check_processor(report)
     total, free = memory()
-    report.add(
-        "ok",
-        "memory",
-        f"{format_bytes(free)} free of {format_bytes(total)}",
-        free=free,
-        total=total,
-    )
+    text = f"{format_bytes(free)} free of {format_bytes(total)}"
+    report.add("ok", "memory", text, free=free, total=total)
     check_environment(report, environment)
 
 

@@ -268,6 +268,7 @@ def page_of(
         for label in metrics
         if label in END or label.endswith("loss, last") or label.startswith("score ")
     }
+    differing = differing_settings([entry.flat_settings for entry in runs])
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
@@ -278,9 +279,7 @@ def page_of(
         ends=ends,
         metrics=metrics,
         window=window_in_words(window),
-        differing={
-            name: map(value_in_words, values) for name, values in differing_settings(runs).items()
-        },
+        differing={name: map(value_in_words, values) for name, values in differing.items()},
         pictures=pictures.values(),
         settings=[
             (name, json.dumps(entry.settings, indent=1, ensure_ascii=False))

@@ -17,8 +17,6 @@ from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.look.summary import (
-    ABSENT,
-    NAMES_ONLY,
     differing_settings,
     in_words,
     label_of,
@@ -40,21 +38,11 @@ MAX_METRICS = 3
 """Metrics in a cell of the list; JSON has all."""
 
 
-def run(settings: RunsSettings | CompareSettings) -> None:
-    """Print the runs, or the differences between two, as tables or write them as JSON.
-
-    Raises DataError for a folder that does not exist, is not a run, or is a run without a step.
-    """
-    if isinstance(settings, RunsSettings):
-        _list_runs(settings)
-    else:
-        _compare(settings)
-
-
 # --- the list
 
 
-def _list_runs(settings: RunsSettings) -> None:
+def run(settings: RunsSettings) -> None:
+    """Print the runs as a table or write them as JSON. Raises DataError for a folder that does not exist."""
     for folder in settings.folders:
         if not folder.is_dir():
             raise DataError(f"folders ({folder})", "no such folder", "give one that contains runs")
@@ -88,12 +76,7 @@ def _describe(run: Run) -> JSONObject:
             "step": run.step,
             "total_steps": run.total_steps,
             "losses": _losses(run.last[1]),
-            "held_out": run.scores
-            or {
-                name.removeprefix(HELD_OUT): value
-                for name, value in run.last_evaluated.items()
-                if name.startswith(HELD_OUT) and value is not None
-            },
+            "held_out": run.scores or history.held_out(run.last_evaluated),
             "state": run.state,
         }
         if warning := health.warning_of(run):
@@ -151,7 +134,11 @@ def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
 # --- the comparison
 
 
-def _compare(settings: CompareSettings) -> None:
+def compare(settings: CompareSettings) -> None:
+    """Print the differences between two runs as tables or write them as JSON.
+
+    Raises DataError for a folder that does not exist, is not a run, or is a run without a step.
+    """
     folders = {"first": settings.first, "second": settings.second}
     sides = [_open(folder, where) for where, folder in folders.items()]
     if settings.first.resolve() == settings.second.resolve():
@@ -160,8 +147,7 @@ def _compare(settings: CompareSettings) -> None:
     window = window_for([*sides[0], *sides[1]], settings.smoothing)
     names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
-    values = [{**runs[0].flat_settings, **differing_settings(runs)} for runs in sides]
-    pairs = {name: [entry.get(name, ABSENT) for entry in values] for name in values[0] | values[1]}
+    rows = [[entry.flat_settings for entry in runs] for runs in sides]
     results = [spread([summary_of(entry, window) for entry in runs]) for runs in sides]
     fields = ("mean", "standard_deviation")
     described: JSONObject = {
@@ -175,11 +161,7 @@ def _compare(settings: CompareSettings) -> None:
             for name, runs in zip(names, sides, strict=True)
         ],
         "smoothed_over_steps": window,
-        "settings": {
-            name: pair
-            for name, pair in pairs.items()
-            if name.partition(".")[0] not in NAMES_ONLY and pair[0] != pair[1]
-        },
+        "settings": differing_settings([row[0] | differing_settings(row) for row in rows]),
         "results": {
             name: [
                 dict(zip(fields, entry[name], strict=True)) if name in entry else None

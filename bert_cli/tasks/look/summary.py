@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.errors import printable
+from bert_cli.files import JSONObject
 from bert_cli.text import format_duration
 from bert_cli.train.history import Run
 from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
@@ -113,10 +114,10 @@ def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, f
     return spreads
 
 
-def differing_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the settings that differ between runs: dotted name -> the value in each run, or `ABSENT`."""
-    names = dict.fromkeys(name for run in runs for name in run.flat_settings)
-    values_by_name = {name: [run.flat_settings.get(name, ABSENT) for run in runs] for name in names}
+def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[Any]]:
+    """Return the settings that differ between flat settings: dotted name -> each value, or `ABSENT`."""
+    names = dict.fromkeys(name for row in settings for name in row)
+    values_by_name = {name: [row.get(name, ABSENT) for row in settings] for name in names}
     return {
         name: values
         for name, values in values_by_name.items()

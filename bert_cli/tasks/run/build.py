@@ -4,15 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model import scaling
-from bert_cli.model.bert import block_names, build_block
+from bert_cli.model.bert import Outputs, block_names, build_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
-from bert_cli.model.heads import with_relations
+from bert_cli.model.operations import Operations
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.engine import Block, Engine, UpdateRequest
@@ -72,28 +71,19 @@ def model_of(
     """Return the model of the settings; without `has_values` its weights are zeros."""
     config = settings.bert_config
     factors = factors_of(settings)
-    has_teacher = (
-        isinstance(settings, PretrainSettings) and settings.distillation.teacher is not None
-    )
+    fuse_above = NEVER if settings.compile == "nothing" else WORTH_COMPILING
+    operations = Operations(fuse_above, uses_amx, factors)
+    chunks = settings.parallel.embedding_serialization_factor
 
-    def make_block(name: str, before: Mapping[str, Block]) -> Block:
-        block = build_block(
+    def make_block(name: str, before: Mapping[str, Any]) -> Block:
+        return build_block(
             name,
             config,
-            seed=settings.seed,
+            seed=settings.seed if has_values else None,
             policy=settings.precision,
-            before=before,
-            labels=labels,
-            chunks=settings.parallel.embedding_serialization_factor,
-            factors=factors,
-            fuse_above=NEVER if settings.compile == "nothing" else WORTH_COMPILING,
-            uses_amx=uses_amx,
-            has_values=has_values,
+            operations=operations,
+            outputs=Outputs(labels, chunks, before["emb"].word.embeddings if before else None),
         )
-        if has_teacher and name == f"hid_{config.num_hidden_layers - 1}":
-            block.finish = with_relations
-            block.READS = (*block.READS, "teacher_states")
-        return block
 
     names = block_names(config, settings.last_blocks)
     make_optimizer = partial(optimizer_for, settings, factors) if trains else None

@@ -187,7 +187,7 @@ def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
     """Return the model at a path or with a name on the hub, perhaps without its class."""
     prefix = tensorflow_prefix(Path(name))
     folder = find_folder(name, flag) if prefix is None else prefix.parent
-    check_regular(*folder.iterdir())
+    check_regular(*(folder.iterdir() if prefix is None else folder.glob(f"{prefix.name}*")))
     if prefix is None:
         if saved is None or saved.path != folder:
             saved = Saved(folder)
@@ -254,7 +254,7 @@ def find_tokenizer(name: str) -> Path:
     folder = path.parent if is_file else path
     if not has_tokenizer(folder):
         folder = find_folder(name, "--tokenizer-path")
-    check_regular(*folder.iterdir())
+    check_regular(*([path] if is_file else folder.iterdir()))
     verify_checkpoint(folder, but=LARGE_FILES)
     return folder
 

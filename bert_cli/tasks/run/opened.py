@@ -36,7 +36,8 @@ from bert_cli.facts.heads import (
 )
 from bert_cli.files import JSONObject
 from bert_cli.model import hf
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.bert import Outputs, build_blocks, named_weights
+from bert_cli.model.operations import PLAIN, LibraryOperations
 from bert_cli.parallel.devices import keep_freed_memory
 from bert_cli.tasks.run import models, start
 
@@ -169,8 +170,8 @@ def open_model(
 ) -> Opened:
     """Build the model for a task and load the file's weights.
 
-    For a task without a head, the blocks `without_head` follow the encoder layers. For `uses_library` see `Layer`.
-    Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
+    For a task without a head, the blocks `without_head` follow the encoder layers. With `uses_library` it has
+    `LibraryOperations`. Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
     """
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
@@ -182,8 +183,8 @@ def open_model(
         seed=0,
         policy=precision,
         last_blocks=last_blocks,
-        labels=labels_of(source),
-        uses_library=uses_library,
+        operations=LibraryOperations() if uses_library else PLAIN,
+        outputs=Outputs(labels_of(source)),
     )
     if uses_library:
         keep_freed_memory()

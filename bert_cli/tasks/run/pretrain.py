@@ -20,7 +20,6 @@ from bert_cli.tasks.run.resolve import (
     check_output_paths,
     take_devices,
 )
-from bert_cli.tasks.run.teacher import relations_of
 from bert_cli.train import health
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
@@ -82,7 +81,6 @@ def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
         stream=stream,
         sample=stream.first_micro_batches(len(mesh.devices)),
         tokenizer=None if records is None else records.tokenizer,
-        prepare=relations_of(settings, stream),
         evaluate=None if held_out is None and pairs is None else score,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=settings.evaluate_every_steps,
@@ -103,7 +101,6 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     size = held_out.batching.micro_batch_size
     group = engine.group
     head = engine.head
-    # Held-out examples have no teacher, so no relation loss.
     names = {over for over, by in head.MEANS.values() if by in head.COUNTS}
     sums = dict.fromkeys(sorted(names), 0.0)
     counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)

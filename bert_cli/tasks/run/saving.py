@@ -74,6 +74,8 @@ def _take_folder(resolved: ResolvedRun, stack: ExitStack) -> None:
 
 def _check_same_kind(resolved: ResolvedRun, group: ProcessGroup) -> None:
     """Raise ConfigError for other versions than rank 0 has, DeviceError for another processor or accelerator."""
+    if group.world_size == 1:
+        return
     engine = resolved.settings.engine
     accelerators = [] if resolved.mesh.kind == "CPU" else runtime(engine).device_names()
     ours = json.dumps([socket.gethostname(), traits_of_results(engine, accelerators)])

@@ -1,8 +1,7 @@
 """The outputs of a teacher, a trained model, as columns of the training examples (`distillation`).
 
-Soft labels of a task and vectors of texts are computed once, before the first step, and states of pre-training for a
-batch before its update, all without dropout. Replicas, stages, processes and a resumed run read them like labels. The
-fingerprint of the examples has the teacher's weights.
+Soft labels of a task and vectors of texts are computed once, before the first step, without dropout. Replicas, stages,
+processes and a resumed run read them like labels. The fingerprint of the examples has the teacher's weights.
 
 Shapes: n examples, T tokens of all examples, L labels, D size of a vector.
 """
@@ -18,18 +17,14 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-from keras import ops
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import TaskSettings
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.use import PredictSettings
-from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached
-from bert_cli.data.tokens.tokenizer import TextTokenizer, read_tokenizer
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_line
@@ -37,7 +32,7 @@ from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.run.task import Floats, Task
 from bert_cli.tasks.run.vectors import Embedding
-from bert_cli.train.loop import Prepare, Step
+from bert_cli.train.loop import Step
 
 BATCH = 32
 """Examples that the teacher reads at once."""
@@ -75,7 +70,8 @@ def with_teacher(
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
         remedy = "give a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
-    _check_length(source, settings.max_seq_length)
+    if (positions := source.config.max_position_embeddings) < settings.max_seq_length:
+        raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
     if distillation.unlabelled_file is not None and task.train_unlabelled is None:
         problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
         raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
@@ -106,48 +102,6 @@ def with_teacher(
         train = train.followed_by(taught(more, 1.0))
         origin += f", unlabelled {more.fingerprint}"
     return replace(task, train=replace(train, origin=origin))
-
-
-def _check_length(source: models.Source, longest: int) -> None:
-    """Raise ConfigError if the teacher has too few positions for the longest example."""
-    if (positions := source.config.max_position_embeddings) < longest:
-        where = f"distillation.teacher ({source.folder})"
-        raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
-
-
-def relations_of(settings: PretrainSettings, stream: ExampleStream) -> Prepare:
-    """Return the function that adds the states of the teacher's last layer to a batch, if there is a teacher.
-
-    The fingerprint of the stream gets the teacher's. Raises ConfigError for another vocabulary or too few positions.
-    """
-    name = settings.distillation.teacher
-    if name is None:
-        return Step.prepare
-    assert stream.folder is not None
-    source = models.find_source(name, "--distillation.teacher")
-    where = f"distillation.teacher ({source.folder})"
-    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
-    if tokenizer.pieces != read_tokenizer(stream.folder).pieces:
-        remedy = f"make the records with --vocab {source.folder}, or give another teacher"
-        raise ConfigError(where, "has another vocabulary than the records", remedy)
-    longest = max(stage.max_seq_length for stage in (settings, *settings.later_stages))
-    _check_length(source, longest)
-    print_line(f"run: learns from the relations of {source.folder}")
-    model = open_model(source, "embed", settings.precision, ["embed_head"])
-    # The states [S, 3, D] of an example become its first position, the output of `embed_head`.
-    model.blocks[-2][1].finish = lambda hidden, states, batch: ops.stack(states, axis=2)[:, None]
-    teacher = Predictor(model, tokenizer, PredictSettings(model=name), longest)
-    weight = settings.distillation.relations
-    stream.fingerprint += f", teacher {source.fingerprint}, relations {weight}"
-
-    def prepare(engine: Engine, batch: Batch, request: UpdateRequest) -> Batch:
-        read = [batch[name].astype(np.int32) for name in teacher.COLUMNS]
-        rows = [dict(zip(teacher.COLUMNS, row, strict=True)) for row in zip(*read, strict=True)]
-        states = np.stack([teacher.traced(row) for row in rows])
-        weights = np.full(states.shape[:2], weight, np.float32)
-        return {**batch, "teacher_states": states, "relation_weight": weights}
-
-    return prepare
 
 
 def _logits(
@@ -221,7 +175,10 @@ def _open_cache(path: str, is_new: bool = False) -> sqlite3.Connection:
         cache.execute(f"{SELECT} LIMIT 0", [""])
     except sqlite3.DatabaseError as error:
         cache.close()
-        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) not in DAMAGED or is_new:
+        if (
+            getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in DAMAGED
+            or is_new
+        ):
             raise
         print_line(f"{path}: is damaged ({error}); its vectors are computed again")
         Path(path).unlink()
@@ -257,6 +214,7 @@ def _vectors_of(
     known = int(is_known.sum())
     print_line(f"teacher: reads {len(rows) - known:,} texts, {known:,} vectors are cached")
     names = [*rows]
+    is_stored = cache.execute("PRAGMA database_list").fetchone()[2] != b""  # or in memory alone
     for first in range(0, len(rows), STORED_AT_ONCE):
         part = order[first : first + STORED_AT_ONCE]
         new = part[is_known[part] == 0]
@@ -264,6 +222,8 @@ def _vectors_of(
             inputs = [Input("distillation.teacher", {"text": names[row]}) for row in mine]
             vectors[mine] = predictor.of_texts(inputs)[0]
         vectors[part] = group.all_reduce(vectors[part])
+        if not is_stored:
+            continue
         made = ((names[row], vectors[row].tobytes()) for row in new)
         values = [(text, vector, _crc32c(text, vector)) for text, vector in made]
         with cache:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, atomic_folder, check_new_folder, verify_checkpoint
+from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of, verify_checkpoint
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import corpora
@@ -34,10 +34,6 @@ def run(settings: AverageSettings) -> None:
     """
     folder = settings.run
     out = settings.out
-    # An earlier start may have been killed after the rename; its mean is compared below.
-    is_there = (out / MODEL).is_file()
-    if not is_there:
-        check_new_folder(out)
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
     if len(paths) < settings.last:
         problem = (
@@ -47,6 +43,9 @@ def run(settings: AverageSettings) -> None:
         remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
         remedy = remedy if paths else "give a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
+    # The records that score it may be named later.
+    origin = origin_of(settings.model_copy(update={"validation_dir": None}), *paths)
+    is_complete = check_new_folder(out, origin)
     trained = held_out = None
     if (kind := history.Run(folder).kind) == "pretrain":
         trained = evaluate.settings_of(folder, settings.engine)
@@ -58,36 +57,30 @@ def run(settings: AverageSettings) -> None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
     names = ", ".join(path.name for path in paths)
-    mean = mean_of(paths)
-    if is_there and not _equal(checkpoint.read_tensors(out / MODEL), mean):
-        check_new_folder(out)
-    if not is_there:
-        _write(out, paths[-1], mean, names)
+    if not is_complete:
+        _write(out, paths[-1], names, mean_of(paths), origin)
     print_line(f"average: {out} is the mean of {names}")
     if trained is None or held_out is None:
-        scored_by = f"only runs of pretrain are scored, not {kind}"
-        scored_by = "--validation-dir RECORDS scores it" if trained else scored_by
-        return print_line(f"average: not scored; {scored_by}")
+        reason = f"only runs of pretrain are scored, not {kind}"
+        if trained:
+            reason = "--validation-dir RECORDS scores it"
+        print_line(f"average: not scored; {reason}")
+        return
     newest, averaged = evaluate.scores_of(trained, held_out, (paths[-1], out)).values()
     rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
     print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
     change = averaged["mlm_loss"] - newest["mlm_loss"]
-    better, worse = ("the average", "the newest")[:: 1 if change < 0 else -1]
+    better, worse = "the newest", "the average"
+    if change < 0:
+        better, worse = worse, better
     print_line(f"average: {better} is better than {worse}, by {abs(change):.6f} of mlm_loss")
 
 
-def _equal(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
-    return first.keys() == second.keys() and all(
-        np.array_equal(value, second[name]) for name, value in first.items()
-    )
-
-
-def _write(out: Path, newest: Path, mean: Mapping[str, Array], names: str) -> None:
+def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array], origin: str) -> None:
     left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
-    with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
+    with atomic_folder(out, (newest / MODEL).stat().st_size, origin) as partial:
         shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
         checkpoint.write_tensors(partial / MODEL, mean)
-        shutil.copymode(newest / MODEL, partial / MODEL)
         if (settings := newest.parent / SETTINGS).is_file():
             shutil.copyfile(settings, partial / SETTINGS)
         if (readme := partial / card.CARD).is_file():

@@ -10,6 +10,7 @@ Shapes: B examples, S positions, D hidden size, V vocabulary size.
 
 import importlib.util
 import logging
+import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from bert_cli.config.use import ExportSettings
-from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -42,8 +42,7 @@ from bert_cli.tasks.run.opened import (
     task_of,
     write_model_files,
 )
-from bert_cli.tasks.use import int8, publish, static
-from bert_cli.tasks.use.strings import Encoder, compare_encoders, text_encoder
+from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
 
 Outputs = dict[str, npt.NDArray[np.float32]]
@@ -78,53 +77,40 @@ def run(settings: ExportSettings) -> None:
     origin = origin_of(settings, source.folder, settings.compare_on)
     if not check_new_folder(out, origin):
         _write(settings, source, origin)
-    if settings.push is not None:
-        print_line(f"export: uploaded to {publish.push(out, settings.push)}")
+    if settings.format == "hf":
+        print_line(f"export: to publish it, run hf upload OWNER/NAME {shlex.quote(str(out))}")
 
 
 def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
     out = settings.out
     task = task_of(source, None)
-    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
-    if settings.texts and head is not None and head.is_per_position:
-        problem = "its outputs are per token, and --texts hides the tokens"
-        raise ConfigError(f"texts ({task})", problem, "leave it out")
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
     model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
-    positions = source.config.max_position_embeddings
     with atomic_folder(out, origin=origin) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
-        encoder = None
-        if settings.texts:
-            tokenizer = read_tokenizer(source.folder)
-            encoder = text_encoder(tokenizer, positions)
-            compare_encoders(tokenizer, encoder, positions)
-        served = Served(model, encoder)
+        served = Served(model)
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
         notes = []
         if settings.precision == "int8":
             notes = [_quantize(served, folder, task, texts)]
             print_line(f"export: {notes[0]}")
-        publish.write_card(settings, model, folder, notes)
+        export_card.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; {'before quantization' if notes else 'loaded again'}, "
         f"its outputs differ by at most {difference:.1e} "
-        f"on {len(SHAPES)} synthetic batches; a text may have at most {positions:,} tokens"
+        f"on {len(SHAPES)} synthetic batches; a text may have at most {source.config.max_position_embeddings:,} tokens"
     )
 
 
 def _check_settings(settings: ExportSettings) -> None:
     _, packages = FORMATS[settings.format]
-    needs = [*packages, *(["tensorflow_text"] if settings.texts else [])]
-    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
         raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
-    if settings.push is not None:
-        publish.check_token(settings.push)
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:
@@ -133,8 +119,7 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
     for columns in _synthetic_batches(served.model.source.config, SHAPES):
         mask = columns["attention_mask"]
         outputs = exported(columns)
-        for name, tensor in served.serve(*columns.values()).items():
-            values = tensor.numpy()
+        for name, values in served.predict(columns).items():
             if name not in outputs or outputs[name].shape != values.shape:
                 problem = f"the export lacks the model's output {name} {values.shape}"
                 raise CheckpointError(where, problem, "the export was removed")
@@ -179,37 +164,24 @@ def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input])
     batches = int8.read_batches(texts, model, task)
     if not texts:
         batches = _synthetic_batches(model.source.config, INT8_SHAPES)
-
-    def expected(columns: Mapping[str, Any]) -> Outputs:
-        tensors = served.serve(*columns.values())
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-    return int8.compare(model, batches, expected, open_onnx(path, outputs))
+    return int8.compare(model, batches, served.predict, open_onnx(path, outputs))
 
 
 class Served(tf.Module):
     """The model with transformers' inputs and outputs, in the form that TensorFlow saves."""
 
-    def __init__(self, model: Opened, encoder: Encoder | None = None) -> None:
+    def __init__(self, model: Opened) -> None:
         super().__init__(name="bert")
         self.model = model
-        self.encoder = encoder
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
         inputs = inputs_of(model.source.config)
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in inputs]
         # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
         self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
 
-    def serve_texts(self, *names: str) -> Any:
-        """Return the model as a function of columns of strings [B]; it returns the encoded inputs too."""
-
-        def serve(*texts: Any) -> dict[str, Any]:
-            assert self.encoder is not None
-            columns = self.encoder(*texts)
-            return {**columns, **self._outputs(**columns)}
-
-        shape = [tf.TensorSpec([None], tf.string, name=name) for name in names]
-        return tf.function(serve, input_signature=shape, autograph=False)
+    def predict(self, columns: Mapping[str, Any]) -> Outputs:
+        """Return the outputs by name for columns in the order of `inputs_of`."""
+        return {name: value.numpy() for name, value in self.serve(*columns.values()).items()}
 
     def _serve(
         self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
@@ -219,11 +191,7 @@ class Served(tf.Module):
         message = f"input_ids: has more tokens than the model's {limit} positions; cut the texts"
         check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], limit, message)
         with tf.control_dependencies([check]):
-            return self._outputs(tf.identity(input_ids), attention_mask, token_type_ids)
-
-    def _outputs(
-        self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None
-    ) -> dict[str, Any]:
+            input_ids = tf.identity(input_ids)
         columns = {"input_ids": input_ids, "input_mask": attention_mask}
         if token_type_ids is not None:
             columns["segment_ids"] = token_type_ids
@@ -260,12 +228,7 @@ def write_hf(served: Served, folder: Path) -> Predict:
 
 def write_saved_model(served: Served, folder: Path) -> Predict:
     """Write a TensorFlow SavedModel with the signature `serving_default`."""
-    signatures = {"serving_default": served.serve}
-    if served.encoder is not None:
-        # Two signatures, because one has a fixed number of inputs.
-        signatures["texts"] = served.serve_texts("texts")
-        signatures["pairs"] = served.serve_texts("texts", "seconds")
-    tf.saved_model.save(served, str(folder), signatures=signatures)
+    tf.saved_model.save(served, str(folder), signatures={"serving_default": served.serve})
     write_model_files(served.model.source, served.model.architecture, folder)
     loaded = tf.saved_model.load(str(folder))
 
@@ -364,7 +327,6 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
         checkpoint.write_tensors(weights, tensors)
     write_model_files(source, model.architecture, folder)
-    shutil.copymode(folder / "config.json", weights)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
         kind = getattr(transformers, f"AutoModel{name.removeprefix('Model')}")

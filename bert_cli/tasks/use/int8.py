@@ -107,16 +107,14 @@ def compare(
         examples += len(is_real)
         answers.append((_answers(model, before, columns), _answers(model, after, columns)))
     first, second = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+    what = "rank correlation of the scores"
     if first.ndim == 2:
         what = "rank correlation of the similarities of texts"
         first, second = map(similarities, (first, second))
-    elif first.dtype == np.float32:
-        what = "rank correlation of the scores"
-    else:
-        what = "fraction of equal predictions"
     if first.dtype == np.float32:
         agreement = float(spearmanr(first, second).statistic)
     else:
+        what = "fraction of equal predictions"
         agreement = float((first == second).mean())
     if not agreement >= LEAST_AGREEMENT:
         problem = f"the {what} is {agreement:.4f}, less than {LEAST_AGREEMENT}"

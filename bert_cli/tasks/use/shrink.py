@@ -1,7 +1,6 @@
 """`bert shrink`: some of a model's layers as a model of their own, from which a student of the model starts."""
 
 import re
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +48,5 @@ def run(settings: ShrinkSettings) -> None:
     with atomic_folder(out, origin=origin) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, tensors)
         write_model_files(replace(source, described=described), source.architecture, folder)
-        # safetensors makes files that only their owner may read.
-        shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
     layers = f"{count(len(settings.layers), 'layer')} ({', '.join(map(str, settings.layers))})"
     print_line(f"shrink: {out} has {layers} of {source.folder}")

@@ -8,7 +8,6 @@ Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,12 +20,12 @@ from bert_cli.config.use import ExportSettings, PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.notation import TOKENIZER_FILE
-from bert_cli.files import JSON, atomic_folder, check_new_folder, origin_of
+from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import INPUTS, Input, open_model, task_of
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions
-from bert_cli.tasks.use import int8, publish
+from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
 
 FREQUENT = 1e-4
@@ -40,7 +39,7 @@ pipeline_tag: sentence-similarity
 
 # Static vectors
 
-{pieces:,} vectors of {size} values, {origin}.
+{pieces:,} vectors of {size} values, written by `bert export --format static` from {name}.
 
 ```python
 from model2vec import StaticModel
@@ -75,36 +74,31 @@ def run(settings: ExportSettings) -> None:
     predictor = Embedding(open_model(source, task), tokenizer, complete, positions)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
-    origin = f"written by `bert export --format static` from {source.folder.name}"
     license = "" if settings.license is None else f"license: {settings.license}\n"
-    names = {"license": license, "origin": origin}
-    sections = [CODE.format(pieces=len(table), size=table.shape[1], **names)]
+    size = table.shape[1]
+    name = source.folder.name
+    sections = [CODE.format(pieces=len(table), size=size, license=license, name=name)]
     if texts:
         note = _compare(texts, predictor, table)
         print_line(f"export: {note}")
         sections.append(f"{note[0].upper()}{note[1:]}.")
-    sections += publish.training_sections(source.folder)
-    modules: list[JSON] = [
-        {"idx": number, "name": str(number), "path": path, "type": f"{MODULES}.{kind}"}
-        for number, (path, kind) in enumerate(
-            [("", "StaticEmbedding"), ("1_Normalize", "Normalize")]
-        )
+    sections += export_card.training_sections(source.folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{MODULES}.StaticEmbedding"},
+        {"idx": 1, "name": "1", "path": "1_Normalize", "type": f"{MODULES}.Normalize"},
     ]
     config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
     files = source.tokenizer.for_model(source.config, fills_masks=False)
     with atomic_folder(settings.out, origin=origin) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, {"embeddings": table})
         (folder / "config.json").write_text(json.dumps(config, indent=2))
-        # safetensors makes files that only their owner may read.
-        shutil.copymode(folder / "config.json", folder / checkpoint.MODEL)
         (folder / embeddings.MODULES).write_text(json.dumps(modules, indent=2))
         (folder / "1_Normalize").mkdir()
         (folder / "1_Normalize" / "config.json").write_text("{}")
         (folder / TOKENIZER_FILE).write_bytes(files[TOKENIZER_FILE])
         (folder / card.CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
-    print_line(
-        f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {len(table):,} vectors of {table.shape[1]} values"
-    )
+    number = f"{len(table):,} vectors of {size} values"
+    print_line(f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {number}")
 
 
 def piece_vectors(predictor: Embedding, size: int) -> Floats:

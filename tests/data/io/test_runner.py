@@ -129,7 +129,7 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
         assert tree(tmp_path / "out") == {}
     with pytest.raises(DataError, match="has not finished"):
         finished_files(tmp_path / "out")
-    with pytest.raises(DataError, match=r"4 shards contain no documents \(nothing here\)"):
+    with pytest.raises(DataError, match=r"no documents in 4 shards \(nothing here\)"):
         run(make_inputs(tmp_path), tmp_path / "out", convert=give_nothing)
     assert not (tmp_path / "out/manifest.json").exists()
 

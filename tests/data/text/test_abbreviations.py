@@ -45,7 +45,7 @@ def run(source, out, **settings):
 @pytest.mark.parametrize("language", REACHED)
 def test_an_abbreviation_of_the_language_ends_no_sentence(language):
     assert sum(map(len, JUDGE[language])) >= 50
-    split = preprocess.load_splitter("sentencex", language, None)
+    split = preprocess.load_splitter("sentencex", language)
     with_lists, alone = REACHED[language]
     assert count_whole(split, language) == alone
     assert count_whole(keep_abbreviations(split, language), language) == with_lists
@@ -95,7 +95,7 @@ def test_a_begun_folder_goes_on_with_the_rule_that_began_it(tmp_path, monkeypatc
 
 
 def test_other_text_and_languages_are_split_as_before():
-    split = preprocess.load_splitter("sentencex", "fr", None)
+    split = preprocess.load_splitter("sentencex", "fr")
     text = (
         "Il aime l'art. Le soir tombe… Est-ce vrai ? Oui.  Deux espaces.\tUne tabulation. 5 jours."
     )

@@ -243,7 +243,7 @@ def test_a_file_that_is_no_dump_is_rejected_without_manifest(tmp_path):
         (b"BZh91AY&SY not really", "is not a MediaWiki dump .*damaged or cut off"),
         (b"7z\xbc\xaf\x27\x1c....", "is not a MediaWiki dump .*; give a pages-articles file"),
         (HEADER.encode() + b"</mediawiki>", "is not a MediaWiki dump"),
-        (redirect.encode(), "contain no documents"),
+        (redirect.encode(), "no documents in 0 shards"),
     ):
         (tmp_path / "dump.xml.bz2").write_bytes(body)
         with pytest.raises(DataError, match=problem):

@@ -167,31 +167,35 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
     # Data that vanish between two runs are an error.
     monkeypatch.setattr("nltk.data.path", [])
     monkeypatch.setattr(preprocess, "_download", lambda: False)
-    with pytest.raises(DataError, match="was begun with NLTK's Punkt data"):
+    with pytest.raises(DataError, match="Punkt's data are not installed"):
         run(source, tmp_path / "out")
-    assert not (tmp_path / "out/punkt.json").exists()
 
 
-def test_without_data_punkt_learns_from_the_corpus_once(bare, capsys, monkeypatch):
-    source = corpus(bare / "in", wiki_00=doc("A", prose(200_000)), wiki_01=doc("B", prose(9000, 1)))
-    manifest = run(source, bare / "out", sentence_splitter="punkt")
-    note = "Punkt data are not installed and could not be downloaded: learned from the first 0.2"
-    assert f"\npreprocess: {note}" in capsys.readouterr().out
-    assert manifest["settings"]["parameters"] == "learned"
-    note = f"Punkt's parameters were learned from the corpus ({bare}/out/punkt.json)"
-    assert manifest["notes"] == [note]
-    learned = (bare / "out/punkt.json").read_bytes()
-    assert "ca" in json.loads(learned)["abbreviations"]
-    text = (bare / "out/AA/wiki_01.txt").read_text()
-    assert "ca. stone" in text and "ca.\n" not in text and text.count("\n") > 100
-    (bare / "out/AA/wiki_01.txt").unlink()
-    preprocess.load_splitter.cache_clear()
-    assert run(source, bare / "out")["notes"] == manifest["notes"]
-    assert (bare / "out/AA/wiki_01.txt").read_text() == text
-    assert (bare / "out/punkt.json").read_bytes() == learned
-    monkeypatch.setattr(preprocess, "_download", None)  # not asked for a language that NLTK lacks
-    run(source, bare / "other", language="bulgarian", sentence_splitter="punkt")
-    assert "NLTK has no Punkt data for 'bulgarian': learned" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("language", "message"),
+    [
+        ("en", r"sentence_splitter \(punkt\): Punkt's data are not installed and could not be downl.*"
+         "; run python -m nltk.downloader punkt_tab where .*, or give --sentence-splitter sentencex"),
+        ("bulgarian", r"language \(bulgarian\): NLTK has no Punkt data for it; give --sentence-spli"),
+    ],
+)  # fmt: skip
+def test_without_data_punkt_is_refused_with_what_to_do(language, message, bare):
+    source = corpus(bare / "in", wiki_00=doc("A", "One. Two."))
+    with pytest.raises(DataError, match=message):
+        run(source, bare / "out", sentence_splitter="punkt", language=language)
+    assert not (bare / "out").exists()
+
+
+def test_a_folder_with_parameters_learned_by_an_earlier_version_is_refused(bare, monkeypatch):
+    monkeypatch.setattr(preprocess, "_is_installed", lambda language: True)
+    source = corpus(bare / "in", wiki_00=doc("A", "One. Two."))
+    (bare / "out/.done").mkdir(parents=True)
+    settings = {"language": "english", "splitter": "punkt", "parameters": "learned"}
+    record = {"step": "preprocess", "settings": settings}
+    (bare / "out/.done/settings.json").write_text(json.dumps(record))
+    for more in ({}, {"sentence_splitter": "punkt"}):
+        with pytest.raises(DataError, match=r"learned from the text; give another folder, or move"):
+            run(source, bare / "out", **more)
 
 
 def test_a_download_that_hangs_or_fails_is_abandoned(monkeypatch, tmp_path):
@@ -256,11 +260,11 @@ def test_nltk_finds_its_data_by_the_code_of_a_language_too(bare, shared_data, mo
 
 def test_a_folder_of_an_earlier_version_goes_on_with_its_splitter(bare):
     source = corpus(bare / "in", wiki_00=doc("A", prose(9000)), wiki_01=doc("B", prose(9000, 1)))
-    before = run(source, bare / "out", sentence_splitter="punkt")
+    before = run(source, bare / "out", sentence_splitter="lines")
     (bare / "out/AA/wiki_01.txt").unlink()
     (bare / "out/manifest.json").unlink()
     after = run(source, bare / "out")
-    assert after["settings"] == before["settings"] and before["settings"]["splitter"] == "punkt"
+    assert after["settings"] == before["settings"] and before["settings"]["splitter"] == "lines"
 
 
 SENTENCES = {
@@ -281,12 +285,12 @@ SENTENCES = {
 
 def test_a_language_with_a_region_has_the_breaks_of_the_language():
     for language in ("ja", "JA", "ja-JP", "ja_JP"):
-        split = preprocess.load_splitter("sentencex", language, None)
+        split = preprocess.load_splitter("sentencex", language)
         assert split("首都は東京だ。1868年から。") == ["首都は東京だ。", "1868年から。"]
 
 
 def test_both_marks_of_khmer_end_a_sentence():
-    split = preprocess.load_splitter("sentencex", "km", None)
+    split = preprocess.load_splitter("sentencex", "km")
     for mark in "។៕":
         assert [part.strip() for part in split(f"ក{mark} ខ{mark}")] == [f"ក{mark}", f"ខ{mark}", ""]
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.bert import build_block
 from bert_cli.model.layers import EncoderLayer
+from bert_cli.model.operations import PLAIN
 from bert_cli.parallel.tensorflow.mesh import traced
 from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage
 
@@ -86,9 +87,9 @@ class WindowLayer(EncoderLayer):
 
 
 def test_layers_of_one_class_with_different_attributes_share_no_trace():
-    policy = keras.DTypePolicy("mixed_bfloat16")
+    layer = {"policy": keras.DTypePolicy("mixed_bfloat16"), "operations": PLAIN}
     blocks = [
-        WindowLayer(name=f"hid_{n}", policy=policy, config=CONFIG, number=n, window=window)
+        WindowLayer(name=f"hid_{n}", **layer, config=CONFIG, number=n, window=window)
         for n, window in enumerate((4, 4, 16))
     ]
     draw = np.random.default_rng(1)

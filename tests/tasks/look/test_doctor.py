@@ -299,6 +299,8 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     assert set(wrong) == {"level", "what", "found", "remedy", "values"}
     assert wrong["what"] == "dataset_dir" and wrong["found"] in "\n".join(lines)
     # Without a run only the machine is checked; JSON on standard output is alone.
+    assert main(["doctor"]) == 0
+    assert "dataset_dir" not in capsys.readouterr().out
     assert main(["doctor", "--json", "-"]) == 0
     names = {one["what"] for one in json.loads(capsys.readouterr().out)["findings"]}
     assert {"python", "devices"} <= names and not {"plan", "first loss"} & names

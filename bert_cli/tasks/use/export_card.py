@@ -1,4 +1,4 @@
-"""The model card of an export, and its upload to the Hugging Face hub."""
+"""The model card of an export."""
 
 import math
 from collections.abc import Sequence
@@ -7,18 +7,11 @@ from pathlib import Path
 from bert_cli import __version__
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.errors import CheckpointError
 from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run.opened import Opened
 from bert_cli.train import card, history
-from bert_cli.train.metrics import HELD_OUT
-
-# Status of the hub's answer -> problem and remedy.
-REFUSALS = {
-    401: ("the hub does not know the token", "run hf auth login, or set HF_TOKEN"),
-    403: ("the token may not write there", "take one with write access to OWNER, or another OWNER"),
-}
 
 
 def write_card(
@@ -40,7 +33,6 @@ def write_card(
         sections,
         is_embedding=(source / embeddings.MODULES).is_file(),
         runtime=settings.format,
-        model=settings.push or ".",
         license_id=settings.license,
     )
     (folder / card.CARD).write_text(text, encoding="utf-8")
@@ -63,45 +55,7 @@ def training_sections(source: Path) -> list[str]:
 
 def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     """Return the sections on a checkpoint's training and, if its run's folder has scores, on the scores."""
-    metrics = history.Run(checkpoint.parent).steps.get(state["step"], {})
-    scores = {
-        name.removeprefix(HELD_OUT): f"{value:.4f}"
-        for name, value in metrics.items()
-        if name.startswith(HELD_OUT) and value is not None
-    }
+    held_out = history.held_out(history.Run(checkpoint.parent).steps.get(state["step"], {}))
+    scores = {name: f"{value:.4f}" for name, value in held_out.items()}
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
     return [card.training_section(state), *scored]
-
-
-def check_token(name: str) -> None:
-    """Raise ConfigError where huggingface_hub has no token for an upload."""
-    from huggingface_hub import get_token
-
-    if get_token() is None:
-        raise ConfigError(f"push ({name})", "needs a token of the hub", REFUSALS[401][1])
-
-
-def push(folder: Path, name: str) -> str:
-    """Upload a folder as the model OWNER/NAME of the hub, and return its address.
-
-    Raises ConfigError for a token without access, CheckpointError for any other failure; the folder stays.
-    """
-    from huggingface_hub import HfApi
-
-    hub = HfApi()
-    try:
-        address = str(hub.create_repo(name, exist_ok=True))
-        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by bert export")
-    except Exception as error:  # the hub's client raises a dozen kinds
-        where = f"push ({name})"
-        stays = f"the export stays in {folder}: run hf upload {name} {folder}"
-        # An upload of a file that fails is wrapped.
-        cause = error if hasattr(error, "response") else error.__cause__ or error
-        status = getattr(getattr(cause, "response", None), "status_code", None)
-        if status in REFUSALS:
-            problem, remedy = REFUSALS[status]
-            raise ConfigError(where, problem, f"{remedy}; {stays}") from error
-        reason = str(cause).partition("\n")[0]
-        problem = f"cannot be uploaded to {hub.endpoint} ({reason})"
-        raise CheckpointError(where, problem, f"check the network; {stays}") from error
-    return address

@@ -1,0 +1,171 @@
+"""How a layer computes: one operation at a time, fused, in products for AMX, or by TensorFlow's library.
+
+A layer has one `Operations` object, which it takes at its construction. The letters of shapes are those of `layers`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self
+
+from keras import ops
+
+from bert_cli.model import fused
+from bert_cli.model.fused import NEVER, Tensor, float32
+from bert_cli.model.scaling import Factor
+
+
+class Dropout(NamedTuple):
+    """A dropout at a rate; without a seed there is none."""
+
+    rate: float = 0.0
+    seed: Tensor | None = None
+
+
+class DenseLayer(Protocol):
+    """A dense layer; its result is float32."""
+
+    @property
+    def parameters(self) -> tuple[Tensor, Tensor | None]:
+        """Return kernel and bias."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ kernel + bias."""
+
+
+def linear(x: Tensor, kernel: Tensor, *, uses_amx: bool = False) -> Tensor:
+    """Multiply the last axis of `x` by `kernel`, in the dtype of `x`, as one rank-2 product.
+
+    The reshape afterwards keeps Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
+    """
+    inputs, outputs = kernel.shape
+    rows = fused.matmul(ops.reshape(x, (-1, inputs)), kernel, uses_amx=uses_amx)
+    return ops.reshape(rows, (*ops.shape(x)[:-1], outputs))
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of training."""
+
+    fuse_above: float = NEVER
+    """Elements above which the operations between matrix products are fused."""
+    uses_amx: bool = False
+    """Whether products in bfloat16 have the form that XLA computes with AMX: for JAX on CPUs with AMX."""
+    factors: Mapping[str, Factor] = field(default_factory=dict, hash=False)
+    """Factors of Unit Scaling, by path below the layer; for a complete model by path."""
+
+    def inside(self, name: str) -> Self:
+        """Return the operations of an inner layer."""
+        start = f"{name}/"
+        inner = {n.removeprefix(start): f for n, f in self.factors.items() if n.startswith(start)}
+        return replace(self, factors=inner)
+
+    def scaled(self, name: str, value: Any) -> Any:
+        """Return a weight or activation times its factors; without Unit Scaling the value itself."""
+        factor = self.factors.get(name)
+        return value if factor is None else fused.scaled(value, factor.forward, factor.backward)
+
+    @property
+    def casts_kernels_late(self) -> bool:
+        """Return whether kernels may not be cast to the compute dtype before a layer reads them.
+
+        Unit Scaling multiplies kernels before they are rounded, and products for AMX return gradients in float32.
+        """
+        return bool(self.factors) or self.uses_amx
+
+    def matmul(
+        self, x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Tensor:
+        """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed."""
+        return fused.matmul(
+            x, y, transpose_a=transpose_a, transpose_b=transpose_b, uses_amx=self.uses_amx
+        )
+
+    def linear(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """Return x @ kernel in the dtype of `x`."""
+        return linear(x, kernel, uses_amx=self.uses_amx)
+
+    def dense(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ kernel, in the dtype of `x`, plus bias in float32."""
+        product = float32(self.linear(x, kernel))
+        return product if bias is None else product + float32(bias)
+
+    def project(self, layer: DenseLayer, x: Tensor) -> Tensor:
+        """Return the result of a dense layer, for another operation of the block."""
+        # Called as a layer: TensorFlow's graph optimizer reads the names of operations, which change last digits.
+        return layer(x)
+
+    def dense_gelu(self, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+        """Return the GELU of x @ kernel + bias, in the dtype of `x`."""
+        return fused.bias_gelu(self.linear(x, kernel), bias, self.fuse_above)
+
+    def query(self, query: Tensor, scale: float) -> Tensor:
+        """Return a query for products that `probabilities` reads; scaled in float32, float16 stays far from 65504."""
+        return query * scale
+
+    def probabilities(self, scores: Tensor, bias: Tensor, scale: float, dropout: Dropout) -> Tensor:
+        """Return the attention probabilities of scores [B, N, S, S], whose queries have their scale by `query`."""
+        return fused.attention_probabilities(scores, bias, *dropout, self.fuse_above)
+
+    def add_and_normalize(
+        self,
+        x: Tensor,
+        dense: tuple[Tensor, Tensor],
+        residual: Tensor,
+        norm: tuple[Tensor, Tensor, Any],
+        dropout: Dropout,
+    ) -> Tensor:
+        """Return LayerNorm of the residual plus dropout of x @ kernel + bias, in the dtype of `x`.
+
+        `dense` are kernel and bias, `norm` gamma, beta and epsilon.
+        """
+        kernel, bias = dense
+        *scale, epsilon = norm
+        product = self.linear(x, kernel)
+        return fused.add_and_normalize(
+            product, bias, residual, tuple(scale), epsilon, *dropout, self.fuse_above
+        )
+
+    def normalize(self, x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: Any) -> Tensor:
+        """Return LayerNorm over the last axis of float32."""
+        return fused.normalize(x, gamma, beta, epsilon)
+
+
+PLAIN = Operations()
+
+
+@dataclass(frozen=True)
+class LibraryOperations(Operations):
+    """Bias, GELU, softmax and LayerNorm of TensorFlow's library, in the compute dtype: for predictions on a CPU."""
+
+    def project(self, layer: DenseLayer, x: Tensor) -> Tensor:
+        """Return the result of a dense layer with a bias, in the dtype of `x`."""
+        return fused.dense_by_library(x, *layer.parameters)
+
+    def dense_gelu(self, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+        """Return the GELU of x @ kernel + bias, in the dtype of `x`."""
+        return fused.dense_by_library(x, kernel, bias, is_gelu=True)
+
+    def query(self, query: Tensor, scale: float) -> Tensor:
+        """Return the query: the library multiplies in float32, and the scores have the scale."""
+        return query
+
+    def probabilities(self, scores: Tensor, bias: Tensor, scale: float, dropout: Dropout) -> Tensor:
+        """Return the softmax of scores, in their dtype: computed in float32, with results that are rounded."""
+        return ops.softmax(scores * scale + ops.cast(bias, scores.dtype), axis=-1)
+
+    def add_and_normalize(
+        self,
+        x: Tensor,
+        dense: tuple[Tensor, Tensor],
+        residual: Tensor,
+        norm: tuple[Tensor, Tensor, Any],
+        dropout: Dropout,
+    ) -> Tensor:
+        """Return LayerNorm of the residual plus x @ kernel + bias, in the dtype of `x`."""
+        return self.normalize(fused.dense_by_library(x, *dense) + residual, *norm)
+
+    def normalize(self, x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: Any) -> Tensor:
+        """Return LayerNorm over the last axis, in the dtype of `x`."""
+        if beta is None:
+            return fused.normalize(x, gamma, beta, epsilon)
+        return fused.normalize_by_library(x, gamma, beta, epsilon)

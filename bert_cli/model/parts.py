@@ -1,0 +1,195 @@
+"""The parts of every block: layers that are built at once, dense layers, LayerNorms and tables.
+
+Shapes: D is the hidden size.
+"""
+
+from collections.abc import Hashable
+from functools import cached_property
+from typing import Any, TypedDict, Unpack
+
+import keras
+from keras import ops
+
+from bert_cli.facts.bert import BertConfig
+from bert_cli.model.fused import Tensor
+from bert_cli.model.operations import Operations
+
+# Attributes of Keras itself, and attributes that may differ between layers with one trace.
+NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id"}
+
+
+class Arguments(TypedDict):
+    """The arguments of every layer."""
+
+    name: str
+    policy: keras.DTypePolicy
+    operations: Operations
+
+
+class Configured(Arguments):
+    """The arguments of every layer of the model's sizes."""
+
+    config: BertConfig
+
+
+class Layer(keras.layers.Layer):
+    """A Keras layer that is built at once, inside its name scope, and casts neither inputs nor weights."""
+
+    def __init__(self, *, name: str, policy: keras.DTypePolicy, operations: Operations) -> None:
+        """Create the weights; a class first sets the attributes on which they depend.
+
+        `operations` are those of the layer or model in which this layer is.
+        """
+        self.operations = operations.inside(name)
+        super().__init__(name=name, dtype=policy, autocast=False)
+        self.build()
+
+    def build(self) -> None:
+        """Create the weights, in the scope of the layer's name."""
+        self._create_weights()
+
+    def _create_weights(self) -> None:
+        pass
+
+    def add_zeros(self, name: str, *shape: int) -> keras.Variable:
+        """Return a new weight; `build_block` sets its first value."""
+        return self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
+
+    @cached_property
+    def trace_key(self) -> Hashable:
+        """A key that is equal for layers that may share one trace.
+
+        Such layers have equal classes and attributes, also in their inner layers. The values of their weights and the
+        dropout ids may differ. A layer with an attribute that cannot be compared shares no trace.
+        """
+        values: list[Any] = [type(self), self.dtype_policy.name]
+        for name, value in vars(self).items():
+            if name.startswith("_") or name in NOT_IN_TRACE_KEY:
+                continue
+            if isinstance(value, Layer):
+                value = value.trace_key
+            elif isinstance(value, keras.Variable):
+                value = value.shape
+            values.append((name, value if isinstance(value, Hashable) else id(value)))
+        return tuple(values)
+
+    @property
+    def kernel_dtype(self) -> str:
+        """The dtype to which the kernels of an encoder layer may be cast before it reads them."""
+        is_cast_late = self.operations.casts_kernels_late
+        return str(self.variable_dtype if is_cast_late else self.compute_dtype)
+
+    def scaled(self, name: str, value: Any) -> Any:
+        """Return a weight or activation times its factors; without Unit Scaling the value itself."""
+        return self.operations.scaled(name, value)
+
+
+class Dense(Layer):
+    """x @ kernel in the compute dtype, plus bias in float32; the result stays float32."""
+
+    def __init__(
+        self,
+        *,
+        inputs: int,
+        outputs: int,
+        has_bias: bool = True,
+        **layer: Unpack[Arguments],
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.has_bias = has_bias
+        super().__init__(**layer)
+
+    def _create_weights(self) -> None:
+        self.kernel = self.add_zeros("kernel", self.inputs, self.outputs)
+        self.bias = self.add_zeros("bias", self.outputs) if self.has_bias else None
+
+    def call(self, x: Tensor) -> Tensor:
+        """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
+        return self.operations.dense(x, *self.parameters)
+
+    @property
+    def parameters(self) -> tuple[Tensor, Tensor | None]:
+        """Return kernel and bias."""
+        bias = None if self.bias is None else self.scaled("bias", self.bias)
+        return self.scaled("kernel", self.kernel), bias
+
+
+class LayerNorm(Layer):
+    """LayerNorm over the last axis, float32 in and out."""
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        epsilon: float,
+        has_beta: bool = True,
+        **layer: Unpack[Arguments],
+    ) -> None:
+        self.size = size
+        self.epsilon = epsilon
+        self.has_beta = has_beta
+        super().__init__(**layer)
+
+    def _create_weights(self) -> None:
+        self.gamma = self.add_zeros("gamma", self.size)
+        self.beta = self.add_zeros("beta", self.size) if self.has_beta else None
+
+    def call(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D], both float32."""
+        return self.operations.normalize(x, *self.scales, self.scaled("epsilon", self.epsilon))
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor | None]:
+        """Return gamma and beta."""
+        return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta)
+
+
+class Embedding(Layer):
+    """A table whose rows are looked up by number, as float32."""
+
+    def __init__(self, *, rows: int, size: int, **layer: Unpack[Arguments]) -> None:
+        self.rows = rows
+        self.size = size
+        super().__init__(**layer)
+
+    def _create_weights(self) -> None:
+        self.embeddings = self.add_zeros("embeddings", self.rows, self.size)
+
+    def call(self, numbers: Tensor) -> Tensor:
+        """Integers [...] -> float32 [..., D]; only the rows that are read are cast."""
+        rows = ops.cast(ops.take(self.embeddings, numbers, axis=0), "float32")
+        return self.scaled("embeddings", rows)
+
+
+class ConfiguredLayer(Layer):
+    """A layer of the model's sizes."""
+
+    def __init__(self, *, config: BertConfig, **layer: Unpack[Arguments]) -> None:
+        self.config = config
+        super().__init__(**layer)
+
+    def part(self, name: str) -> Configured:
+        """Return the arguments of a layer of the model's sizes inside this layer."""
+        return {**self.arguments(name), "config": self.config}
+
+    def arguments(self, name: str) -> Arguments:
+        """Return the arguments of any layer inside this layer."""
+        return {"name": name, "policy": self.dtype_policy, "operations": self.operations}
+
+    def dense(self, name: str, inputs: int, outputs: int, *, has_bias: bool = True) -> Dense:
+        """Return a new dense layer inside this layer."""
+        return Dense(**self.arguments(name), inputs=inputs, outputs=outputs, has_bias=has_bias)
+
+    def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> LayerNorm:
+        """Return a new LayerNorm inside this layer."""
+        return LayerNorm(
+            **self.arguments(name),
+            size=self.config.hidden_size,
+            epsilon=self.config.layer_norm_eps,
+            has_beta=has_beta,
+        )
+
+    def embedding(self, name: str, rows: int) -> Embedding:
+        """Return a new table inside this layer."""
+        return Embedding(**self.arguments(name), rows=rows, size=self.config.hidden_size)
