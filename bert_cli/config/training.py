@@ -170,6 +170,36 @@ class OptimizerOpts(Settings):
     """Round the update of float16 weights up or down at random, without bias."""
 
 
+class WeightedCorpus(Settings):
+    """One of several corpora that a run reads."""
+
+    path: PathOrName
+    """Folder or address of the records."""
+    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Relative weight of the corpus in the mixture."""
+
+
+class Stage(Settings):
+    """A later stage of a run, with sequences of another length."""
+
+    dataset_dir: PathOrName | list[WeightedCorpus] | None = None
+    """Records of the stage; by default the records of the run."""
+    max_seq_length: Annotated[int, Field(ge=8)]
+    """Sequence length S of the stage."""
+    max_predictions_per_seq: Positive
+    """Maximum number P of masked positions of an example of the stage."""
+    total_num_train_samples: Positive
+    """Examples that the stage reads, rounded up to full steps."""
+    micro_batch_size: Positive | None = None
+    """Examples of a micro-batch, by default as before; the number of accumulated micro-batches stays the same."""
+
+    @property
+    def corpora(self) -> list[WeightedCorpus]:
+        """Return the folders or addresses of `dataset_dir` with their weights."""
+        records = self.dataset_dir
+        return [WeightedCorpus(path=records)] if isinstance(records, str) else records or []
+
+
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
@@ -267,11 +297,6 @@ class TrainSettings(Settings):
         return 1
 
     @property
-    def positions_read(self) -> int:
-        """Return the number of positions of an example, including [CLS], that the blocks after the encoder read."""
-        return self.max_seq_length
-
-    @property
     def mask_probabilities(self) -> tuple[float, float] | None:
         """Return the fractions of tokens that the first and the last step mask, if they differ."""
         return None
@@ -292,13 +317,8 @@ class TrainSettings(Settings):
         return None
 
     @property
-    def stage_sizes(self) -> Sequence[tuple[int | None, int]]:
-        """Return the micro-batch, None for that of the stage before, and the examples of each later stage."""
-        return ()
-
-    @property
-    def later_stages(self) -> Sequence["TrainSettings"]:
-        """Return the settings of the stages after the first."""
+    def masked_in_stages(self) -> Sequence[tuple[Stage, int]]:
+        """Return each stage of a run of several with the masked positions of its examples."""
         return ()
 
     @property

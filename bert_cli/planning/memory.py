@@ -149,7 +149,7 @@ def _with_jax(work: Workload, kind: str) -> Estimate:
     copies = work.precision.startswith("mixed") * compute * inner
     update = JAX_GATHERED * weights if stored < weights else updated
     # A loop over layers, each weight of which is one array; the factors of Unit Scaling differ from layer to layer.
-    if not work.has_factors and (parallel.recompute or kind == "TPU"):
+    if not work.unit_scaling and (parallel.recompute or kind == "TPU"):
         copies = JAX_LOOP_COPIES[kind] * FLOAT32 * inner * stored // weights
         # The update has temporaries for one array at a time: the word table, or a kernel of all layers.
         kernels = layers * config.hidden_size * config.intermediate_size // (first * second)
@@ -172,7 +172,7 @@ def _with_jax(work: Workload, kind: str) -> Estimate:
     return Estimate(
         weights=WEIGHT_BYTES[work.precision] * stored,
         accumulators=FLOAT32 * stored,
-        moments=work.optimizer.slot_bytes(updated),
+        moments=work.optimizer_kind.slot_bytes(updated),
         stashes=0,
         working=working + saved_bytes(work, "emb", stashed=False) + copies,
         logits=logits,
@@ -204,7 +204,7 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     return Estimate(
         weights=WEIGHT_BYTES[work.precision] * weights,
         accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
-        moments=0 if parallel.optimizer_state_offload else work.optimizer.slot_bytes(updated),
+        moments=0 if parallel.optimizer_state_offload else work.optimizer_kind.slot_bytes(updated),
         stashes=int(GAPS * sum(_stashes(work, stages, number) for number in numbers)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(work, stages, number) for number in numbers)),
@@ -259,7 +259,7 @@ def _working(work: Workload, stages: Stages, number: int) -> int:
 
 def _kernel_copies(work: Workload, blocks: Sequence[str]) -> int:
     """Return the bytes of kernels in 16 bits, or times the factors of Unit Scaling."""
-    if not work.precision.startswith("mixed") and not work.has_factors:
+    if not work.precision.startswith("mixed") and not work.unit_scaling:
         return 0
     config = work.model
     table = config.vocab_size * config.hidden_size if _reads_word_table(config, blocks) else 0
@@ -281,7 +281,7 @@ def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
     """
     config = work.model
     more = int(stashed)
-    scaled = more * int(work.has_factors)  # values before a factor
+    scaled = more * int(work.unit_scaling is not None)  # values before a factor
     hidden = int(config.hidden_dropout_prob > 0.0)
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32

@@ -161,7 +161,7 @@ def make_plan(
     the run is unknown, or if the decay starts at its end.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
-    samples = [length.examples(epoch), *(stage.samples for stage in work.later)]
+    samples = [length.examples(epoch), *(stage.total_num_train_samples for stage, _ in work.later)]
     plan = _whole_plan(work, samples, corpus_examples, sequences_per_example)
     first = length.decay_from
     if first is None:
@@ -183,7 +183,7 @@ def _whole_plan(
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     sequences = batch.examples * sequences_per_example
     segments, total_steps = _segments(work.stages, samples, sequences_per_example)
-    rate = work.rate
+    rate = work.optimizer.learning_rate
     scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
     ends = [*(segment.first_step for segment in segments[1:]), total_steps]
     return Plan(

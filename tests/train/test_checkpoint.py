@@ -32,10 +32,11 @@ from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder, write
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.optim.schedule import LossScale, first_loss_scale
-from bert_cli.parallel.cluster import Processes
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start
-from bert_cli.tasks.run.resolve import ResolvedRun, open_mesh
+from bert_cli.tasks.run.job import Draft
+from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
@@ -69,14 +70,14 @@ settings_of = partial(small_run, merged(RUN, {"generated_dataset": True, "bert_c
 
 def build(settings: PretrainSettings):
     """(engine, state, form) of a run that is about to start."""
-    mesh = open_mesh(settings, Processes(()))
-    engine = assemble.build_engine(settings, mesh)
+    work = workload_of(settings)
+    engine = assemble.build_engine(work, open_mesh(work))
     state = State(engine.weights, engine.slots, first_loss_scale(1.0))
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None
     return (
         engine,
         state,
-        start.disk_format(settings, engine.weights, folder and TokenizerFolder(folder)),
+        start.disk_format(work, engine.weights, folder and TokenizerFolder(folder)),
     )
 
 
@@ -172,10 +173,11 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
         shown = "before" if isinstance(before, dict) else re.escape(str(before))
         assert re.search(rf": {name}[\w.]*( \(.*\))? was {shown}, is ", message), name
     settings = settings_of()
+    draft = Draft(settings)
+    draft.mesh = draft.stop = None
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
     stream = SimpleNamespace(fingerprint="0123")
-    unused = {"start": None, "mesh": None, "stop": None, "sample": {}, "tokenizer": None}
-    written = ResolvedRun(settings, plan=plan, stream=stream, **unused).fixed
+    written = draft.job(plan=plan, stream=stream, sample={}).fixed
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
     assert written.keys() == (stored_names - {"decay_from"}) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()

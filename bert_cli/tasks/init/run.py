@@ -242,8 +242,8 @@ def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
 
     timer = Timer(resolve.runtime(trial.engine).synchronize)
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        resolved = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
-        _, status = train.run_training(resolved, stack, timer)
+        job = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
+        _, status = train.run_training(job, stack, timer)
     if status == "stopped":
         raise KeyboardInterrupt
     return [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles

@@ -11,22 +11,20 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
 from bert_cli.config.parallel import Parallel
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
 from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
-from bert_cli.parse.load import changed
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate
-from bert_cli.planning.plan import Plan
-from bert_cli.planning.workload import workload_of
+from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
@@ -34,14 +32,15 @@ from bert_cli.tasks.run import corpora
 from bert_cli.text import count, format_bytes
 
 try:
-    from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.parallel.runtime import Devices
-    from bert_cli.tasks.run import build, job, models, resolve, start
+    from bert_cli.tasks.run import job, resolve, start
+    from bert_cli.tasks.run.build import build_engine
     from bert_cli.train import health, history
     from bert_cli.train.checkpoint import complete_checkpoints
-    from bert_cli.train.loop import State
+
+    Draft = job.Draft[PretrainSettings]
 
     IMPORT_ERROR = ""
 except ImportError as error:  # of Keras' backend; becomes a finding
@@ -124,7 +123,7 @@ def _described(processes: Processes) -> str:
 
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
-    draft = job.drafted(settings)
+    draft: Draft = job.Draft(settings)
     if settings.pretrained_ckpt_path is not None or settings.save_ckpt_path is not None:
         report.attempt("model", partial(job.find_model, draft), lambda _: _of_model(draft))
     job.take_sizes(draft)
@@ -136,50 +135,45 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
     devices = None if processes is None else _check_devices(report, settings, processes)
     if processes is None or devices is None:
         return
-    kind, _, memory = devices
     draft.processes = processes
     check_layout(report, draft, devices)
     for name, step in job.STEPS:
         _take(report, draft, name, step)
     if draft.plan is not None:
         add_checks(report, checks.of_epochs(draft.plan))
-    settings = cast(DoctorSettings, draft.settings)
-    check_memory(report, settings, processes, kind, memory)
-    machine.check_precision(report, settings.precision, kind)
-    check_folder(report, settings, draft.plan)
-    source = draft.start.source
-    if draft.stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
-        check_first_loss(report, settings, draft.stream, source)
+    check_memory(report, workload_of(draft.order), processes, devices)
+    machine.check_precision(report, settings.precision, devices.kind)
+    check_folder(report, draft)
+    if draft.stream is not None and (draft.start.source or settings.pretrained_ckpt_path is None):
+        check_first_loss(report, draft, build=settings.build)
 
 
-def _of_model(draft: "job.Draft") -> str:
+def _of_model(draft: "Draft") -> str:
     source = draft.start.source
     return "none: new weights" if source is None else f"from {source.folder}"
 
 
-def _take(
-    report: Report, draft: "job.Draft", name: str, step: "Callable[[job.Draft], None]"
-) -> None:
+def _take(report: Report, draft: "Draft", name: str, step: "Callable[[Draft], None]") -> None:
     """Take a step of the run, and read some examples where it opens them, if the results that it needs are there."""
-    settings = draft.settings
+    order = draft.order
     is_read = draft.stream is not None
     is_due = {
         "dataset_dir": True,
-        "validation_dir": is_read and settings.validation_dir is not None,
-        "probe": draft.records is not None and settings.probe is not None,
-        "plan": is_read or settings.num_epochs is None,
+        "validation_dir": is_read and order.validation_dir is not None,
+        "probe": draft.tokenizer is not None and order.probe is not None,
+        "plan": is_read or order.num_epochs is None,
     }
     act = _open_and_read if name == "dataset_dir" else step
     if is_due[name]:
         report.attempt(name, partial(act, draft), lambda _: _found(name, draft))
     stream = draft.stream
-    if name == "dataset_dir" and stream is not None and draft.records is not None:
-        add_checks(report, corpora.text_checks(stream, settings))
+    if name == "dataset_dir" and stream is not None and draft.tokenizer is not None:
+        add_checks(report, corpora.text_checks(stream, order))
 
 
-def _open_and_read(draft: "job.Draft") -> None:
-    for path in draft.settings.record_paths:
-        if "$" in path and not draft.settings.generated_dataset:
+def _open_and_read(draft: "Draft") -> None:
+    for path in draft.order.record_paths:
+        if "$" in path and not draft.order.generated_dataset:
             raise ConfigError(path, "the variable is not set", "export it")
     job.open_records(draft)
     stream, draft.stream = draft.stream, None
@@ -188,7 +182,7 @@ def _open_and_read(draft: "job.Draft") -> None:
     draft.stream = stream
 
 
-def _found(name: str, draft: "job.Draft") -> str:
+def _found(name: str, draft: "Draft") -> str:
     """Return what a step has found, as text."""
     if name == "plan" and (plan := draft.plan) is not None:
         return (
@@ -199,9 +193,9 @@ def _found(name: str, draft: "job.Draft") -> str:
         return draft.pairs.describe()
     if name == "validation_dir" and draft.held_out is not None:
         return f"{draft.held_out.epoch_size:,} records"
-    if draft.settings.generated_dataset or draft.stream is None:
+    if draft.order.generated_dataset or draft.stream is None:
         return "synthetic examples"
-    paths = ", ".join(draft.settings.dataset_paths)
+    paths = ", ".join(draft.order.dataset_paths)
     return f"{paths}: {draft.stream.epoch_size:,} readable records; `bert inspect` shows more"
 
 
@@ -234,21 +228,21 @@ def _check_devices(
     return devices
 
 
-def check_layout(report: Report, draft: "job.Draft", devices: "Devices") -> None:
+def check_layout(report: Report, draft: "Draft", devices: "Devices") -> None:
     """Choose an open layout; else check that processes divide the replicas and that the devices suffice."""
     kind, number, _ = devices
-    settings = draft.settings
+    order = draft.order
     processes = draft.processes
-    work = workload_of(settings)
+    work = workload_of(order)
     if work.is_open:
         chosen = report.attempt(
             "layout",
-            lambda: resolve.with_layout(settings, devices, processes.count, draft.start),
+            lambda: resolve.with_layout(order, devices, processes.count, draft.start),
             lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit), kind)),
         )
-        draft.settings = chosen or settings
+        draft.order = chosen or order
         return
-    replicas = settings.global_batch.replicas
+    replicas = work.batch.replicas
     stages = len(estimate(work))
     idle = layout.idle(work)
     needed = replicas // processes.count * stages
@@ -256,7 +250,7 @@ def check_layout(report: Report, draft: "job.Draft", devices: "Devices") -> None
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
     remedy = layout.AUTO
     try:
-        layout.check_processes(settings.global_batch, processes.count)
+        layout.check_processes(work.batch, processes.count)
     except ConfigError as error:
         report.error("layout", error, **values)
         return
@@ -275,12 +269,10 @@ def check_layout(report: Report, draft: "job.Draft", devices: "Devices") -> None
         report.add("warning" if idle > MAX_IDLE else "ok", "layout", text, remedy, **values)
 
 
-def check_memory(
-    report: Report, settings: DoctorSettings, processes: Processes, kind: str, memory: int
-) -> None:
+def check_memory(report: Report, work: Workload, processes: Processes, devices: "Devices") -> None:
     """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
     what = "memory of a run"
-    work = workload_of(settings)
+    kind, _, memory = devices
     if kind != "CPU":
         device, largest = layout.fullest(work, kind)
         needed = largest.total
@@ -288,7 +280,7 @@ def check_memory(
         free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
-        local = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
+        local = work.batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(part.total for part in estimate(work))
         total, free = machine.memory()
         text = f"all devices of this host together need {format_bytes(needed)}"
@@ -307,19 +299,19 @@ def check_memory(
         report.add("ok", what, text, "", **values)
 
 
-def checkpoint_bytes(settings: DoctorSettings) -> int:
+def checkpoint_bytes(work: Workload) -> int:
     """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
-    work = workload_of(settings)
     weights = layout.parameters(work)
-    return weights * WEIGHT_BYTES[work.precision] + work.optimizer.slot_bytes(weights)
+    return weights * WEIGHT_BYTES[work.precision] + work.optimizer_kind.slot_bytes(weights)
 
 
-def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) -> None:
+def check_folder(report: Report, draft: "Draft") -> None:
     """Check that the checkpoints can be written, and that the disk is permanent and large enough."""
     what = "save_ckpt_path"
-    folder = settings.save_ckpt_path
+    order = draft.order
+    folder = order.save_ckpt_path
     try:
-        resolve.check_output_paths(settings)
+        resolve.check_output_paths(order)
         if folder is None:
             report.add("ok", what, "nothing will be saved")
             return
@@ -341,9 +333,10 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         state, _, remedy = (warning or "no warning").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", state, remedy)
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
-    each = checkpoint_bytes(settings)
-    every = settings.keep_every_steps
-    number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
+    each = checkpoint_bytes(workload_of(order))
+    every = order.keep_every_steps
+    steps = draft.plan.total_steps if draft.plan is not None else 0
+    number = order.keep_checkpoints + (steps // every if every else 0)
     used = sum(file.stat().st_size for path in existing for file in path.iterdir())
     free = free_bytes(folder)
     needed = max(0, (number + 1) * each - used)
@@ -366,47 +359,35 @@ def add_checks(report: Report, results: Iterable[Check]) -> None:
         report.add(level, check.what, check.text, check.remedy, **check.values)
 
 
-def check_first_loss(
-    report: Report, settings: DoctorSettings, stream: Any, source: "models.Source | None"
-) -> None:
+def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
     """Compute the losses before the first step and compare them with the losses of equal probabilities."""
-    if not settings.build:
+    if not build:
         report.add("ok", FIRST_LOSS, "not computed: --no-build")
         return
-    settings = changed(
-        settings,
-        parallel=Parallel(),
-        global_batch=GlobalBatch(micro_batch_size=SAMPLE),
-        precision="float32",
-        optimizer_opts={"stochastic_rounding": False},
-        stages=[],
-    )
-    needed = estimate(workload_of(settings))[0].total
+    batch = GlobalBatch(micro_batch_size=SAMPLE)
+    work = workload_of(draft.order)._replace(parallel=Parallel(), batch=batch, later=())
+    work = work._replace(precision="float32")
+    needed = estimate(work)[0].total
     (_, free) = machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {format_bytes(needed)}, and {format_bytes(free)} are free"
         remedy = "end other programs on this machine, or give --no-build"
         report.add("warning", FIRST_LOSS, problem, remedy)
         return
+    source = draft.start.source
+    weights = "new weights"
     try:
-        built, weights = _build(settings, source)
+        mesh = resolve.runtime(work.engine).cpu_mesh()
+        engine = build_engine(work, mesh, trains=False)
+        if source is not None:
+            weights = start.load_pretrained(source, work, engine.weights)
     except BertError as error:
         report.error(FIRST_LOSS, error)
         return
-    rows = stream.rows(np.arange(SAMPLE))
+    assert draft.stream is not None
+    losses = _losses(engine, draft.stream.rows(np.arange(SAMPLE)))
     notes = f"{SAMPLE} examples, float32 on the CPU; {weights}"
-    judge(report, settings, _losses(built, rows), notes, is_trained=source is not None)
-
-
-def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["Engine", str]:
-    """Return the model on the CPU, and a description of its weights' origin."""
-    mesh = resolve.runtime(settings.engine).cpu_mesh()
-    built = build.build_engine(settings, mesh, trains=False)
-    weights = "new weights"
-    if source is not None:
-        state = State(built.weights, {}, first_loss_scale(1.0))
-        weights = start.load_pretrained(source, settings, state)
-    return built, weights
+    judge(report, work, losses, notes, is_trained=source is not None)
 
 
 def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
@@ -420,14 +401,14 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
 
 def judge(
     report: Report,
-    settings: DoctorSettings,
+    work: Workload,
     losses: Mapping[str, float],
     notes: str,
     *,
     is_trained: bool,
 ) -> None:
     """Check that losses are near the losses of equal probabilities, or lower if the weights were trained."""
-    vocab_size = settings.bert_config.vocab_size
+    vocab_size = work.model.vocab_size
     equal = {"mlm_loss": math.log(vocab_size), "nsp_loss": math.log(2)}
     names = {"mlm_loss": f"masked-LM, ln {vocab_size:,}", "nsp_loss": "next sentence, ln 2"}
     text = ", ".join(
@@ -438,13 +419,13 @@ def judge(
     # Both comparisons are false for NaN.
     is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
     # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
-    wider = 1.5 if settings.scaling == "unit" else 0.0
+    wider = 1.5 if work.unit_scaling == "unit" else 0.0
     is_equal = all(
         abs(value - equal[name]) <= TOLERANCE[name] + wider for name, value in losses.items()
     )
     problem = "far from equal probabilities"
-    remedy = f"lower bert_config.initializer_range ({settings.bert_config.initializer_range:g})"
-    remedy = "leave out scaling" if settings.scaling else remedy
+    remedy = f"lower bert_config.initializer_range ({work.model.initializer_range:g})"
+    remedy = "leave out scaling" if work.unit_scaling else remedy
     if is_trained:
         problem = "no better than an untrained model"
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"

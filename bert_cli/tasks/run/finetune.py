@@ -11,10 +11,11 @@ import statistics
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
-from bert_cli.config.finetune import FinetuneSettings, TaskSettings
+from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
@@ -27,42 +28,22 @@ from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
 from bert_cli.planning.plan import Plan, length_of, make_plan
-from bert_cli.planning.workload import workload_of
+from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
 from bert_cli.tasks.run.folder import Folder, Start
+from bert_cli.tasks.run.job import Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.resolve import (
-    ResolvedRun,
-    check_output_paths,
-    is_writable,
-    runtime,
-    take_devices,
-    with_shape_of,
-)
+from bert_cli.tasks.run.resolve import check_output_paths, is_writable, runtime, with_shape_of
 from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
-from bert_cli.tasks.run.teacher import with_teacher
+from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import newest_checkpoint
-from bert_cli.train.loop import StoppedWhileScoringError, StopRequest
+from bert_cli.train.loop import StoppedWhileScoringError
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]
-
-
-@dataclass(frozen=True)
-class TaskRun(Generic[Settings]):
-    """A run of a task, with one seed or several."""
-
-    settings: Settings
-    """With the sizes of the model, and with the layout."""
-    start: Start
-    """With the model that the run starts from, or scores."""
-    tokenizer: TokenizerFolder | None
-    mesh: Mesh
-    stop: StopRequest
-    task: Task
 
 
 def run(
@@ -78,11 +59,11 @@ def run(
     """
     stopped = False
     with ExitStack() as locks:
-        run = prepare(settings, build, locks, needs, label_names)
-        if run.settings.do_training:
-            stopped = _train_seeds(run)
+        draft, task = prepare(settings, build, locks, needs, label_names)
+        if settings.do_training:
+            stopped = _train_seeds(draft, task)
         else:
-            _only_score(run)
+            _only_score(draft, task)
     if stopped and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
@@ -93,66 +74,68 @@ def prepare(
     stack: ExitStack,
     needs: Sequence[str] = (),
     label_names: Sequence[str] | None = None,
-) -> TaskRun[Settings]:
-    """Return the run on its devices, with the examples of its task; takes the arguments of `run`.
+) -> tuple[Draft[Settings], Task]:
+    """Return the draft of a run on its devices, and its task with its examples; takes the arguments of `run`.
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     if settings.generated_dataset:
-        settings = changed(settings, do_validation=False)
+        settings = settings.model_copy(update={"do_validation": False})
         needs = ()
     _check_settings(settings, needs)
     source = _source(settings)
-    settings = with_shape_of(settings, source)
+    order = with_shape_of(settings, source)
     stored: JSONObject = {}
-    if source is not None and settings.pools_by is not None:
+    if source is not None and order.pools_by is not None:
         stored = {n: v for n, v in read_embedding(source.folder).items() if n != "normalize"}
-        if "pooling" in stored and "pooling" not in settings.model_fields_set:
-            settings = changed(settings, pooling=stored["pooling"])
-            print_line(f"run: pooling is {settings.pools_by}, as in {source.folder}")
+        if "pooling" in stored and "pooling" not in order.model_fields_set:
+            order = changed(order, pooling=stored["pooling"])
+            print_line(f"run: pooling is {order.pools_by}, as in {source.folder}")
     folder = None if source is None else source.tokenizer
-    if settings.tokenizer_path is not None:
-        folder = TokenizerFolder(models.find_tokenizer(settings.tokenizer_path))
-    is_default_length = "max_seq_length" not in settings.model_fields_set
+    if order.tokenizer_path is not None:
+        folder = TokenizerFolder(models.find_tokenizer(order.tokenizer_path))
+    is_default_length = "max_seq_length" not in order.model_fields_set
     longest = folder.max_length if is_default_length and folder is not None else None
-    longest = min(longest or settings.max_seq_length, stored.get("max_seq_length", math.inf))
-    if is_default_length and longest < settings.max_seq_length:
-        settings = changed(settings, max_seq_length=longest)
-    run = Folder(settings.save_ckpt_path)
-    start = Start(run, source, run.newest)
-    settings, mesh, stop = take_devices(settings, start, stack)
+    longest = min(longest or order.max_seq_length, stored.get("max_seq_length", math.inf))
+    if is_default_length and longest < order.max_seq_length:
+        order = changed(order, max_seq_length=longest)
+    draft = Draft(order, tokenizer=folder)
+    draft.start = Start(draft.start.folder, source, draft.start.folder.newest)
+    take_devices(draft, stack)
+    order = draft.order
     if is_default_length:
-        print_line(f"run: max_seq_length is {settings.max_seq_length} (default)")
-    if settings.generated_dataset:
+        print_line(f"run: max_seq_length is {order.max_seq_length} (default)")
+    if order.generated_dataset:
         print_line("run: trains on synthetic examples; nothing is scored")
-        labels = settings.head.outputs if label_names is None else len(label_names)
+        labels = order.head.outputs if label_names is None else len(label_names)
         # Graphcore's example generates as many.
-        task = Task(labels, label_names, synthetic_examples(settings, 12_000, labels))
-    else:
-        assert folder is not None
-        tokenizer = models.read_tokenizer_for(settings.bert_config, folder)
-        if source is not None and not settings.do_training:
-            _check_class(settings, source)
-        task = build(settings, tokenizer, source)
-        if isinstance(settings, TaskSettings):
-            task = with_teacher(settings, task, tokenizer, _label_order)
-        if task.teach is not None:
-            task = task.teach(task=task, group=runtime(settings.engine).group_of(mesh))
-    return TaskRun(settings, start, folder, mesh, stop, task)
+        return draft, Task(
+            labels, label_names, synthetic_examples(workload_of(order), 12_000, labels)
+        )
+    assert folder is not None
+    tokenizer = models.read_tokenizer_for(order.bert_config, folder)
+    if source is not None and not order.do_training:
+        _check_class(order, source)
+    task = build(order, tokenizer, source)
+    if (taught := order.teacher_of_labels) is not None:
+        task = with_teacher(taught, workload_of(order), task, tokenizer, order.cache_dir)
+    if task.teach is not None:
+        task = task.teach(task=task, group=runtime(order.engine).group_of(draft.mesh))
+    return draft, task
 
 
 # --- settings
 
 
-def synthetic_examples(settings: FinetuneSettings, number: int, labels: int) -> Features:
-    """Return synthetic examples for the head of the settings' model."""
+def synthetic_examples(work: Workload, number: int, labels: int) -> Features:
+    """Return synthetic examples for the head of the model."""
     return synthetic_features(
-        settings.head,
+        work.head,
         number,
         labels=labels,
-        vocab_size=settings.bert_config.vocab_size,
-        sequence_length=settings.max_seq_length,
-        seed=settings.seed,
+        vocab_size=work.model.vocab_size,
+        sequence_length=work.max_seq_length,
+        seed=work.seed,
     )
 
 
@@ -209,75 +192,68 @@ def _another_model(source: Source, problem: str) -> ConfigError:
 # --- training
 
 
-def _train_seeds(run: TaskRun[Settings]) -> bool:
+def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
     """Train with each seed; return whether a request stopped it."""
     results: list[Scores] = []
-    settings = run.settings
-    for seed in range(settings.seed, settings.seed + settings.seeds):
-        of_seed = run
-        if settings.seeds > 1:
+    order = draft.order
+    begin = draft.start
+    for seed in range(order.seed, order.seed + order.seeds):
+        if order.seeds > 1:
             print_line(f"seed {seed}:")
             folders = {
-                name: folder / f"seed_{seed}"
-                for name in ("save_ckpt_path", "tensorboard_dir")
-                if (folder := getattr(settings, name)) is not None
+                "save_ckpt_path": order.save_ckpt_path,
+                "tensorboard_dir": order.tensorboard_dir,
             }
-            seeded = changed(settings, seed=seed, **folders)
-            begin = replace(run.start, folder=Folder(seeded.save_ckpt_path))
-            of_seed = replace(run, settings=seeded, start=begin)
-        scores = _train_and_score(of_seed)
+            changes = {name: path and path / f"seed_{seed}" for name, path in folders.items()}
+            draft.order = order.model_copy(update={"seed": seed, **changes})
+            draft.start = replace(begin, folder=Folder(draft.order.save_ckpt_path))
+        scores = _train_and_score(draft, task)
         if scores is None:
             return True
         results += [scores] if scores else []
     if len(results) > 1:
-        _report_seeds(settings, results, run.mesh.processes.rank)
+        _report_seeds(order, results, draft.mesh.processes.rank)
     return False
 
 
-def resolve(run: TaskRun[Settings], scorer: Scorer | None) -> ResolvedRun:
+def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) -> Job:
     """Return the training run of one seed, which `scorer` scores."""
-    settings = run.settings
-    task = run.task
+    order = draft.order
     assert task.train is not None
-    plan, reader, sample = open_features(settings, task.train, run.mesh, task.reader)
+    plan, reader, sample = open_features(order, task.train, draft.mesh, task.reader)
     sets = {**task.development, **task.unlabelled}
     digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
     assert reader.epoch_size is not None
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
-    return ResolvedRun(
-        settings,
-        run.start.extended(run.tokenizer),
-        run.mesh,
-        run.stop,
+    draft.start = draft.start.extended(draft.tokenizer)
+    return draft.job(
         plan=plan,
         stream=reader,
         sample=sample,
-        tokenizer=run.tokenizer,
         label_names=task.label_names,
         labels=task.labels,
         prepare=task.prepare,
         evaluate=None if scorer is None else scorer.evaluate,
         held_out=", ".join(digests),
-        evaluate_every=settings.evaluate_every_steps or per_epoch,
+        evaluate_every=order.evaluate_every_steps or per_epoch,
         best=task.best,
-        early_stop=settings.early_stop,
+        early_stop=order.early_stop,
     )
 
 
-def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
+def _train_and_score(draft: Draft[Settings], task: Task) -> Scores | None:
     """Run one seed; return its scores (empty if nothing is scored), or None if it did not reach its end."""
-    settings = run.settings
-    task = run.task
-    scorer = Scorer(settings, task, run.stop)
+    order = draft.order
+    scorer = Scorer(workload_of(order), task, draft.stop)
     with ExitStack() as locks:
-        resolved = resolve(run, scorer if settings.do_validation else None)
-        built, status = train.run_training(resolved, locks)
+        job = resolve(draft, task, scorer if order.do_validation else None)
+        built, status = train.run_training(job, locks)
         engine = built.engine
         if status != "finished":
             return None
-        folder = settings.save_ckpt_path
+        folder = order.save_ckpt_path
         step = -1
-        if settings.dry_run or not settings.do_validation or folder is None:
+        if order.dry_run or not order.do_validation or folder is None:
             return {}
         # Decided by rank 0: a file may appear later on another host.
         if engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
@@ -289,7 +265,7 @@ def _train_and_score(run: TaskRun[Settings]) -> Scores | None:
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its scores follow")
-            _write(settings, task, engine, scorer, result)
+            _write(folder, engine, scorer, result)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
@@ -335,58 +311,32 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: i
 # --- scoring
 
 
-def _only_score(run: TaskRun[Settings]) -> None:
+def _only_score(draft: Draft[Settings], task: Task) -> None:
     """Score a model without training. Raises KeyboardInterrupt on a request to stop: there is nothing to save."""
-    settings = run.settings
-    source = run.start.source
-    task = run.task
+    source = draft.start.source
     assert source is not None
-    engine = assemble.build_engine(settings, run.mesh, task.labels, trains=False)
+    work = workload_of(draft.order)
+    engine = assemble.build_engine(work, draft.mesh, task.labels, trains=False)
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
-    scorer = Scorer(settings, task, run.stop, _label_order(source, task.label_names))
+    scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
         result = scorer.score(engine)
-        _write(settings, task, engine, scorer, result)
+        _write(draft.order.save_ckpt_path, engine, scorer, result)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
     task.print_scores(result.scores)
 
 
-def _label_order(source: Source, names: Sequence[str] | None) -> list[int] | None:
-    """Return the model's output for each label of the task; None if the order is the same.
-
-    Labels without names are assumed to be in the task's order, which is printed.
-    """
-    model_names = source.label_names
-    if names is None or model_names == tuple(names):
-        return None
-    if model_names is None or model_names == tuple(
-        f"LABEL_{number}" for number in range(len(names))
-    ):
-        assumed = f"have no names; assumed to be in this order: {', '.join(names)}"
-        print_line(f"run: the labels of {source.folder} {assumed}")
-        return None
-    if sorted(model_names) != sorted(names):
-        where = f"{source.where} (labels {', '.join(model_names)})"
-        problem = f"are not the labels of this task ({', '.join(names)})"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
-    print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
-    return [model_names.index(name) for name in names]
-
-
-def _write(
-    settings: FinetuneSettings, task: Task, engine: Engine, scorer: Scorer, result: Result
-) -> None:
+def _write(folder: Path | None, engine: Engine, scorer: Scorer, result: Result) -> None:
     """Predict the sets without labels; write predictions and scores into the run's folder, if there is one."""
     if result.table:
         print_line(result.table)
-    folder = settings.save_ckpt_path
     if folder is None:
         return
-    unlabelled = scorer.logits(engine, task.unlabelled)
+    unlabelled = scorer.logits(engine, scorer.task.unlabelled)
     if engine.group.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         result.write(folder, unlabelled)

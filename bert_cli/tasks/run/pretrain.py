@@ -5,6 +5,7 @@ Phase 2 is the same command with other lengths; it starts from the weights of ph
 
 import math
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
@@ -15,11 +16,9 @@ from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import corpora, job, probe, train
-from bert_cli.tasks.run.resolve import (
-    ResolvedRun,
-    check_output_paths,
-    take_devices,
-)
+from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.probe import Probe
+from bert_cli.tasks.run.resolve import check_output_paths
 from bert_cli.train import health
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
@@ -28,64 +27,59 @@ def run(settings: PretrainSettings) -> None:
     """Train to the last step of the phase, or until a stop is requested, and save."""
     check_output_paths(settings)
     with ExitStack() as stack:
-        resolved = resolve(settings, stack)
-        _, status = train.run_training(resolved, stack)
+        _, status = train.run_training(resolve(settings, stack), stack)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
 
-def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
-    """Return the run of these settings on its devices, with its examples, its plan and its evaluation.
+def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
+    """Return the run of an order on its devices, with its examples, its plan and its evaluation.
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    draft = job.drafted(settings)
+    draft = job.Draft(order)
     job.find_model(draft)
     job.take_sizes(draft)
-    draft.settings, mesh, stop = take_devices(draft.settings, draft.start, stack)
-    draft.processes = mesh.processes
+    job.take_devices(draft, stack)
     for _, step in job.STEPS:
         step(draft)
         for line in draft.lines:
             print_line(line)
         draft.lines.clear()
-    settings = draft.settings
+    order = draft.order
     stream = draft.stream
     plan = draft.plan
     assert stream is not None
     assert plan is not None
-    held_out = draft.held_out
-    pairs = draft.pairs
-    records = draft.records
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
-    if records is not None:
-        for check in corpora.text_checks(stream, settings):
+    has_records = draft.tokenizer is not None
+    if has_records:
+        for check in corpora.text_checks(stream, order):
             if check.warns:
                 print_line(check.warning)
-
-    def score(engine: Engine, step: int) -> dict[str, float]:
-        values = (
-            {} if held_out is None else evaluate(engine, held_out, settings.evaluation_examples)
-        )
-        if pairs is not None:
-            values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
-        return values
-
-    return ResolvedRun(
-        settings,
-        draft.start,
-        mesh,
-        stop,
+    held_out = draft.held_out
+    pairs = draft.pairs
+    is_scored = held_out is not None or pairs is not None
+    return draft.job(
         plan=plan,
         stream=stream,
-        sample=stream.first_micro_batches(len(mesh.devices)),
-        tokenizer=None if records is None else records.tokenizer,
-        evaluate=None if held_out is None and pairs is None else score,
+        sample=stream.first_micro_batches(len(draft.mesh.devices)),
+        evaluate=partial(score, held_out, pairs, order.evaluation_examples) if is_scored else None,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
-        evaluate_every=settings.evaluate_every_steps,
-        unigram_entropy=None if records is None else health.unigram_entropy(stream),
+        evaluate_every=order.evaluate_every_steps,
+        unigram_entropy=health.unigram_entropy(stream) if has_records else None,
     )
+
+
+def score(
+    held_out: ExampleStream | None, pairs: Probe | None, examples: int, engine: Engine, step: int
+) -> dict[str, float]:
+    """Return the metrics after a step on held-out examples and on minimal pairs, where there are any."""
+    values = {} if held_out is None else evaluate(engine, held_out, examples)
+    if pairs is not None:
+        values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
+    return values
 
 
 def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:

@@ -27,10 +27,10 @@ from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
 from bert_cli.model.bert import build_block
-from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, models, resolve, start, teacher
 from bert_cli.tasks.run.task import Task
@@ -102,12 +102,13 @@ def first_step(home, **changes):
         **changes,
     }
     settings = EmbedSettings.model_validate(values)
-    mesh = resolve.open_mesh(settings, Processes(()))
+    work = workload_of(settings)
+    mesh = resolve.open_mesh(work)
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
     group = group_of(mesh)
     task = task.teach(task=task, group=group) if task.teach else task
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
-    engine, state, _ = build.build_run(settings, mesh, plan)
+    engine, state, _ = build.build_run(work, mesh, plan)
     start.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
     counts = count(batch, engine.head.COUNTS)
@@ -379,7 +380,7 @@ def test_an_epoch_has_every_row_once_however_many_texts_it_has(home):
         values["global_batch"] = {"micro_batch_size": 4, "grad_acc_steps_per_replica": 3}
         settings = EmbedSettings.model_validate(values)
         task = embed.build(settings, read_tokenizer(home / "plain"), None)
-        mesh = resolve.open_mesh(settings, Processes(()))
+        mesh = resolve.open_mesh(workload_of(settings))
         plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
         assert plan.total_steps == steps and reader.epoch_size in (40, 64)
         assert plan.epochs == pytest.approx(12 * steps / reader.epoch_size)
@@ -896,5 +897,5 @@ def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home,
     }
     settings = EmbedSettings.model_validate({**values, **given, "save_ckpt_path": tmp_path / "run"})
     with ExitStack() as stack:
-        used = finetune.prepare(settings, embed.build, stack).settings
+        used = finetune.prepare(settings, embed.build, stack)[0].order
     assert (used.pooling, used.max_seq_length) == expected
