@@ -8,7 +8,7 @@ same probability, so its loss is ln V, and ln 2 for the next sentence. A trained
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
-from bert_cli.tasks.run import corpora
 from bert_cli.text import count, format_bytes
 
 try:
@@ -54,8 +53,7 @@ TEMPORARY_FILE_SYSTEMS = {
 MAX_IDLE = 1 / 3
 """Fraction of a step that devices may be idle without a warning."""
 SAMPLE = 8
-"""Examples that are read to check the records, and whose loss is computed: about 160 masked tokens of 128
-positions each."""
+"""Examples whose loss is computed: about 160 masked tokens of 128 positions each."""
 TOLERANCE = {"mlm_loss": 0.5, "nsp_loss": 0.3}
 """Maximum distance of a first loss from the loss of equal probabilities. The logits of an untrained model of width D
 have the variance D x initializer_range^2 x 0.77; half of it is added to the loss: 0.12 for BERT-base."""
@@ -124,86 +122,46 @@ def _described(processes: Processes) -> str:
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
     draft: Draft = job.Draft(settings)
-    if settings.pretrained_ckpt_path is not None or settings.save_ckpt_path is not None:
-        report.attempt("model", partial(job.find_model, draft), lambda _: _of_model(draft))
-    job.take_sizes(draft)
-    processes = report.attempt(
-        "processes",
-        lambda: find_processes(os.environ, settings.cluster.workers, settings.cluster.rank),
-        _described,
-    )
-    devices = None if processes is None else _check_devices(report, settings, processes)
-    if processes is None or devices is None:
-        return
-    draft.processes = processes
-    check_layout(report, draft, devices)
+    devices = None
     for name, step in job.STEPS:
-        _take(report, draft, name, step)
+        if name == "devices":
+            devices = _take_devices(report, draft)
+            if devices is None:
+                return
+        else:
+            report.attempt(name, partial(step, draft), str)
+        add_checks(report, draft.checks)
+        draft.checks.clear()
+    assert devices is not None
     if draft.plan is not None:
         add_checks(report, checks.of_epochs(draft.plan))
-    check_memory(report, workload_of(draft.order), processes, devices)
+    check_memory(report, workload_of(draft.order), draft.processes, devices)
     machine.check_precision(report, settings.precision, devices.kind)
     check_folder(report, draft)
     if draft.stream is not None and (draft.start.source or settings.pretrained_ckpt_path is None):
         check_first_loss(report, draft, build=settings.build)
 
 
-def _of_model(draft: "Draft") -> str:
-    source = draft.start.source
-    return "none: new weights" if source is None else f"from {source.folder}"
-
-
-def _take(report: Report, draft: "Draft", name: str, step: "Callable[[Draft], None]") -> None:
-    """Take a step of the run, and read some examples where it opens them, if the results that it needs are there."""
-    order = draft.order
-    is_read = draft.stream is not None
-    is_due = {
-        "dataset_dir": True,
-        "validation_dir": is_read and order.validation_dir is not None,
-        "probe": draft.tokenizer is not None and order.probe is not None,
-        "plan": is_read or order.num_epochs is None,
-    }
-    act = _open_and_read if name == "dataset_dir" else step
-    if is_due[name]:
-        report.attempt(name, partial(act, draft), lambda _: _found(name, draft))
-    stream = draft.stream
-    if name == "dataset_dir" and stream is not None and draft.tokenizer is not None:
-        add_checks(report, corpora.text_checks(stream, order))
-
-
-def _open_and_read(draft: "Draft") -> None:
-    for path in draft.order.record_paths:
-        if "$" in path and not draft.order.generated_dataset:
-            raise ConfigError(path, "the variable is not set", "export it")
-    job.open_records(draft)
-    stream, draft.stream = draft.stream, None
-    assert stream is not None
-    stream.rows(np.arange(SAMPLE))
-    draft.stream = stream
-
-
-def _found(name: str, draft: "Draft") -> str:
-    """Return what a step has found, as text."""
-    if name == "plan" and (plan := draft.plan) is not None:
-        return (
-            f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
-            f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
-        )
-    if name == "probe" and draft.pairs is not None:
-        return draft.pairs.describe()
-    if name == "validation_dir" and draft.held_out is not None:
-        return f"{draft.held_out.epoch_size:,} records"
-    if draft.order.generated_dataset or draft.stream is None:
-        return "synthetic examples"
-    paths = ", ".join(draft.order.dataset_paths)
-    return f"{paths}: {draft.stream.epoch_size:,} readable records; `bert inspect` shows more"
+def _take_devices(report: Report, draft: "Draft") -> "Devices | None":
+    """Find the processes and devices and choose the layout; the other processes need not be there."""
+    cluster = draft.order.cluster
+    processes = report.attempt(
+        "processes", lambda: find_processes(os.environ, cluster.workers, cluster.rank), _described
+    )
+    if processes is None:
+        return None
+    draft.processes = processes
+    devices = _check_devices(report, draft.order, processes)
+    if devices is not None:
+        check_layout(report, draft, devices)
+    return devices
 
 
 # --- the machine's part of a run
 
 
 def _check_devices(
-    report: Report, settings: DoctorSettings | DoctorMachineSettings, processes: Processes
+    report: Report, settings: PretrainSettings | DoctorMachineSettings, processes: Processes
 ) -> "Devices | None":
     engine = settings.engine
     try:

@@ -261,6 +261,8 @@ def _folder_of(path: str, order: PretrainSettings, name: str) -> Path:
     if is_remote(path):
         return local_copy(path, order.dataset_cache.expanduser())
     if not Path(path).is_dir():
+        if "$" in path:
+            raise ConfigError(path, "the variable is not set", "export it")
         remedy = "give a folder of records made by `bert tokenize`"
         raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)

@@ -99,9 +99,9 @@ def prepare(
     longest = min(longest or order.max_seq_length, stored.get("max_seq_length", math.inf))
     if is_default_length and longest < order.max_seq_length:
         order = changed(order, max_seq_length=longest)
-    draft = Draft(order, tokenizer=folder)
+    draft = Draft(order, stack, tokenizer=folder)
     draft.start = Start(draft.start.folder, source, draft.start.folder.newest)
-    take_devices(draft, stack)
+    take_devices(draft)
     order = draft.order
     if is_default_length:
         print_line(f"run: max_seq_length is {order.max_seq_length} (default)")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
+import numpy as np
+
 from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.parallel import Cluster
 from bert_cli.config.pretrain import PretrainSettings
@@ -19,6 +21,7 @@ from bert_cli.parallel.cluster import Processes, StoppedWhileJoiningError, find_
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning import layout
+from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
@@ -29,6 +32,9 @@ from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import Order
 from bert_cli.text import count
 from bert_cli.train.loop import Prepare, Step, StopRequest
+
+SAMPLE = 8
+"""Examples that are read to check the records."""
 
 
 class Output(NamedTuple):
@@ -125,6 +131,8 @@ class Draft(Generic[Order]):
 
     order: Order
     """Complete after the steps: with the sizes of the model and of the records, and with the layout."""
+    stack: ExitStack = field(default_factory=ExitStack)
+    """Ends what the steps have begun."""
     start: Start = field(init=False)
     processes: Processes = resolve.ONE_PROCESS
     mesh: Mesh = field(init=False)
@@ -138,6 +146,8 @@ class Draft(Generic[Order]):
     held_out: ExampleStream | None = None
     pairs: Probe | None = None
     plan: Plan | None = None
+    checks: list[Check] = field(default_factory=list)
+    """Checks of the text, whose warnings a run prints."""
     lines: list[str] = field(default_factory=list)
     """What a run prints of its steps."""
 
@@ -162,29 +172,38 @@ class Draft(Generic[Order]):
         )
 
 
-def find_model(draft: Draft[PretrainSettings]) -> None:
+# --- the steps; each returns what it has found as text, "" if it had nothing to do
+
+
+def find_model(draft: Draft[PretrainSettings]) -> str:
     """Find the state from which the run starts, and take the sizes of its model."""
     draft.start = find_start(draft.order, draft.start.folder)
-    draft.order = resolve.with_shape_of(draft.order, draft.start.source)
+    source = draft.start.source
+    draft.order = resolve.with_shape_of(draft.order, source)
+    if source is not None:
+        return f"from {source.folder}"
+    return "" if draft.order.save_ckpt_path is None else "none: new weights"
 
 
-def take_sizes(draft: Draft[PretrainSettings]) -> None:
+def take_sizes(draft: Draft[PretrainSettings]) -> str:
     """Take the sizes of the records, on which memory and layout depend."""
     draft.configured = draft.order
     draft.order = corpora.with_sizes_of_records(draft.order, draft.start.source, draft.read)
+    return ""
 
 
-def take_devices(draft: Draft[Any], stack: ExitStack) -> None:
+def take_devices(draft: Draft[Any]) -> str:
     """Handle signals, find the other processes, choose the layout and take the devices.
 
-    Of several processes only rank 0 prints, as long as `stack` is open.
+    Of several processes only rank 0 prints, as long as the stack of the draft is open.
     """
-    draft.stop = stack.enter_context(StopRequest())
+    draft.stop = draft.stack.enter_context(StopRequest())
     order = draft.order
     cluster = order.cluster
     processes = draft.processes = find_processes(os.environ, cluster.workers, cluster.rank)
     if processes.rank > 0:
-        stack.enter_context(redirect_stdout(open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
+        nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        draft.stack.enter_context(redirect_stdout(nothing))
     if order.about is not None:
         print_line(f"{order.about.what}\n{order.about.expect}")
     is_open = workload_of(order).is_open
@@ -195,10 +214,11 @@ def take_devices(draft: Draft[Any], stack: ExitStack) -> None:
         is_auto = order.global_batch.examples_per_step is not None
         order = draft.order = resolve.with_layout(order, devices, processes.count, draft.start)
         what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
-        chosen_for = f"{processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
-        lines = [f"{what}: chosen for {chosen_for}"]
-        lines += layout.idle_memory(workload_of(order), kind, memory)
-        print_line("\n".join(lines))
+        print_line(
+            f"{what}: chosen for {processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
+        )
+        for line in layout.idle_memory(workload_of(order), kind, memory):
+            print_line(line)
     try:
         draft.mesh = resolve.open_mesh(workload_of(order), processes, cluster, draft.stop)
     except StoppedWhileJoiningError:
@@ -206,15 +226,15 @@ def take_devices(draft: Draft[Any], stack: ExitStack) -> None:
         raise SystemExit(order.exit_code_when_stopped) from None
     # Installed again: TensorFlow's runtime for several processes replaces the handler of SIGTERM.
     draft.stop.listen()
+    return ""
 
 
-def open_records(draft: Draft[PretrainSettings]) -> None:
+def open_records(draft: Draft[PretrainSettings]) -> str:
     """Open the process' part of the examples, whose vocabulary is that of the model or extends it."""
     order = draft.order
-    rank = draft.processes.rank
-    stream = corpora.open_stream(order, rank, draft.processes.count, draft.read)
-    configured = draft.configured or order
-    draft.lines += corpora.describe_vocabulary(configured, order, stream)
+    processes = draft.processes
+    stream = corpora.open_stream(order, processes.rank, processes.count, draft.read)
+    draft.lines += corpora.describe_vocabulary(draft.configured or order, order, stream)
     source = draft.start.source
     if stream.folder is not None:
         draft.tokenizer = draft.read.folder(stream.folder).tokenizer
@@ -222,63 +242,84 @@ def open_records(draft: Draft[PretrainSettings]) -> None:
             corpora.refuse_another_vocabulary(draft.tokenizer, source, order.save_ckpt_path)
         draft.start = draft.start.extended(draft.tokenizer)
     if order.new_rows_only_steps and order.decay_from is None:
-        draft.order = order.model_copy(update={"known_rows": draft.start.known_rows})
+        known = draft.start.known_rows
+        draft.order = order.model_copy(update={"known_rows": known})
         steps = count(order.new_rows_only_steps, "step")
-        rows = f"the rows from {draft.order.known_rows:,} on"
-        draft.lines.append(f"new rows: the first {steps} train only {rows}")
+        draft.lines.append(f"new rows: the first {steps} train only the rows from {known:,} on")
     _refuse_pairs(order, "dataset_dir", stream)
+    # Damaged records are refused before anything is built.
+    stream.rows(np.arange(SAMPLE))
     draft.stream = stream
+    if draft.tokenizer is None:
+        return "synthetic examples"
+    draft.checks += corpora.text_checks(stream, order)
+    paths = ", ".join(order.dataset_paths)
+    return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 
 
-def open_held_out(draft: Draft[PretrainSettings]) -> None:
+def open_held_out(draft: Draft[PretrainSettings]) -> str:
     """Open the evaluation examples, if there are any."""
     order = draft.order
-    held_out = corpora.open_held_out(order, read=draft.read) if order.SAVES else None
+    if draft.stream is None or not order.SAVES:
+        return ""
+    held_out = draft.held_out = corpora.open_held_out(order, read=draft.read)
     if held_out is None:
-        return
+        return ""
     _refuse_pairs(order, "validation_dir", held_out)
-    draft.held_out = held_out
-    has_pairs = draft.stream is not None and draft.stream.has_next_sentences
-    if has_pairs and not held_out.has_next_sentences:
+    if draft.stream.has_next_sentences and not held_out.has_next_sentences:
         draft.lines.append(
             f"validation_dir ({order.validation_dir}): has no sentence pairs, so no next-sentence score; "
             "make it without --no-nsp to get one"
         )
+    return f"{held_out.epoch_size:,} records"
 
 
 def _refuse_pairs(order: PretrainSettings, name: str, stream: ExampleStream) -> None:
     """Raise ConfigError for records with sentence pairs, which a model without segments reads as one text."""
     has_segments = order.bert_config.type_vocab_size > 1
-    if has_segments or stream.folder is None or not stream.has_next_sentences:
-        return
-    problem = "has sentence pairs, and this model has no segments"
-    raise ConfigError(f"{name} ({stream.folder})", problem, "make it with bert tokenize --no-nsp")
+    if not has_segments and stream.folder is not None and stream.has_next_sentences:
+        problem = "has sentence pairs, and this model has no segments"
+        remedy = "make it with bert tokenize --no-nsp"
+        raise ConfigError(f"{name} ({stream.folder})", problem, remedy)
 
 
-def read_pairs(draft: Draft[PretrainSettings]) -> None:
+def read_pairs(draft: Draft[PretrainSettings]) -> str:
     """Read the minimal pairs of the probe, if there is one."""
     order = draft.order
-    if order.SAVES and order.probe is not None and draft.tokenizer is not None:
-        draft.pairs = probe.read_probe(order, draft.tokenizer)
-        draft.lines.append(f"probe: {draft.pairs.describe()}")
+    if not order.SAVES or order.probe is None or draft.tokenizer is None:
+        return ""
+    pairs = draft.pairs = probe.read_probe(order, draft.tokenizer)
+    draft.lines.append(f"probe: {pairs.describe()}")
+    return pairs.describe()
 
 
-def plan_steps(draft: Draft[PretrainSettings]) -> None:
+def plan_steps(draft: Draft[PretrainSettings]) -> str:
     """Make the plan, and the stream follow it; a length in examples needs no records."""
     order = draft.order
     stream = draft.stream
-    size = None if stream is None else stream.epoch_size
-    sequences = 1.0 if stream is None else stream.sequences_per_example
     length = length_of(order, order.decay_from)
-    draft.plan = make_plan(workload_of(order), length, size, sequences)
     if stream is not None:
-        stream.follow(draft.plan)
+        sizes = stream.epoch_size, stream.sequences_per_example
+        plan = make_plan(workload_of(order), length, *sizes)
+        stream.follow(plan)
+    elif length.epochs is None:
+        plan = make_plan(workload_of(order), length, None)
+    else:
+        return ""
+    draft.plan = plan
+    return (
+        f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
+        f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
+    )
 
 
-STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], None]], ...] = (
+STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], str]], ...] = (
+    ("model", find_model),
+    ("sizes", take_sizes),
+    ("devices", take_devices),
     ("dataset_dir", open_records),
     ("validation_dir", open_held_out),
     ("probe", read_pairs),
     ("plan", plan_steps),
 )
-"""The steps after `find_model`, `take_sizes` and the choice of devices and layout, by the names of their findings."""
+"""The steps of pre-training from its order to its plan, by the names of their findings."""

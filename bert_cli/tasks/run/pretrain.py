@@ -15,8 +15,8 @@ from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import corpora, job, probe, train
-from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run import probe, train
+from bert_cli.tasks.run.job import STEPS, Draft, Job
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import check_output_paths
 from bert_cli.train import health
@@ -37,15 +37,13 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    draft = job.Draft(order)
-    job.find_model(draft)
-    job.take_sizes(draft)
-    job.take_devices(draft, stack)
-    for _, step in job.STEPS:
+    draft = Draft(order, stack)
+    for _, step in STEPS:
         step(draft)
-        for line in draft.lines:
+        for line in (*draft.lines, *(check.warning for check in draft.checks if check.warns)):
             print_line(line)
         draft.lines.clear()
+        draft.checks.clear()
     order = draft.order
     stream = draft.stream
     plan = draft.plan
@@ -53,11 +51,6 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     assert plan is not None
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
-    has_records = draft.tokenizer is not None
-    if has_records:
-        for check in corpora.text_checks(stream, order):
-            if check.warns:
-                print_line(check.warning)
     held_out = draft.held_out
     pairs = draft.pairs
     is_scored = held_out is not None or pairs is not None
@@ -68,7 +61,7 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
         evaluate=partial(score, held_out, pairs, order.evaluation_examples) if is_scored else None,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=order.evaluate_every_steps,
-        unigram_entropy=health.unigram_entropy(stream) if has_records else None,
+        unigram_entropy=health.unigram_entropy(stream) if draft.tokenizer else None,
     )
 
 
