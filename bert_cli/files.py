@@ -33,6 +33,10 @@ BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16
 STATE = "state.json"
 OWN_CHECKSUM = "own_crc32c"
 """The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries."""
+RESTORE = (
+    "copy the checkpoint again, or use another; if the folder was changed on purpose, remove "
+    f"{STATE} from it"
+)
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 PARTIAL = ".partial_"
@@ -213,39 +217,28 @@ def with_checksum(record: JSONObject) -> JSONObject:
     return record | {OWN_CHECKSUM: json_crc32c(json.loads(json.dumps(record)))}
 
 
-def verify_checkpoint(
-    folder: Path,
-    *,
-    but: tuple[str, ...] = (),
-    remedy: str = "",
-    read: Callable[[Path], bytes] = Path.read_bytes,
-    verified: set[str] | None = None,
-) -> None:
+def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = ()) -> None:
     """Verify state.json of a checkpoint and its other files, without files whose names end in `but`.
 
-    A folder without state.json, as other programs write a model, is not verified. Names in `verified` are left out,
-    and the other files' names are added to it. Raises CheckpointError for a file that has changed since it was saved.
+    A folder without state.json, as other programs write a model, is not verified. Raises CheckpointError for a file
+    that has changed since it was saved.
     """
-    verified = set() if verified is None else verified
     state = folder / STATE
-    if not state.is_file():
-        return
-    restore = (
-        "copy the checkpoint again, or use another; if the folder was changed on purpose, remove"
-    )
-    remedy = remedy or f"{restore} {STATE} from it"
-    saved = read_json(state, Checksums, CheckpointError, remedy, read)
-    for name, crc32c in saved.crc32c.items():
-        if name.endswith(but) or name in verified:
-            continue
+    if state.is_file():
+        saved = read_json(state, Checksums, CheckpointError, RESTORE)
+        verify_files(folder, {n: c for n, c in saved.crc32c.items() if not n.endswith(but)})
+
+
+def verify_files(folder: Path, checksums: Mapping[str, str], remedy: str = "") -> None:
+    """Raise CheckpointError for a file in a checkpoint that has another checksum than state.json says."""
+    for name, crc32c in checksums.items():
         try:
             actual = file_crc32c(folder / name)
         except OSError as error:
             actual = f"cannot be read: {error.strerror}"
         if actual != crc32c:
             problem = f"has changed since it was saved (crc32c {actual}, but {crc32c} in {STATE})"
-            raise CheckpointError(str(folder / name), problem, remedy)
-        verified.add(name)
+            raise CheckpointError(str(folder / name), problem, remedy or RESTORE)
 
 
 # --- writing

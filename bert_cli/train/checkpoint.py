@@ -30,13 +30,14 @@ from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.files import (
     PARTIAL,
     STATE,
+    Checksums,
     JSONObject,
     LockUnsupportedError,
     atomic_folder,
     crc32c_of_files,
     lock_file,
     read_json,
-    verify_checkpoint,
+    verify_files,
     with_checksum,
     write_json_atomically,
 )
@@ -118,8 +119,8 @@ class SavedSettings(BaseModel):
     versions: dict[str, str] = {}
 
 
-class SavedState(SavedSettings):
-    """The content of state.json, besides its checksums."""
+class SavedState(SavedSettings, Checksums):
+    """The content of state.json."""
 
     step: Count
     loss_scale: LossScale
@@ -154,12 +155,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
     paths = (path for path in folder.glob("step_*") if CHECKPOINT.fullmatch(path.name))
     return sorted((path for path in paths if (path / STATE).is_file()), key=step_of)
-
-
-def newest_checkpoint(folder: Path | None) -> Path | None:
-    """Return the newest complete checkpoint of a run; None without a folder or a checkpoint."""
-    checkpoints = complete_checkpoints(folder) if folder is not None else []
-    return checkpoints[-1] if checkpoints else None
 
 
 @contextmanager
@@ -350,15 +345,11 @@ class Saved:
         self._verified: set[str] = set()
 
     @cached_property
-    def _text(self) -> bytes:
-        return (self.path / STATE).read_bytes()
-
-    @cached_property
     def state(self) -> SavedState:
         """The content of state.json. Raises CheckpointError if it is absent, changed or of another checkpoint."""
         path = self.path
         remedy = _remove(path)
-        saved = read_json(path / STATE, SavedState, CheckpointError, remedy, lambda _: self._text)
+        saved = read_json(path / STATE, SavedState, CheckpointError, remedy)
         if checkpoint_name(saved.step) != path.name:
             problem = f"belongs to another checkpoint than its folder {path.name}"
             raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, remedy)
@@ -366,10 +357,10 @@ class Saved:
 
     def verify(self, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
         """Verify the files, without files whose names end in `but`. Raises CheckpointError for a changed file."""
-        verified = self._verified
-        verify_checkpoint(
-            self.path, but=but, remedy=remedy, read=lambda _: self._text, verified=verified
-        )
+        checksums = self.state.crc32c.items()
+        new = {n: c for n, c in checksums if not n.endswith(but) and n not in self._verified}
+        verify_files(self.path, new, remedy)
+        self._verified |= new.keys()
 
 
 def read_state(path: Path) -> SavedState:

@@ -5,7 +5,7 @@ corpus.offsets, memory-mapped, has the byte where each record starts, so opening
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -90,7 +90,7 @@ class Corpus(_Checked):
     duplication_factor: int | None = None
 
 
-def read_corpus(folder: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> JSONObject:
+def read_corpus(folder: Path) -> JSONObject:
     """Return the validated corpus.json of a folder. Raises DataError where it is absent or invalid."""
     path = folder / CORPUS
     refuse_unfinished(folder)
@@ -106,7 +106,7 @@ def read_corpus(folder: Path, read: Callable[[Path], bytes] = Path.read_bytes) -
     else:
         vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
         remedy = f"remove it and run `bert index {folder} --vocab {vocab}` with their vocabulary"
-    return read_json(path, Corpus, DataError, remedy, read).model_dump(exclude_unset=True)
+    return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
 
 def parse_corpus(address: str, text: bytes) -> JSONObject:

@@ -34,7 +34,7 @@ class Run:
     def compile(self) -> None:
         """Trace and compile all functions of a step."""
         job = self.job
-        self.engine.compile(job.prepare(self.engine, job.sample, UpdateRequest()))
+        self.engine.compile(job.task.prepare(self.engine, job.sample, UpdateRequest()))
 
     @property
     def is_first_rank(self) -> bool:

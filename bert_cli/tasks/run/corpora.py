@@ -4,15 +4,14 @@ Records that do not fit the run, or the model from which it starts, are refused 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import is_remote, is_set
@@ -22,10 +21,10 @@ from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
-from bert_cli.data.records.corpus import CORPUS, number_of_copies, read_corpus
+from bert_cli.data.records.corpus import number_of_copies, read_corpus
 from bert_cli.data.tokens.tokenizer import TokenizerFolder, has_tokenizer
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, read_json
+from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
 from bert_cli.planning.workload import workload_of
@@ -37,58 +36,34 @@ if TYPE_CHECKING:
 Order = TypeVar("Order", bound=PretrainSettings)
 
 
-class StoredSizes(BaseModel):
-    """The entries of a corpus.json for sizes that settings may leave open."""
-
-    max_sequences_per_pack: Annotated[int, Field(ge=1)] = 1
-    vocab_size: Annotated[int, Field(ge=1)] | None = None
-
-
-class RecordFolder:
-    """A folder of records. Its corpus.json and its tokenizer are read once, when they are first used."""
-
-    def __init__(self, path: Path) -> None:
-        """Read nothing yet."""
-        self.path = path
-        self.tokenizer = TokenizerFolder(path)
-
-    @cached_property
-    def _text(self) -> bytes:
-        return (self.path / CORPUS).read_bytes()
+class RecordFolder(TokenizerFolder):
+    """A folder of records."""
 
     @cached_property
     def corpus(self) -> JSONObject:
         """The validated corpus.json. Raises DataError where it is absent or invalid."""
-        return read_corpus(self.path, lambda _: self._text)
-
-    @property
-    def sizes(self) -> StoredSizes | None:
-        """The sizes of the records, None for an absent or incomplete folder, which is refused when it is opened."""
-        with suppress(DataError):
-            path = self.path / CORPUS
-            return read_json(path, StoredSizes, DataError, "", lambda _: self._text)
-        return None
+        return read_corpus(self.folder)
 
 
-class Corpora:
-    """The folders of records of a run; each is read once in a start."""
+Read = Callable[[Path], RecordFolder]
 
-    def __init__(self) -> None:
-        """Read nothing yet."""
-        self._folders: dict[Path, RecordFolder] = {}
 
-    def folder(self, path: Path) -> RecordFolder:
-        """Return what was read of a folder."""
-        return self._folders.setdefault(path, RecordFolder(path))
+def reader_of_folders() -> Read:
+    """Return a function that reads each folder of records once."""
+    return cache(RecordFolder)
 
-    def stored_sizes(self, stage: Stage) -> list[StoredSizes]:
-        """Return the sizes of the records of a stage that are on this disk."""
-        stored = (self.folder(Path(corpus.path)).sizes for corpus in stage.corpora)
-        return [sizes for sizes in stored if sizes is not None]
+
+def _on_disk(order: PretrainSettings, stage: Stage, read: Read) -> list[JSONObject]:
+    """Return the corpus.json of each folder of a stage, but not of absent or incomplete ones."""
+    found: list[JSONObject] = []
+    for corpus in () if order.generated_dataset else stage.corpora:
+        with suppress(DataError):  # raised again when the folder is opened
+            found.append(read(Path(corpus.path)).corpus)
+    return found
 
 
 def with_sizes_of_records(
-    order: Order, source: "Source | None" = None, read: Corpora | None = None
+    order: Order, source: "Source | None" = None, read: Read = RecordFolder
 ) -> Order:
     """Return the order with the pack size of their records, unless it is set, and rows for their vocabulary.
 
@@ -96,13 +71,12 @@ def with_sizes_of_records(
     more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows, and
     the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
-    read = read or Corpora()
-    stored = [] if order.generated_dataset else read.stored_sizes(order.all_stages[0])
+    stored = _on_disk(order, order.all_stages[0], read)
     sizes: dict[str, object] = {}
-    sequences = max((record.max_sequences_per_pack for record in stored), default=1)
+    sequences = max((corpus.get("max_sequences_per_pack", 1) for corpus in stored), default=1)
     if sequences > 1 and not is_set(order, "max_sequences_per_pack"):
         sizes["max_sequences_per_pack"] = sequences
-    vocab_size = next((record.vocab_size for record in stored if record.vocab_size), None)
+    vocab_size = stored[0]["vocab_size"] if stored else None
     model = order.bert_config
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
     rows = source.config.vocab_size if source else rows
@@ -129,10 +103,9 @@ def describe_vocabulary(
 
 
 def open_stream(
-    order: PretrainSettings, rank: int = 0, world_size: int = 1, read: Corpora | None = None
+    order: PretrainSettings, rank: int = 0, world_size: int = 1, read: Read = RecordFolder
 ) -> ExampleStream:
     """Return the run's examples: the part of one process in each step. Raises ConfigError or DataError."""
-    read = read or Corpora()
     streams = []
     for stage, work in zip(order.all_stages, workload_of(order).stages, strict=True):
         batch = work.batch
@@ -142,7 +115,7 @@ def open_stream(
     if not stream.sources or any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = order.validation_dir and _folder_of(order.validation_dir, order, "validation_dir")
-    is_for_held_out = held_out and read.folder(held_out).corpus["format"] == "dynamic"
+    is_for_held_out = held_out and read(held_out).corpus["format"] == "dynamic"
     if order.mask_probabilities or (is_set(order, "masking") and not is_for_held_out):
         listed = ", ".join(str(source.folder) for source in stream.sources)
         problem = f"has no effect on {listed}: static records are already masked"
@@ -165,7 +138,7 @@ def synthetic(order: PretrainSettings, stage: Stage, batching: Batching) -> Synt
 
 
 def _open_stage(
-    order: PretrainSettings, stage: Stage, batching: Batching, read: Corpora
+    order: PretrainSettings, stage: Stage, batching: Batching, read: Read
 ) -> ExampleStream:
     if order.generated_dataset:
         return synthetic(order, stage, batching)
@@ -214,7 +187,7 @@ def text_checks(stream: ExampleStream, order: PretrainSettings) -> Iterator[Chec
 
 
 def open_held_out(
-    order: PretrainSettings, name: str = "validation_dir", read: Corpora | None = None
+    order: PretrainSettings, name: str = "validation_dir", read: Read = RecordFolder
 ) -> ExampleStream | None:
     """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
@@ -222,17 +195,15 @@ def open_held_out(
     """
     if order.validation_dir is None:
         return None
-    read = read or Corpora()
     folder = _folder_of(order.validation_dir, order, name)
     stage = order.all_stages[-1]
     size = workload_of(order).stages[-1].batch.micro_batch_size
-    corpus = read.folder(folder).corpus
+    corpus = read(folder).corpus
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = order.length_buckets if is_plain and corpus["records"] >= size else None
     source = _open_source(folder, order, stage, read, may_pack=is_plain)
-    stored = [] if order.generated_dataset else read.stored_sizes(stage)
-    rows = order.bert_config.vocab_size
-    trained = next((sizes.vocab_size for sizes in stored if sizes.vocab_size), rows)
+    stored = _on_disk(order, stage, read)
+    trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
     if (pieces := corpus["vocab_size"]) != trained:
         problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
         remedy = "make the held-out records with the vocabulary of dataset_dir"
@@ -241,7 +212,7 @@ def open_held_out(
 
 
 def _open_source(
-    folder: Path, order: PretrainSettings, stage: Stage, read: Corpora, *, may_pack: bool = True
+    folder: Path, order: PretrainSettings, stage: Stage, read: Read, *, may_pack: bool = True
 ) -> Records:
     """Open records, packed if the order says so."""
     packs = may_pack and is_set(order, "max_sequences_per_pack")
@@ -252,7 +223,7 @@ def _open_source(
         predictions=stage.max_predictions_per_seq,
         masking=order.masking,
         max_sequences_per_pack=order.max_sequences_per_pack if packs else None,
-        corpus=read.folder(folder).corpus,
+        corpus=read(folder).corpus,
     )
 
 

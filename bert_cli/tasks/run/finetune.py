@@ -39,7 +39,6 @@ from bert_cli.tasks.run.resolve import check_output_paths, is_writable, runtime,
 from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.loop import StoppedWhileScoringError
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
@@ -172,7 +171,7 @@ def _source(settings: FinetuneSettings) -> Source | None:
     """Return the model to start from or, without training, to score; a model in the run's folder has priority."""
     run = settings.save_ckpt_path
     name = settings.pretrained_ckpt_path
-    if not settings.do_training and run and (name is None or newest_checkpoint(run)):
+    if not settings.do_training and run and (name is None or Folder(run).newest):
         return models.find_source(str(run), "--save-ckpt-path")
     return None if name is None else models.find_source(name)
 
@@ -230,13 +229,10 @@ def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) ->
         plan=plan,
         stream=reader,
         sample=sample,
-        label_names=task.label_names,
-        labels=task.labels,
-        prepare=task.prepare,
+        task=task,
         evaluate=None if scorer is None else scorer.evaluate,
         held_out=", ".join(digests),
         evaluate_every=order.evaluate_every_steps or per_epoch,
-        best=task.best,
         early_stop=order.early_stop,
     )
 

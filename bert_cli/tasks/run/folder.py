@@ -2,17 +2,14 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import LearningRate
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import JSONObject
 from bert_cli.planning.plan import decay_step
 from bert_cli.tasks.run.models import Source, extended, find_source
-from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import Saved, checkpoint_name, complete_checkpoints
+from bert_cli.train.checkpoint import Saved, complete_checkpoints, step_of
 
 
 class Folder:
@@ -34,11 +31,6 @@ class Folder:
         """The newest complete checkpoint that is there now."""
         return next(reversed(self.checkpoints), None)
 
-    def checkpoint(self, step: int) -> Saved | None:
-        """Return the complete checkpoint of a step, None if there is none."""
-        name = checkpoint_name(step)
-        return next((saved for saved in self.checkpoints if saved.path.name == name), None)
-
 
 @dataclass(frozen=True)
 class Start:
@@ -52,20 +44,6 @@ class Start:
     branch: Saved | None = None
     """The checkpoint of another run that a new run continues with a decaying learning rate."""
 
-    @property
-    def kind(self) -> Literal["new", "pretrained", "continued", "branch"]:
-        """Where the initial state comes from."""
-        if self.continued is not None:
-            return "continued"
-        if self.branch is not None:
-            return "branch"
-        return "new" if self.source is None else "pretrained"
-
-    @property
-    def fixed(self) -> JSONObject:
-        """The values that the run has to share with the checkpoint that it continues; none for other starts."""
-        return {} if self.continued is None else self.continued.state.fixed
-
     def extended(self, tokenizer: TokenizerFolder | None) -> "Start":
         """Return the start with rows for the pieces that a tokenizer has after the model's pieces."""
         source = None if self.source is None else extended(self.source, tokenizer)
@@ -78,7 +56,7 @@ class Start:
         Raises ConfigError if it was not extended.
         """
         if self.continued is not None:
-            return int(self.fixed.get("known_rows", 0))
+            return int(self.continued.state.fixed.get("known_rows", 0))
         if self.source is None or not self.source.replaced:
             problem = "has no effect on examples with the vocabulary of the model"
             raise ConfigError("new_rows_only_steps", problem, "leave it out")
@@ -104,11 +82,10 @@ def find_start(order: PretrainSettings, folder: Folder) -> Start:
 def _branch_point(run: Path, step: int) -> Saved:
     """Return the checkpoint of a run from which `decay_from` continues. Raises CheckpointError if it cannot decay."""
     where = f"decay_from ({step})"
-    folder = Folder(run)
-    saved = folder.checkpoint(step)
+    checkpoints = {step_of(saved.path): saved for saved in Folder(run).checkpoints}
+    saved = checkpoints.get(step)
     if saved is None:
-        listed = (str(checkpoint.step_of(earlier.path)) for earlier in folder.checkpoints)
-        steps = ", ".join(listed) or "no step"
+        steps = ", ".join(map(str, checkpoints)) or "no step"
         problem = f"no such checkpoint in {run}, which has {steps}"
         remedy = "give one of these steps (keep_checkpoints and keep_every_steps keep more)"
         raise CheckpointError(where, problem, remedy)

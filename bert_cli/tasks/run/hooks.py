@@ -33,7 +33,7 @@ def hooks_of(
     job = run.job
     pace = Pace(last, work=lambda step: job.plan.micro_batches(step).start)
     scored = Every(steps=job.evaluate_every, last_step=last)
-    picks_best = job.evaluate is not None and job.best is not None
+    picks_best = job.evaluate is not None and job.task.best
 
     def measure(info: Info) -> None:
         examples = info.metrics["examples"]
@@ -137,8 +137,8 @@ def _evaluate(run: Run, info: Info) -> None:
 
 
 def _write_score(run: Run, info: Info) -> None:
-    best = str(run.job.best)
-    name = f"validation_{run.job.best}"
+    best = run.job.task.best
+    name = f"validation_{best}"
     if run.is_first_rank and name in info.metrics:
         checkpoint.write_best(run.job.folder, info.step, best, info.metrics[name])
 
@@ -161,7 +161,7 @@ def stops_early(run: Run) -> bool:
 
 def score_start(run: Run) -> None:
     """Score a model that is pre-trained further before its first step."""
-    if run.job.evaluate is None or run.job.best is not None:
+    if run.job.evaluate is None or run.job.task.best:
         return
     info = Info(0, {}, {}, 0.0)
     _evaluate(run, info)
@@ -177,7 +177,7 @@ def score_resumed(run: Run) -> bool:
     job = run.job
     step = run.state.step
     last = job.plan.total_steps
-    if job.best is None or job.evaluate is None or step == 0:
+    if not job.task.best or job.evaluate is None or step == 0:
         return True
     best = checkpoint.read_best(job.folder) if run.is_first_rank else None
     # Older files name only the best step.

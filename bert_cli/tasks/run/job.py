@@ -1,7 +1,7 @@
 """From an order to a run: `Draft`, the steps that complete it, which `bert doctor` reports one by one, and `Job`."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +26,15 @@ from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.tasks.run import corpora, probe, resolve
-from bert_cli.tasks.run.corpora import Corpora
+from bert_cli.tasks.run.corpora import Read, reader_of_folders
 from bert_cli.tasks.run.folder import Folder, Start, find_start
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import Order
+from bert_cli.tasks.run.task import Task
 from bert_cli.text import count
-from bert_cli.train.loop import Prepare, Step, StopRequest
+from bert_cli.train.loop import StopRequest
 
+PRETRAINING = Task(labels=2, label_names=None, train=None)
 SAMPLE = 8
 """Examples that are read to check the records."""
 
@@ -77,18 +79,14 @@ class Job:
     """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
     tokenizer: TokenizerFolder | None
     """The tokenizer that is saved with the model."""
-    label_names: Sequence[str] | None = None
-    """Class names, `labels` of them; None for regression or unnamed classes."""
-    labels: int = 2
-    prepare: Prepare = Step.prepare
+    task: Task = PRETRAINING
+    """What the run is trained for."""
     evaluate: Callable[[Engine, int], dict[str, float]] | None = None
     """Return metrics on held-out examples after a step."""
     held_out: str = ""
     """Fingerprint of the held-out examples, which the processes divide among them."""
     evaluate_every: int | None = None
     """Steps between evaluations; the last step is evaluated, too."""
-    best: str | None = None
-    """The metric of an evaluation whose highest value selects the best checkpoint."""
     early_stop: int | None = None
     """Evaluations in a row without a better score after which the run ends."""
     unigram_entropy: float | None = None
@@ -137,7 +135,7 @@ class Draft(Generic[Order]):
     processes: Processes = resolve.ONE_PROCESS
     mesh: Mesh = field(init=False)
     stop: StopRequest = field(init=False)
-    read: Corpora = field(default_factory=Corpora)
+    read: Read = field(default_factory=reader_of_folders)
     configured: Order | None = None
     """The order with the sizes of the model, but not those of the records."""
     tokenizer: TokenizerFolder | None = None
@@ -237,7 +235,7 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     draft.lines += corpora.describe_vocabulary(draft.configured or order, order, stream)
     source = draft.start.source
     if stream.folder is not None:
-        draft.tokenizer = draft.read.folder(stream.folder).tokenizer
+        draft.tokenizer = draft.read(stream.folder)
         if source is not None:
             corpora.refuse_another_vocabulary(draft.tokenizer, source, order.save_ckpt_path)
         draft.start = draft.start.extended(draft.tokenizer)

@@ -189,9 +189,11 @@ def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
     folder = find_folder(name, flag) if prefix is None else prefix.parent
     check_regular(*(folder.iterdir() if prefix is None else folder.glob(f"{prefix.name}*")))
     if prefix is None:
-        if saved is None or saved.path != folder:
-            saved = Saved(folder)
-        saved.verify(but=LARGE_FILES)  # weights are verified when they are read
+        # Weights are verified when they are read.
+        if saved is not None and saved.path == folder:
+            saved.verify(but=LARGE_FILES)
+        else:
+            verify_checkpoint(folder, but=LARGE_FILES)
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
         if weights is None:
             _refuse_keras(folder)

@@ -57,7 +57,8 @@ def with_layout(order: Order, devices: Devices, processes: int, start: Start) ->
     kind, number, memory = devices
     work = workload_of(order)
     if start.continued is not None and work.batch.examples_per_step is not None:
-        work = layout.with_micro_batch(work, start.fixed.get("micro_batch_size", 1))
+        size = start.continued.state.fixed.get("micro_batch_size", 1)
+        work = layout.with_micro_batch(work, size)
     return laid_out(order, layout.choose(work, kind, processes * number, memory, processes))
 
 
