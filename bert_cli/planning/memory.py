@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.heads import GATHER, LAST_BLOCKS, Block, Saved
+from bert_cli.facts.heads import GATHER, LAST_BLOCKS, Saved
 from bert_cli.planning.workload import Workload
 
 Stages = Sequence[Sequence[str]]
@@ -69,21 +69,18 @@ class Estimate:
 
 def weights_of(config: BertConfig) -> dict[str, int]:
     """Return the number of weights of each block; shared weights count in the first block."""
+    last_blocks = ARCHITECTURES[config.architecture].last_blocks.items()
     return {
         "emb": config.embedding_weights,
         "hid": config.layer_weights,
         "final_norm": config.final_norm_weights,
-        **{name: block.weights(config) for name, block in _last_blocks(config).items()},
+        **{name: block.weights(config) for name, block in last_blocks},
     }
-
-
-def _last_blocks(config: BertConfig) -> dict[str, Block]:
-    return ARCHITECTURES[config.architecture].last_blocks
 
 
 def _reads_word_table(config: BertConfig, blocks: Sequence[str]) -> bool:
     """Return whether one of the blocks scores the vocabulary with the word embeddings."""
-    last_blocks = _last_blocks(config).items()
+    last_blocks = ARCHITECTURES[config.architecture].last_blocks.items()
     return any(block.reads_word_table for name, block in last_blocks if name in blocks)
 
 
@@ -309,16 +306,13 @@ def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
         return layer + (2 + more) * compute * bnss + 2 * compute * bsf
     changed = int(bool(dropout) or work.precision != "float32")
     if block in LAST_BLOCKS:
-        bd = count_elements(work, "BD")
-        bpd = count_elements(work, "BPD")
-        saved = Saved(compute, wide, more, bd, bpd, bsd)
-        return _last_blocks(config)[block].saved(saved)
-    return {
-        "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
-        "hid": layer
-        + ((1 + dropout) * wide + changed * compute) * bnss
-        + ((3 + 2 * more) * wide + compute) * bsf,
-    }[block]
+        pooled, masked = (count_elements(work, shape) for shape in ("BD", "BPD"))
+        saved = Saved(compute, wide, more, pooled, masked, bsd)
+        return ARCHITECTURES[config.architecture].last_blocks[block].saved(saved)
+    if block == "emb":
+        return (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd
+    layer += ((1 + dropout) * wide + changed * compute) * bnss
+    return layer + ((3 + 2 * more) * wide + compute) * bsf
 
 
 def _saved_by_xla(work: Workload, kind: str, compute: int) -> int:
@@ -349,12 +343,12 @@ def _input(work: Workload, block: str) -> int:
 
 
 def count_elements(work: Workload, shape: str) -> int:
-    """Return the elements of a tensor of one micro-batch; P includes the position of [CLS]."""
+    """Return the elements of a tensor of one micro-batch; P are the positions that the last blocks read, with [CLS]."""
     config = work.model
     sizes = {
         "B": work.batch.micro_batch_size * work.texts_per_example,
         "S": work.max_seq_length,
-        "P": work.positions_read,
+        "P": work.sequences + work.masked if work.masked else work.max_seq_length,
         "N": config.num_attention_heads,
         "D": config.hidden_size,
         "F": config.intermediate_size,

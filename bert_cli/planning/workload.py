@@ -63,11 +63,6 @@ class Workload(NamedTuple):
         return BatchShape(size, self.max_seq_length, self.masked, self.sequences)
 
     @property
-    def positions_read(self) -> int:
-        """Return the positions of an example, with [CLS], that the blocks after the encoder read."""
-        return self.sequences + self.masked if self.masked else self.max_seq_length
-
-    @property
     def is_open(self) -> bool:
         """Whether the layout or the micro-batch is left to the devices."""
         return self.parallel.layout == "auto" or self.batch.examples_per_step is not None

@@ -363,11 +363,6 @@ class Saved:
         self._verified |= new.keys()
 
 
-def read_state(path: Path) -> SavedState:
-    """Return state.json of a checkpoint. Raises CheckpointError if it is absent, changed or of another checkpoint."""
-    return Saved(path).state
-
-
 def _remove(path: Path) -> str:
     return f"remove {path} to continue from the checkpoint before it"
 

@@ -515,7 +515,7 @@ def test_an_edited_state_is_refused_and_its_layout_is_free(tiny, saved, fresh):
     ):
         (saved / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
         for read in (
-            lambda: checkpoint.read_state(saved),
+            lambda: Saved(saved).state,
             lambda: models.find_source(str(saved)).tensors(),
         ):
             with pytest.raises(CheckpointError) as error:
@@ -604,7 +604,7 @@ def test_an_odd_state_is_an_error_with_path_and_remedy(saved, fresh, odd, is_bra
     else:
         (saved / STATE).write_bytes(odd)
     for read in (
-        lambda: checkpoint.read_state(saved),
+        lambda: Saved(saved).state,
         lambda: checkpoint.resume(Saved(saved), *fresh, FIXED, is_branch=is_branch),
     ):
         with pytest.raises(CheckpointError) as error:

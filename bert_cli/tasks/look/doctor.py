@@ -212,19 +212,20 @@ def check_layout(report: Report, draft: "Draft", devices: "Devices") -> None:
     except ConfigError as error:
         report.error("layout", error, **values)
         return
+    level: Level = "warning"
     if kind == "GPU" and needed > number:
+        level = "error"
         text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
-        report.add("error", "layout", text, remedy, **values)
     elif needed > number:
         text += f": {layout.simulated(needed)}"
-        report.add("warning", "layout", text, remedy, **values)
     else:
+        level = "warning" if idle > MAX_IDLE else "ok"
         text += f", idle for {idle:.1%} of a step"
-        remedy = "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
-        remedy += (
+        remedy = (
+            "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
             "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device"
         )
-        report.add("warning" if idle > MAX_IDLE else "ok", "layout", text, remedy, **values)
+    report.add(level, "layout", text, remedy, **values)
 
 
 def check_memory(report: Report, work: Workload, processes: Processes, devices: "Devices") -> None:
@@ -234,8 +235,7 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
     if kind != "CPU":
         device, largest = layout.fullest(work, kind)
         needed = largest.total
-        total = memory
-        free = memory
+        total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
         local = work.batch.replicas * len(processes.local_ranks) // processes.count
@@ -245,16 +245,18 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
     values = {"needed": needed, "there": total, "free": free}
     usable = layout.USABLE * total
     text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
+    level: Level = "ok"
+    remedy = ""
     if needed > usable:
+        level = "error"
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
         if needed > max(part.total for part in estimate(work)):  # of several devices
             remedy = f"{layout.AUTO}, {remedy}"
-        report.add("error", what, text, remedy, **values)
     elif needed > free:
+        level = "warning"
         text += f", but only {format_bytes(free)} are free now"
-        report.add("warning", what, text, "end other programs on this machine", **values)
-    else:
-        report.add("ok", what, text, "", **values)
+        remedy = "end other programs on this machine"
+    report.add(level, what, text, remedy, **values)
 
 
 def checkpoint_bytes(work: Workload) -> int:
@@ -375,19 +377,17 @@ def judge(
     text = f"{text or 'nothing to predict'}; {notes}"
     values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
     # Both comparisons are false for NaN.
-    is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
-    # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
-    wider = 1.5 if work.unit_scaling == "unit" else 0.0
-    is_equal = all(
-        abs(value - equal[name]) <= TOLERANCE[name] + wider for name, value in losses.items()
-    )
-    problem = "far from equal probabilities"
-    remedy = f"lower bert_config.initializer_range ({work.model.initializer_range:g})"
-    remedy = "leave out scaling" if work.unit_scaling else remedy
     if is_trained:
+        is_right = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
         problem = "no better than an untrained model"
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"
-    if is_better if is_trained else is_equal:
-        report.add("ok", FIRST_LOSS, text, "", **values)
     else:
-        report.add("warning", FIRST_LOSS, f"{text}: {problem}", remedy, **values)
+        # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
+        wider = 1.5 if work.unit_scaling == "unit" else 0.0
+        distances = {name: abs(value - equal[name]) for name, value in losses.items()}
+        is_right = all(value <= TOLERANCE[name] + wider for name, value in distances.items())
+        problem = "far from equal probabilities"
+        remedy = f"lower bert_config.initializer_range ({work.model.initializer_range:g})"
+        remedy = "leave out scaling" if work.unit_scaling else remedy
+    level: Level = "ok" if is_right else "warning"
+    report.add(level, FIRST_LOSS, text if is_right else f"{text}: {problem}", remedy, **values)

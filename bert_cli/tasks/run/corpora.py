@@ -261,23 +261,18 @@ def refuse_another_vocabulary(
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
         if their_token is not None and our_token != their_token:
-            problem = (
-                f"was made with another vocabulary than the model in {model} (token {number:,} is {our_token!r} in "
-                f"the records and {their_token!r} in the model)"
+            differs = (
+                f"token {number:,} is {our_token!r} in the records and {their_token!r} in the model"
             )
-            raise ConfigError(
-                where,
-                problem,
-                f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
-            )
+            problem = f"was made with another vocabulary than the model in {model} ({differs})"
+            extend = "or with its extension by `bert vocab --extend`"
+            remedy = f"make the records with --vocab {model}, {extend}, or {remedy}"
+            raise ConfigError(where, problem, remedy)
     our_case = tokenizer.normalization
     their_case = source.tokenizer.normalization
     if our_case and their_case and our_case != their_case:
         cased = "--cased" if their_case.cased else "--no-cased"
-        problem = (
-            f"was made with {json.dumps(vars(our_case))}, and the model in {model} with "
-            f"{json.dumps(vars(their_case))}"
-        )
-        raise ConfigError(
-            where, problem, f"make the records with --vocab {model} {cased}, or {remedy}"
-        )
+        ours_and_theirs = (json.dumps(vars(case)) for case in (our_case, their_case))
+        problem = f"was made with {f', and the model in {model} with '.join(ours_and_theirs)}"
+        remedy = f"make the records with --vocab {model} {cased}, or {remedy}"
+        raise ConfigError(where, problem, remedy)

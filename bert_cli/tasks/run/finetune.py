@@ -108,13 +108,14 @@ def prepare(
         print_line("run: trains on synthetic examples; nothing is scored")
         labels = order.head.outputs if label_names is None else len(label_names)
         # Graphcore's example generates as many.
-        return draft, Task(
-            labels, label_names, synthetic_examples(workload_of(order), 12_000, labels)
-        )
+        examples = synthetic_examples(workload_of(order), 12_000, labels)
+        return draft, Task(labels, label_names, examples)
     assert folder is not None
     tokenizer = models.read_tokenizer_for(order.bert_config, folder)
     if source is not None and not order.do_training:
-        _check_class(order, source)
+        needed = ARCHITECTURES[order.bert_config.architecture].class_name(order.head)
+        if order.head.needs and source.architecture != needed:
+            raise _another_model(source, f"was not trained for this task, which needs a {needed}")
     task = build(order, tokenizer, source)
     if (taught := order.teacher_of_labels) is not None:
         task = with_teacher(taught, workload_of(order), task, tokenizer, order.cache_dir)
@@ -140,21 +141,15 @@ def synthetic_examples(work: Workload, number: int, labels: int) -> Features:
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     remedies = {name: f"give --{name.replace('_', '-')}" for name in needs}
-    if not settings.generated_dataset:
-        name = "pretrained_ckpt_path"
-        if settings.do_training and settings.tokenizer_path is None:
-            remedies[name] = (
-                "give --pretrained-ckpt-path MODEL, or for new weights --tokenizer-path and bert_config"
-            )
-        elif not settings.do_training and settings.save_ckpt_path is None:
-            remedies[name] = (
-                "give --pretrained-ckpt-path MODEL, or --save-ckpt-path of a trained run"
-            )
-    errors = [
-        ConfigError(name, "is missing", remedy)
-        for name, remedy in remedies.items()
-        if getattr(settings, name) is None
-    ]
+    instead = "--save-ckpt-path of a trained run"
+    has_other = settings.save_ckpt_path is not None
+    if settings.do_training:
+        instead = "for new weights --tokenizer-path and bert_config"
+        has_other = settings.tokenizer_path is not None
+    if not has_other and not settings.generated_dataset:
+        remedies["pretrained_ckpt_path"] = f"give --pretrained-ckpt-path MODEL, or {instead}"
+    given = settings.model_dump(include={*remedies}, exclude_none=True)
+    errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in given]
     try:
         if settings.do_training:
             check_output_paths(settings)
@@ -174,13 +169,6 @@ def _source(settings: FinetuneSettings) -> Source | None:
     if not settings.do_training and run and (name is None or Folder(run).newest):
         return models.find_source(str(run), "--save-ckpt-path")
     return None if name is None else models.find_source(name)
-
-
-def _check_class(settings: FinetuneSettings, source: Source) -> None:
-    """Raise ConfigError for a model of another class than the task's; one without a class may fit."""
-    needed = ARCHITECTURES[settings.bert_config.architecture].class_name(settings.head)
-    if settings.head.needs and source.architecture != needed:
-        raise _another_model(source, f"was not trained for this task, which needs a {needed}")
 
 
 def _another_model(source: Source, problem: str) -> ConfigError:
@@ -277,8 +265,7 @@ def open_features(
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
-    size = len(features) // group
-    plan = make_plan(workload_of(settings), length_of(settings), size)
+    plan = make_plan(workload_of(settings), length_of(settings), len(features) // group)
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count

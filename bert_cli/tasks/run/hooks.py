@@ -45,13 +45,11 @@ def hooks_of(
             info.metrics[health.ENTROPY] = job.unigram_entropy
 
     hooks: Hooks = [(measure, each)]
-    reporters: list[metrics.Reporter] = []
-    if save is not None:
-        if picks_best:
-            hooks.append((lambda info: save(), scored))
-        if job.evaluate is not None:
-            hooks.append((partial(_evaluate, run), scored))
-        reporters = _reporters(run, stack)
+    if save is not None and picks_best:
+        hooks.append((lambda info: save(), scored))
+    if save is not None and job.evaluate is not None:
+        hooks.append((partial(_evaluate, run), scored))
+    reporters = [] if save is None else _reporters(run, stack)
     hooks.append((_report(run, last, bar, reporters), each))
     if save is not None:
         saved = Every(
@@ -67,9 +65,8 @@ def hooks_of(
     traced = run.engine.traced_steps
     trace = job.work.parallel.trace
     if traced and trace is not None:
-        hooks.append(
-            (partial(_write_trace, run, trace), Every(last_step=min(run.state.step + traced, last)))
-        )
+        ends = Every(last_step=min(run.state.step + traced, last))
+        hooks.append((partial(_write_trace, run, trace), ends))
     # Saving and evaluating do not count as the time of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks

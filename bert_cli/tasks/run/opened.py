@@ -29,11 +29,7 @@ from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.heads import (
-    LAST_BLOCKS,
-    Head,
-    heads,
-)
+from bert_cli.facts.heads import LAST_BLOCKS, Head, heads
 from bert_cli.files import JSONObject
 from bert_cli.model import hf
 from bert_cli.model.bert import Outputs, build_blocks, named_weights

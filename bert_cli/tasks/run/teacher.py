@@ -59,11 +59,12 @@ def with_teacher(
     assert examples is not None
     source = models.find_source(str(distillation.teacher), "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
+    problem = ""
     if task_of(source, None) != work.head.task:
         problem = f"is a {source.architecture}, not a model for {work.head.task}"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
-    if labels_of(source) != task.labels:
+    elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
+    if problem:
         raise ConfigError(where, problem, "give a model that was trained for the task")
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
         remedy = "give a teacher with the vocabulary of the model"
@@ -172,9 +173,8 @@ def with_vectors(
         remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
         raise DataError(path, problem, remedy) from error
     if not np.isfinite(vectors).all():
-        raise DataError(
-            path, "has values that are not finite", "delete it, or choose another teacher"
-        )
+        remedy = "delete it, or choose another teacher"
+        raise DataError(path, "has values that are not finite", remedy)
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}
     origin = f"{task.train.fingerprint}, teacher {teacher}"
@@ -195,10 +195,8 @@ def _open_cache(path: str, is_new: bool = False) -> sqlite3.Connection:
         cache.execute(f"{SELECT} LIMIT 0", [""])
     except sqlite3.DatabaseError as error:
         cache.close()
-        if (
-            getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in DAMAGED
-            or is_new
-        ):
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code not in DAMAGED or is_new:
             raise
         print_line(f"{path}: is damaged ({error}); its vectors are computed again")
         Path(path).unlink()

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of, verify_checkpoint
+from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
@@ -116,8 +116,7 @@ def _values(paths: Sequence[Path], files: Sequence[safe_open], name: str) -> Ite
 
 
 def _open(path: Path, stack: ExitStack) -> safe_open:
-    checkpoint.read_state(path)
-    verify_checkpoint(path, but=(OPTIMIZER,))
+    checkpoint.Saved(path).verify(but=(OPTIMIZER,))
     try:
         return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
     except (OSError, SafetensorError) as error:

@@ -136,7 +136,7 @@ def test_first_losses_are_judged(tmp_path):
 
     class NoPairs:
         def rows(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-            stream = doctor.corpora.open_stream(settings)
+            stream = corpora.open_stream(settings)
             return stream.rows(positions) | {"next_sentence_weights": np.zeros(8, np.float32)}
 
     begun = draft(settings)
