@@ -231,10 +231,7 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     index = np.concatenate([draw.permutation(24), [-1] * 6]).reshape(6, 5)
     numbers = np.where(index < 0, 0, index % 20)
     vectors = draw.standard_normal((6, 5, 8)).astype(np.float32)
-    global_batch = SimpleNamespace(examples=12)
-    settings = SimpleNamespace(
-        texts_per_example=2, temperature=0.1, global_batch=global_batch, prefixes=[]
-    )
+    contrast = embed.Contrast(rows=12, texts=2, temperature=0.1, sizes=(8,))
     sent = {}
 
     def batch_of(rank, world_size, all_reduce):
@@ -242,7 +239,7 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
         rows = slice(rank * 6 // world_size, (rank + 1) * 6 // world_size)
         engine = SimpleNamespace(group=group, forward=lambda batch, request: vectors[rows])
         batch = {"text_index": index[rows], "text_numbers": numbers[rows]}
-        return embed.add_gradients(settings, engine, batch, UpdateRequest())
+        return embed.add_gradients(contrast, engine, batch, UpdateRequest())
 
     complete = batch_of(0, 1, lambda array: array)
     for rank in (0, 1):  # what each process sends
