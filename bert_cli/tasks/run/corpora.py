@@ -55,11 +55,11 @@ def reader_of_folders() -> Read:
 
 def _on_disk(order: PretrainSettings, stage: Stage, read: Read) -> list[JSONObject]:
     """Return the corpus.json of each folder of a stage, but not of absent or incomplete ones."""
-    found: list[JSONObject] = []
+    stored: list[JSONObject] = []
     for corpus in () if order.generated_dataset else stage.corpora:
         with suppress(DataError):  # raised again when the folder is opened
-            found.append(read(Path(corpus.path)).corpus)
-    return found
+            stored.append(read(Path(corpus.path)).corpus)
+    return stored
 
 
 def with_sizes_of_records(

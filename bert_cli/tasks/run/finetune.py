@@ -98,8 +98,8 @@ def prepare(
     longest = min(longest or order.max_seq_length, stored.get("max_seq_length", math.inf))
     if is_default_length and longest < order.max_seq_length:
         order = changed(order, max_seq_length=longest)
-    draft = Draft(order, stack, tokenizer=folder)
-    draft.start = Start(draft.start.folder, source, draft.start.folder.newest)
+    run = Folder(order.save_ckpt_path)
+    draft = Draft(order, stack, Start(run, source, run.newest), tokenizer=folder)
     take_devices(draft)
     order = draft.order
     if is_default_length:

@@ -92,7 +92,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
             del shown["seconds_left"]
         bar.after_step(info.step, shown)
         # With a progress bar, lines are printed only as often as the settings explicitly ask for.
-        is_wanted = not bar.shown or job.prints_steps
+        is_wanted = not bar.shown or "log_every_steps" in job.output.model_fields_set
         if is_wanted and (cadence.due(info.step) or info.step == first):
             print_line(metrics.format_step(info.step, last, shown))
         steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))

@@ -34,6 +34,7 @@ from bert_cli.tasks.run.task import Task
 from bert_cli.text import count
 from bert_cli.train.loop import StopRequest
 
+NEW = Start(Folder(None), None, None)
 PRETRAINING = Task(labels=2, label_names=None, train=None)
 SAMPLE = 8
 """Examples that are read to check the records."""
@@ -51,6 +52,8 @@ class Output(NamedTuple):
     keep_checkpoints: int
     keep_every_steps: int | None
     log_every_steps: int
+    model_fields_set: set[str]
+    """The settings that are given."""
     max_skipped_steps: int
     tensorboard_dir: Path | None
     cluster: Cluster
@@ -65,8 +68,6 @@ class Job:
     """The settings of its command."""
     record: JSONObject
     """Its settings as they are saved: with the sizes of the model and of the records, and with the layout."""
-    prints_steps: bool
-    """Whether the settings ask for lines of steps beside a progress bar."""
     output: Output
     work: Workload
     start: Start
@@ -131,7 +132,7 @@ class Draft(Generic[Order]):
     """Complete after the steps: with the sizes of the model and of the records, and with the layout."""
     stack: ExitStack = field(default_factory=ExitStack)
     """Ends what the steps have begun."""
-    start: Start = field(init=False)
+    start: Start = NEW
     processes: Processes = resolve.ONE_PROCESS
     mesh: Mesh = field(init=False)
     stop: StopRequest = field(init=False)
@@ -149,17 +150,12 @@ class Draft(Generic[Order]):
     lines: list[str] = field(default_factory=list)
     """What a run prints of its steps."""
 
-    def __post_init__(self) -> None:
-        """Start in an empty folder: the order has not been followed yet."""
-        self.start = Start(Folder(self.order.save_ckpt_path), None, None)
-
     def job(self, **values: Any) -> Job:
         """Return the run of the complete order, with the other `values` of a Job."""
         order = self.order
         return Job(
             kind=type(order),
             record=order.model_dump(mode="json"),
-            prints_steps="log_every_steps" in order.model_fields_set,
             output=Output(*(getattr(order, name) for name in Output._fields)),
             work=workload_of(order),
             start=self.start,
@@ -175,7 +171,7 @@ class Draft(Generic[Order]):
 
 def find_model(draft: Draft[PretrainSettings]) -> str:
     """Find the state from which the run starts, and take the sizes of its model."""
-    draft.start = find_start(draft.order, draft.start.folder)
+    draft.start = find_start(draft.order, Folder(draft.order.save_ckpt_path))
     source = draft.start.source
     draft.order = resolve.with_shape_of(draft.order, source)
     if source is not None:

@@ -63,10 +63,9 @@ def load_state(run: Run, stack: ExitStack) -> None:
 
 def _take_folder(job: Job, stack: ExitStack) -> None:
     folder = job.folder
-    tensorboard = job.output.tensorboard_dir
     stack.enter_context(checkpoint.lock_run(folder))
     text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
-    if tensorboard is not None:
+    if (tensorboard := job.output.tensorboard_dir) is not None:
         text += f"; TensorBoard's files into {tensorboard.absolute()}"
     print_line(text)
     if removed := checkpoint.remove_partial_checkpoints(folder):
