@@ -207,7 +207,7 @@ def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomen
     [
         ("good: a film", "p.jsonl (line 2): is not JSON"),
         ("[1]", "p.jsonl (line 2): is not a JSON object; give one object per line"),
-        ('{"good": "a film"}', "p.jsonl (line 2): has no text 'bad', only 'good'; give {\"good\""),
+        ('{"good": "a film"}', "p.jsonl (line 2): has no column 'bad', only 'good'; give {\"good\""),
         ('{"good": "a film", "bad": ""}', "p.jsonl (line 2): 'bad' has 0 tokens, not 1 to 30 as max_seq_length 32"),
         (json.dumps({"good": "film " * 31, "bad": "a"}), "p.jsonl (line 2): 'good' has 31 tokens"),
         ('{"good": "A film", "bad": "a film"}', "p.jsonl (line 2): 'good' and 'bad' are the same tokens in"),
