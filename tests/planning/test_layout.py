@@ -100,7 +100,7 @@ def traced_stash(name: str, given: PretrainSettings, fuse_above: float) -> int:
     from bert_cli.model.operations import Operations
     from bert_cli.tasks.run.build import factors_of
 
-    policy, factors = given.precision, factors_of(given)
+    policy, factors = given.precision, factors_of(workload_of(given))
     options = {"policy": policy, "operations": Operations(fuse_above, factors=factors)}
     block = build_block(name, given.bert_config, seed=1, **options)
     ids = tf.ones([4, 128], tf.int32)
