@@ -6,7 +6,7 @@ Records that do not fit the run, or the model from which it starts, are refused 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -46,11 +46,6 @@ class RecordFolder(TokenizerFolder):
 
 
 Read = Callable[[Path], RecordFolder]
-
-
-def reader_of_folders() -> Read:
-    """Return a function that reads each folder of records once."""
-    return cache(RecordFolder)
 
 
 def _on_disk(order: PretrainSettings, stage: Stage, read: Read) -> list[JSONObject]:

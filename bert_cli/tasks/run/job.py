@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
@@ -26,7 +27,7 @@ from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.tasks.run import corpora, probe, resolve
-from bert_cli.tasks.run.corpora import Read, reader_of_folders
+from bert_cli.tasks.run.corpora import Read, RecordFolder
 from bert_cli.tasks.run.folder import Folder, Start, find_start
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import Order
@@ -136,7 +137,8 @@ class Draft(Generic[Order]):
     processes: Processes = resolve.ONE_PROCESS
     mesh: Mesh = field(init=False)
     stop: StopRequest = field(init=False)
-    read: Read = field(default_factory=reader_of_folders)
+    read: Read = field(default_factory=lambda: cache(RecordFolder))
+    """Reads each folder of records once."""
     configured: Order | None = None
     """The order with the sizes of the model, but not those of the records."""
     tokenizer: TokenizerFolder | None = None

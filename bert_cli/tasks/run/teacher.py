@@ -26,7 +26,6 @@ from bert_cli.data.finetune.features import Features, cached
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.parse.load import changed
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
@@ -155,7 +154,7 @@ def with_vectors(
     tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH, normalize=True)
     defaults = Embedding.read_defaults(source, reading)
-    reading = changed(reading, pooling=defaults.get("pooling", "mean"))
+    reading = reading.model_copy(update={"pooling": defaults.get("pooling", "mean")})
     positions = source.config.max_position_embeddings
     length = min(positions, defaults.get("max_seq_length", positions))
     model = open_model(source, task_of(source, settings.head.task))

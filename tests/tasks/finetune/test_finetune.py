@@ -508,7 +508,9 @@ def test_outputs_of_another_teacher_or_of_other_examples_are_computed_again(
         values |= {"cache_dir": tmp_path / "cache", "distillation": {"teacher": str(name)}}
         settings = ClassifySettings.model_validate(values)
         task = texts.build(settings, tokenizer, None)
-        taught = with_teacher(settings, task, tokenizer, lambda *_: None).train
+        work = workload_of(settings)
+        cache = settings.cache_dir
+        taught = with_teacher(settings.distillation, work, task, tokenizer, cache).train
         columns.append(taught.labels["teacher_logits"])
     assert read == [160, 160, 61]
     np.testing.assert_array_equal(columns[0], columns[1])
