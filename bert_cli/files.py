@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TextIO, TypeVar
@@ -33,6 +33,10 @@ BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16
 STATE = "state.json"
 OWN_CHECKSUM = "own_crc32c"
 """The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries."""
+RESTORE = (
+    "copy the checkpoint again, or use another; if the folder was changed on purpose, remove "
+    f"{STATE} from it"
+)
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 PARTIAL = ".partial_"
@@ -54,7 +58,13 @@ InnerPath = Annotated[str, AfterValidator(_check_inner)]
 # --- JSON
 
 
-def read_json(path: Path, kind: type[Value], error: type[BertError], remedy: str) -> Value:
+def read_json(
+    path: Path,
+    kind: type[Value],
+    error: type[BertError],
+    remedy: str,
+    read: Callable[[Path], bytes] = Path.read_bytes,
+) -> Value:
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
     Raises `error` with the path and `remedy` for a file that cannot be read, is not UTF-8 or JSON,
@@ -62,7 +72,7 @@ def read_json(path: Path, kind: type[Value], error: type[BertError], remedy: str
     (`with_checksum`), which is left out.
     """
     try:
-        text = path.read_bytes()
+        text = read(path)
     except OSError as failure:
         raise error(str(path), f"cannot be read ({failure.strerror})", remedy) from failure
     return parse_json(str(path), text, kind, error, remedy)
@@ -208,30 +218,28 @@ def with_checksum(record: JSONObject) -> JSONObject:
     return record | {OWN_CHECKSUM: json_crc32c(json.loads(json.dumps(record)))}
 
 
-def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
+def verify_checkpoint(folder: Path, *, but: tuple[str, ...] = ()) -> None:
     """Verify state.json of a checkpoint and its other files, without files whose names end in `but`.
 
     A folder without state.json, as other programs write a model, is not verified. Raises CheckpointError for a file
     that has changed since it was saved.
     """
     state = folder / STATE
-    if not state.is_file():
-        return
-    restore = (
-        "copy the checkpoint again, or use another; if the folder was changed on purpose, remove"
-    )
-    remedy = remedy or f"{restore} {STATE} from it"
-    saved = read_json(state, Checksums, CheckpointError, remedy)
-    for name, crc32c in saved.crc32c.items():
-        if name.endswith(but):
-            continue
+    if state.is_file():
+        saved = read_json(state, Checksums, CheckpointError, RESTORE)
+        verify_files(folder, {n: c for n, c in saved.crc32c.items() if not n.endswith(but)})
+
+
+def verify_files(folder: Path, checksums: Mapping[str, str], remedy: str = "") -> None:
+    """Raise CheckpointError for a file in a checkpoint that has another checksum than state.json says."""
+    for name, crc32c in checksums.items():
         try:
             actual = file_crc32c(folder / name)
         except OSError as error:
             actual = f"cannot be read: {error.strerror}"
         if actual != crc32c:
             problem = f"has changed since it was saved (crc32c {actual}, but {crc32c} in {STATE})"
-            raise CheckpointError(str(folder / name), problem, remedy)
+            raise CheckpointError(str(folder / name), problem, remedy or RESTORE)
 
 
 # --- writing

@@ -86,11 +86,12 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
     steps = settings.pop("steps", 3)
     run = PretrainSettings.model_validate(settings)
     processes = find_processes(os.environ)
-    mesh = open_mesh(run, processes)
+    work = workload_of(run)
+    mesh = open_mesh(work, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
-    plan = make_plan(workload_of(run), length_of(run), None)
-    parts: Any = build.build_run(run, mesh, plan)
+    plan = make_plan(work, length_of(run), None)
+    parts: Any = build.build_run(work, mesh, plan)
     engine, state, step = parts
     stream = corpora.open_stream(run, processes.rank, processes.count)
     engine.compile(stream.first_micro_batches(len(mesh.devices)))

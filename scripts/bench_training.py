@@ -81,10 +81,11 @@ def build_ours(options: argparse.Namespace) -> Any:
             "total_num_train_samples": 10**6,
         }
     )
-    mesh = open_mesh(settings, find_processes(os.environ))
-    plan = make_plan(workload_of(settings), length_of(settings), None)
-    parts = build.build_run(settings, mesh, plan)
-    return parts.engine, corpora.open_stream(settings)[0]
+    work = workload_of(settings)
+    mesh = open_mesh(work, find_processes(os.environ))
+    plan = make_plan(work, length_of(settings), None)
+    engine, _, _ = build.build_run(work, mesh, plan)
+    return engine, corpora.open_stream(settings)[0]
 
 
 def micro_batch_of_bert(options: argparse.Namespace) -> Pairs:

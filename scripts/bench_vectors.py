@@ -99,7 +99,7 @@ def train_ours(options: argparse.Namespace) -> Pairs:
         return lambda info: times.append(clock.lap())
 
     with ExitStack() as stack, redirect_stdout(sys.stderr):
-        resolved = finetune.resolve(finetune.prepare(settings, embed.build, stack), None)
+        resolved = finetune.resolve(*finetune.prepare(settings, embed.build, stack))
         train.run_training(replace(resolved, unsaved_steps=options.steps + 1), stack, timer)
     file.unlink()
     return times[1:]

@@ -77,6 +77,11 @@ class EmbedSettings(FinetuneSettings):
         return self.head.last_blocks if self.pooling == "mean" else (self.head.name,)
 
     @property
+    def pools_by(self) -> str | None:
+        """Return how the vector of a text is computed."""
+        return self.pooling
+
+    @property
     def columns(self) -> list[str]:
         """Return the columns of train_file that are read."""
         has_pairs = self.objective == "pairs" and self.distillation.teacher is None

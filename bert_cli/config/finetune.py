@@ -104,6 +104,11 @@ class FinetuneSettings(TrainSettings):
     """Folder that caches tokenized examples; null for no cache."""
 
     @property
+    def teacher_of_labels(self) -> Distillation | None:
+        """Return how the run learns the outputs of a teacher of the same task; None without such a teacher."""
+        return None
+
+    @property
     def knows_its_model(self) -> bool:
         """Return whether the config has the shape of the model; otherwise the pretrained model has it."""
         return "bert_config" in self.model_fields_set
@@ -142,6 +147,11 @@ class TaskSettings(FinetuneSettings):
 
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
+
+    @property
+    def teacher_of_labels(self) -> Distillation | None:
+        """Return how the run learns the outputs of its teacher, if it has one."""
+        return None if self.distillation.teacher is None else self.distillation
 
 
 class Answering(Settings):

@@ -2,52 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
-from bert_cli.config.settings import (
-    Needs,
-    Positive,
-    SettingError,
-    Settings,
-    Unless,
-    is_remote,
-)
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.settings import Needs, Positive, SettingError, Unless, is_remote
+from bert_cli.config.training import Scaling, Stage, TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape
 
 CACHE = Path("~/.cache/bert/records")
-Scaling = Literal["unit", "u-mup"]
-
-
-class WeightedCorpus(Settings):
-    """One of several corpora that a run reads."""
-
-    path: PathOrName
-    """Folder or address of the records."""
-    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Relative weight of the corpus in the mixture."""
-
-
-class Stage(Settings):
-    """A later stage of a run, with sequences of another length."""
-
-    dataset_dir: PathOrName | list[WeightedCorpus] | None = None
-    """Records of the stage; by default the records of the run."""
-    max_seq_length: Annotated[int, Field(ge=8)]
-    """Sequence length S of the stage."""
-    max_predictions_per_seq: Positive
-    """Maximum number P of masked positions of an example of the stage."""
-    total_num_train_samples: Positive
-    """Examples that the stage reads, rounded up to full steps."""
-    micro_batch_size: Positive | None = None
-    """Examples of a micro-batch, by default as before; the number of accumulated micro-batches stays the same."""
 
 
 class PretrainSettings(TrainSettings):
@@ -131,36 +99,49 @@ class PretrainSettings(TrainSettings):
         return [{"path": item} if isinstance(item, str) else item for item in value]
 
     @property
+    def all_stages(self) -> list[Stage]:
+        """Return the stages of the run with their records; the first stage has the settings of the run."""
+        values = {
+            name: getattr(self, name) for name in Stage.model_fields if name != "micro_batch_size"
+        }
+        stages = [Stage.model_construct(**values), *self.stages]
+        return [
+            stage.model_copy(update={"dataset_dir": stage.dataset_dir or self.dataset_dir})
+            for stage in stages
+        ]
+
+    @property
     def dataset_paths(self) -> list[str]:
         """Return the folders or addresses of `dataset_dir`."""
-        if isinstance(self.dataset_dir, str):
-            return [self.dataset_dir]
-        return [corpus.path for corpus in self.dataset_dir or ()]
+        return [corpus.path for corpus in self.all_stages[0].corpora]
 
     @property
     def record_paths(self) -> list[str]:
         """Return the folders or addresses of the records of all stages and of the evaluation."""
-        stages = (self, *self.later_stages)
-        paths = [path for stage in stages for path in stage.dataset_paths]
-        if self.validation_dir:
-            paths.append(self.validation_dir)
-        return paths
-
-    @property
-    def positions_read(self) -> int:
-        """Return the [CLS] of each sequence plus the masked positions; the rest ends with the encoder."""
-        sequences = self.max_sequences_per_pack
-        predictions = self.max_predictions_per_seq
-        probability = self.masking.highest_probability
-        length = self.max_seq_length
-        return sequences + packed_predictions(length, sequences, predictions, probability)
+        paths = [corpus.path for stage in self.all_stages for corpus in stage.corpora]
+        return [*paths, self.validation_dir] if self.validation_dir else paths
 
     @property
     def micro_batch_shape(self) -> BatchShape:
         """Return the shape of a micro-batch."""
+        ((_, masked), *_) = self.masked_in_stages
         sequences = self.max_sequences_per_pack
-        masked = self.positions_read - sequences
         return super().micro_batch_shape._replace(masked=masked, sequences=sequences)
+
+    @property
+    def masked_in_stages(self) -> Sequence[tuple[Stage, int]]:
+        """Return each stage with the masked positions of its examples."""
+        sequences = self.max_sequences_per_pack
+        probability = self.masking.highest_probability
+        return [
+            (
+                stage,
+                packed_predictions(
+                    stage.max_seq_length, sequences, stage.max_predictions_per_seq, probability
+                ),
+            )
+            for stage in self.all_stages
+        ]
 
     @property
     def mask_probabilities(self) -> tuple[float, float] | None:
@@ -170,29 +151,14 @@ class PretrainSettings(TrainSettings):
         return None if first in (None, last) else (first, last)
 
     @property
-    def has_factors(self) -> bool:
-        """Return whether weights and activations have factors of Unit Scaling."""
-        return self.scaling is not None
+    def unit_scaling(self) -> Scaling | None:
+        """Return the kind of Unit Scaling, by which weights and activations have factors."""
+        return self.scaling
 
     @property
-    def stage_sizes(self) -> Sequence[tuple[int | None, int]]:
-        """Return the micro-batch, None for that of the stage before, and the examples of each later stage."""
-        return [(stage.micro_batch_size, stage.total_num_train_samples) for stage in self.stages]
-
-    @property
-    def later_stages(self) -> Sequence["PretrainSettings"]:
-        """Return the settings of the stages after the first."""
-        stages = []
-        batch = self.global_batch
-        for stage in self.stages:
-            changes = {name: value for name, value in stage if value is not None}
-            size = changes.pop("micro_batch_size", batch.micro_batch_size)
-            batch = batch.model_copy(update={"micro_batch_size": size})
-            changes |= {"global_batch": batch, "stages": []}
-            # Not `changed`: `_check_schedules` validates the stages and names them in messages, and a stage counts
-            # examples even if the first stage counts epochs.
-            stages.append(self.model_copy(update=changes))
-        return stages
+    def new_rows(self) -> tuple[int, int]:
+        """Return the initial steps that train only new rows of the word embeddings, and the number of other rows."""
+        return self.new_rows_only_steps, self.known_rows
 
     def _check(self) -> None:
         self._check_scaling()
@@ -236,7 +202,7 @@ class PretrainSettings(TrainSettings):
         if self.stages and self.scaling:
             problem = "cannot be combined with stages: its factors depend on the sequence length"
             raise SettingError("scaling", problem, "leave out one of them")
-        for number, stage in enumerate((self, *self.later_stages)):
+        for number, stage in enumerate(self.all_stages):
             prefix = f"stages[{number - 1}]." if number else ""
             if number and self.knows_its_model and stage.max_seq_length > positions:
                 problem = f"{stage.max_seq_length} is more than bert_config.max_position_embeddings"

@@ -30,6 +30,7 @@ from bert_cli.facts.products import BatchShape
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
+Scaling = Literal["unit", "u-mup"]
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
 """Last part of the name of a weight."""
 
@@ -175,6 +176,36 @@ class OptimizerOpts(Settings):
     """Round the update of float16 weights up or down at random, without bias."""
 
 
+class WeightedCorpus(Settings):
+    """One of several corpora that a run reads."""
+
+    path: PathOrName
+    """Folder or address of the records."""
+    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Relative weight of the corpus in the mixture."""
+
+
+class Stage(Settings):
+    """A later stage of a run, with sequences of another length."""
+
+    dataset_dir: PathOrName | list[WeightedCorpus] | None = None
+    """Records of the stage; by default the records of the run."""
+    max_seq_length: Annotated[int, Field(ge=8)]
+    """Sequence length S of the stage."""
+    max_predictions_per_seq: Positive
+    """Maximum number P of masked positions of an example of the stage."""
+    total_num_train_samples: Positive
+    """Examples that the stage reads, rounded up to full steps."""
+    micro_batch_size: Positive | None = None
+    """Examples of a micro-batch, by default as before; the number of accumulated micro-batches stays the same."""
+
+    @property
+    def corpora(self) -> list[WeightedCorpus]:
+        """Return the folders or addresses of `dataset_dir` with their weights."""
+        records = self.dataset_dir
+        return [WeightedCorpus(path=records)] if isinstance(records, str) else records or []
+
+
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
@@ -274,28 +305,28 @@ class TrainSettings(Settings):
         return 1
 
     @property
-    def positions_read(self) -> int:
-        """Return the number of positions of an example, including [CLS], that the blocks after the encoder read."""
-        return self.max_seq_length
-
-    @property
     def mask_probabilities(self) -> tuple[float, float] | None:
         """Return the fractions of tokens that the first and the last step mask, if they differ."""
         return None
 
     @property
-    def has_factors(self) -> bool:
-        """Return whether weights and activations have factors of Unit Scaling."""
-        return False
+    def unit_scaling(self) -> Scaling | None:
+        """Return the kind of Unit Scaling, by which weights and activations have factors."""
+        return None
 
     @property
-    def stage_sizes(self) -> Sequence[tuple[int | None, int]]:
-        """Return the micro-batch, None for that of the stage before, and the examples of each later stage."""
-        return ()
+    def new_rows(self) -> tuple[int, int]:
+        """Return the initial steps that train only new rows of the word embeddings, and the number of other rows."""
+        return 0, 0
 
     @property
-    def later_stages(self) -> Sequence["TrainSettings"]:
-        """Return the settings of the stages after the first."""
+    def pools_by(self) -> str | None:
+        """Return how the vector of a text is computed; None for models that are not trained for vectors."""
+        return None
+
+    @property
+    def masked_in_stages(self) -> Sequence[tuple[Stage, int]]:
+        """Return each stage of a run of several with the masked positions of its examples."""
         return ()
 
     @property

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bert_cli.config.pretrain import Scaling
+from bert_cli.config.training import Scaling
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape

@@ -189,11 +189,11 @@ def idle_memory(work: Workload, kind: str, memory: int) -> list[str]:
     if larger is None:
         return []
     number = larger.batch.micro_batch_size
-    batch = larger.batch
-    flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica"
+    steps = larger.batch.grad_acc_steps_per_replica
+    flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica {steps}"
     return [
         f"memory: {format_bytes(fullest(work, kind)[1].total)} of {format_bytes(memory)}; "
-        f"micro-batch {number} would fit, with the same batch ({flags} {batch.grad_acc_steps_per_replica})"
+        f"micro-batch {number} would fit, with the same batch ({flags})"
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.heads import GATHER, LAST_BLOCKS, Block, Saved
+from bert_cli.facts.heads import GATHER, LAST_BLOCKS, Saved
 from bert_cli.planning.workload import Workload
 
 Stages = Sequence[Sequence[str]]
@@ -69,21 +69,18 @@ class Estimate:
 
 def weights_of(config: BertConfig) -> dict[str, int]:
     """Return the number of weights of each block; shared weights count in the first block."""
+    last_blocks = ARCHITECTURES[config.architecture].last_blocks.items()
     return {
         "emb": config.embedding_weights,
         "hid": config.layer_weights,
         "final_norm": config.final_norm_weights,
-        **{name: block.weights(config) for name, block in _last_blocks(config).items()},
+        **{name: block.weights(config) for name, block in last_blocks},
     }
-
-
-def _last_blocks(config: BertConfig) -> dict[str, Block]:
-    return ARCHITECTURES[config.architecture].last_blocks
 
 
 def _reads_word_table(config: BertConfig, blocks: Sequence[str]) -> bool:
     """Return whether one of the blocks scores the vocabulary with the word embeddings."""
-    last_blocks = _last_blocks(config).items()
+    last_blocks = ARCHITECTURES[config.architecture].last_blocks.items()
     return any(block.reads_word_table for name, block in last_blocks if name in blocks)
 
 
@@ -149,7 +146,7 @@ def _with_jax(work: Workload, kind: str) -> Estimate:
     copies = work.precision.startswith("mixed") * compute * inner
     update = JAX_GATHERED * weights if stored < weights else updated
     # A loop over layers, each weight of which is one array; the factors of Unit Scaling differ from layer to layer.
-    if not work.has_factors and (parallel.recompute or kind == "TPU"):
+    if not work.unit_scaling and (parallel.recompute or kind == "TPU"):
         copies = JAX_LOOP_COPIES[kind] * FLOAT32 * inner * stored // weights
         # The update has temporaries for one array at a time: the word table, or a kernel of all layers.
         kernels = layers * config.hidden_size * config.intermediate_size // (first * second)
@@ -172,7 +169,7 @@ def _with_jax(work: Workload, kind: str) -> Estimate:
     return Estimate(
         weights=WEIGHT_BYTES[work.precision] * stored,
         accumulators=FLOAT32 * stored,
-        moments=work.optimizer.slot_bytes(updated),
+        moments=work.optimizer_kind.slot_bytes(updated),
         stashes=0,
         working=working + saved_bytes(work, "emb", stashed=False) + copies,
         logits=logits,
@@ -204,7 +201,7 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     return Estimate(
         weights=WEIGHT_BYTES[work.precision] * weights,
         accumulators=FLOAT32 * (weights + table * max(0, tables - 1)),
-        moments=0 if parallel.optimizer_state_offload else work.optimizer.slot_bytes(updated),
+        moments=0 if parallel.optimizer_state_offload else work.optimizer_kind.slot_bytes(updated),
         stashes=int(GAPS * sum(_stashes(work, stages, number) for number in numbers)),
         # Stages that share a device may run at once.
         working=int(GAPS * sum(_working(work, stages, number) for number in numbers)),
@@ -259,7 +256,7 @@ def _working(work: Workload, stages: Stages, number: int) -> int:
 
 def _kernel_copies(work: Workload, blocks: Sequence[str]) -> int:
     """Return the bytes of kernels in 16 bits, or times the factors of Unit Scaling."""
-    if not work.precision.startswith("mixed") and not work.has_factors:
+    if not work.precision.startswith("mixed") and not work.unit_scaling:
         return 0
     config = work.model
     table = config.vocab_size * config.hidden_size if _reads_word_table(config, blocks) else 0
@@ -281,7 +278,7 @@ def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
     """
     config = work.model
     more = int(stashed)
-    scaled = more * int(work.has_factors)  # values before a factor
+    scaled = more * int(work.unit_scaling is not None)  # values before a factor
     hidden = int(config.hidden_dropout_prob > 0.0)
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32
@@ -309,16 +306,13 @@ def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
         return layer + (2 + more) * compute * bnss + 2 * compute * bsf
     changed = int(bool(dropout) or work.precision != "float32")
     if block in LAST_BLOCKS:
-        bd = count_elements(work, "BD")
-        bpd = count_elements(work, "BPD")
-        saved = Saved(compute, wide, more, bd, bpd, bsd)
-        return _last_blocks(config)[block].saved(saved)
-    return {
-        "emb": (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd,
-        "hid": layer
-        + ((1 + dropout) * wide + changed * compute) * bnss
-        + ((3 + 2 * more) * wide + compute) * bsf,
-    }[block]
+        pooled, masked = (count_elements(work, shape) for shape in ("BD", "BPD"))
+        saved = Saved(compute, wide, more, pooled, masked, bsd)
+        return ARCHITECTURES[config.architecture].last_blocks[block].saved(saved)
+    if block == "emb":
+        return (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd
+    layer += ((1 + dropout) * wide + changed * compute) * bnss
+    return layer + ((3 + 2 * more) * wide + compute) * bsf
 
 
 def _saved_by_xla(work: Workload, kind: str, compute: int) -> int:
@@ -349,12 +343,12 @@ def _input(work: Workload, block: str) -> int:
 
 
 def count_elements(work: Workload, shape: str) -> int:
-    """Return the elements of a tensor of one micro-batch; P includes the position of [CLS]."""
+    """Return the elements of a tensor of one micro-batch; P are the positions that the last blocks read, with [CLS]."""
     config = work.model
     sizes = {
         "B": work.batch.micro_batch_size * work.texts_per_example,
         "S": work.max_seq_length,
-        "P": work.positions_read,
+        "P": work.sequences + work.masked if work.masked else work.max_seq_length,
         "N": config.num_attention_heads,
         "D": config.hidden_size,
         "F": config.intermediate_size,

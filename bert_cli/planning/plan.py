@@ -161,37 +161,20 @@ def make_plan(
     the run is unknown, or if the decay starts at its end.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
-    samples = [length.examples(epoch), *(stage.samples for stage in work.later)]
-    plan = _whole_plan(work, samples, corpus_examples, sequences_per_example)
-    first = length.decay_from
-    if first is None:
-        return plan
-    if first >= plan.total_steps:
-        problem = f"is not before the last step, {plan.total_steps:,}"
-        remedy = "raise --num-epochs or --total-num-train-samples to the end of the decay"
-        raise ConfigError(f"decay_from ({first:,})", problem, remedy)
-    return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
-
-
-def _whole_plan(
-    work: Workload,
-    samples: Sequence[int],
-    corpus_examples: int | None,
-    sequences_per_example: float,
-) -> Plan:
-    batch = work.batch
-    micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
-    sequences = batch.examples * sequences_per_example
+    samples = [length.examples(epoch), *(stage.total_num_train_samples for stage, _ in work.later)]
     segments, total_steps = _segments(work.stages, samples, sequences_per_example)
-    rate = work.rate
-    scale = 1.0 if rate.reference_batch_size is None else sequences / rate.reference_batch_size
     ends = [*(segment.first_step for segment in segments[1:]), total_steps]
-    return Plan(
+    batch = work.batch
+    rate = work.optimizer.learning_rate
+    scale = 1.0
+    if rate.reference_batch_size is not None:
+        scale = batch.examples * sequences_per_example / rate.reference_batch_size
+    plan = Plan(
         total_steps=total_steps,
         warmup_steps=int(rate.warmup_frac * total_steps),
         examples_per_step=batch.examples,
         micro_batch_size=batch.micro_batch_size,
-        micro_batches_per_step=micro_batches,
+        micro_batches_per_step=batch.replicas * batch.grad_acc_steps_per_replica,
         examples=sum(
             (end - segment.first_step) * segment.micro_batches * segment.micro_batch_size
             for segment, end in zip(segments, ends, strict=True)
@@ -204,6 +187,14 @@ def _whole_plan(
         decay_step=decay_step(rate, total_steps) if rate.schedule_name == "wsd" else None,
         mask_probabilities=work.mask_probabilities,
     )
+    first = length.decay_from
+    if first is None:
+        return plan
+    if first >= total_steps:
+        problem = f"is not before the last step, {total_steps:,}"
+        remedy = "raise --num-epochs or --total-num-train-samples to the end of the decay"
+        raise ConfigError(f"decay_from ({first:,})", problem, remedy)
+    return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
 
 
 def decay_step(rate: LearningRate, total_steps: int) -> int:
@@ -246,18 +237,12 @@ def _segments(
             )
             sequences = micro_batches * batch.micro_batch_size * sequences_per_example
             steps = max(1, math.ceil((end - done) / sequences))
+            size_of_micro_batch = batch.micro_batch_size
             segments.append(
-                Segment(
-                    first_step=step,
-                    micro_batches=micro_batches,
-                    first_micro_batch=before,
-                    stage=stage,
-                    first_example=examples,
-                    micro_batch_size=batch.micro_batch_size,
-                )
+                Segment(step, micro_batches, before, stage, examples, size_of_micro_batch)
             )
-            step = step + steps
-            before = before + steps * micro_batches
+            step += steps
+            before += steps * micro_batches
             done += steps * sequences
             examples += steps * micro_batches * batch.micro_batch_size
         read += stage_examples

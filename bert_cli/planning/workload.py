@@ -5,24 +5,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from bert_cli.config.markers import Engine
 from bert_cli.config.parallel import Parallel
-from bert_cli.config.training import GlobalBatch, LearningRate, Precision, TrainSettings
+from bert_cli.config.training import (
+    GlobalBatch,
+    OptimizerOpts,
+    Precision,
+    Scaling,
+    Stage,
+    TrainSettings,
+)
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
 from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind
 from bert_cli.facts.products import BatchShape
-from bert_cli.parse.load import changed
 
-Settings = TypeVar("Settings", bound=TrainSettings)
-
-
-class Stage(NamedTuple):
-    """What a later stage of a run changes."""
-
-    max_seq_length: int
-    masked: int
-    micro_batch_size: int | None
-    """None: that of the stage before."""
-    samples: int
+Order = TypeVar("Order", bound=TrainSettings)
 
 
 class Workload(NamedTuple):
@@ -30,6 +26,8 @@ class Workload(NamedTuple):
 
     model: BertConfig
     head: Head
+    last_blocks: tuple[str, ...]
+    """The blocks after the encoder layers."""
     batch: GlobalBatch
     parallel: Parallel
     max_seq_length: int
@@ -41,30 +39,28 @@ class Workload(NamedTuple):
     """Texts of an example that go through the model as separate sequences."""
     engine: Engine
     precision: Precision
-    optimizer: OptimizerKind
-    rate: LearningRate
+    optimizer: OptimizerOpts
+    seed: int
     compile: str
     deterministic: bool
-    has_factors: bool
-    """Whether weights and activations have factors of Unit Scaling."""
+    unit_scaling: Scaling | None
+    """The kind of Unit Scaling, by which weights and activations have factors."""
+    new_rows: tuple[int, int]
+    """Initial steps that train only new rows of the word embeddings, and the number of other rows."""
     mask_probabilities: tuple[float, float] | None
-    later: tuple[Stage, ...] = ()
+    later: Sequence[tuple[Stage, int]] = ()
+    """The stages after the first, with the masked positions of their examples."""
 
     @property
-    def last_blocks(self) -> tuple[str, ...]:
-        """Return the blocks after the encoder layers."""
-        return self.head.last_blocks
+    def optimizer_kind(self) -> OptimizerKind:
+        """Return what is known of the optimizer."""
+        return OPTIMIZERS[self.optimizer.name]
 
     @property
     def shape(self) -> BatchShape:
         """Return the shape of a micro-batch."""
         size = self.batch.micro_batch_size
         return BatchShape(size, self.max_seq_length, self.masked, self.sequences)
-
-    @property
-    def positions_read(self) -> int:
-        """Return the positions of an example, with [CLS], that the blocks after the encoder read."""
-        return self.sequences + self.masked if self.masked else self.max_seq_length
 
     @property
     def is_open(self) -> bool:
@@ -75,11 +71,10 @@ class Workload(NamedTuple):
     def stages(self) -> Sequence["Workload"]:
         """Return the work of each stage of the run; the first is this one."""
         stages = [self._replace(later=())]
-        for stage in self.later:
-            work = stages[-1]
-            if stage.micro_batch_size is not None:
-                work = work.with_batch(micro_batch_size=stage.micro_batch_size)
-            stages.append(work._replace(max_seq_length=stage.max_seq_length, masked=stage.masked))
+        for stage, masked in self.later:
+            work = stages[-1]._replace(max_seq_length=stage.max_seq_length, masked=masked)
+            size = stage.micro_batch_size or work.batch.micro_batch_size
+            stages.append(work.with_batch(micro_batch_size=size))
         return stages
 
     def with_batch(self, **changes: int | None) -> "Workload":
@@ -94,13 +89,10 @@ class Workload(NamedTuple):
 def workload_of(order: TrainSettings) -> Workload:
     """Return the work that settings describe; their model is the run's."""
     shape = order.micro_batch_shape
-    later = [
-        Stage(settings.max_seq_length, settings.micro_batch_shape.masked, size, samples)
-        for settings, (size, samples) in zip(order.later_stages, order.stage_sizes, strict=True)
-    ]
     return Workload(
         model=order.bert_config,
         head=order.head,
+        last_blocks=order.last_blocks,
         batch=order.global_batch,
         parallel=order.parallel,
         max_seq_length=order.max_seq_length,
@@ -109,21 +101,17 @@ def workload_of(order: TrainSettings) -> Workload:
         texts_per_example=order.texts_per_example,
         engine=order.engine,
         precision=order.precision,
-        optimizer=OPTIMIZERS[order.optimizer_opts.name],
-        rate=order.optimizer_opts.learning_rate,
+        optimizer=order.optimizer_opts,
+        seed=order.seed,
         compile=order.compile,
         deterministic=order.deterministic,
-        has_factors=order.has_factors,
+        unit_scaling=order.unit_scaling,
+        new_rows=order.new_rows,
         mask_probabilities=order.mask_probabilities,
-        later=tuple(later),
+        later=order.masked_in_stages[1:],
     )
 
 
-def laid_out(settings: Settings, work: Workload) -> Settings:
-    """Return the settings with the batch and the layout of a workload."""
-    batch = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica", "examples_per_step")
-    parallel = ("layout", "pipeline_stages", "pipeline_device_mapping")
-    changes = {"global_batch": {name: getattr(work.batch, name) for name in batch}}
-    if work.parallel != settings.parallel:
-        changes["parallel"] = {name: getattr(work.parallel, name) for name in parallel}
-    return changed(settings, **changes)
+def laid_out(order: Order, work: Workload) -> Order:
+    """Return the order with the batch and the layout of a workload."""
+    return order.model_copy(update={"global_batch": work.batch, "parallel": work.parallel})

@@ -116,12 +116,13 @@ def training_section(state: JSONObject) -> str:
     fixed = state["fixed"]
     start = PurePath(settings.get("pretrained_ckpt_path") or "")
     start = start.parent if start.name.startswith("step_") else start
+    distillation = settings.get("distillation") or {}
     command = f"`bert {command_of(settings)}` of bert-cli {__version__}, settings in state.json"
     rows = {
         "command": command,
         "data": _data(settings, state.get("epoch_size")),
         "starts from": start.name,
-        "teacher": PurePath(_distillation(settings).get("teacher") or "").name,
+        "teacher": PurePath(distillation.get("teacher") or "").name,
         "steps": f"{state['step']:,} of {fixed.get('total_steps', 0):,}",
         "examples of a step": fixed.get("examples_per_step"),
         **{name: settings.get(name) for name in ("max_seq_length", "precision", "seed")},
@@ -135,22 +136,16 @@ def table(heading: str, rows: JSONObject) -> str:
     return "\n".join([heading, "| | |", "|---|---|", *lines])
 
 
-def _distillation(settings: JSONObject) -> JSONObject:
-    """Return the settings of the teacher, empty without one."""
-    return settings.get("distillation") or {}
-
-
 def _data(settings: JSONObject, epoch_size: int | None) -> str:
     """Return the last names of the folders and files of the examples, and the number of examples."""
     if settings.get("generated_dataset"):
         return "synthetic examples"
     stages = [settings, *(settings.get("stages") or ())]
     values = [stage.get(key) for stage in stages for key in ("train_file", "dataset_dir")]
-    values += [_distillation(settings).get("unlabelled_file")]
-    corpora = [
-        corpus for value in values for corpus in (value if isinstance(value, list) else [value])
-    ]
-    paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora if corpus]
+    values.append((settings.get("distillation") or {}).get("unlabelled_file"))
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    corpora = [corpus for corpora in lists for corpus in corpora if corpus]
+    paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora]
     names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
     # The other stages have other examples.
     return f"{names}, {epoch_size:,} examples" if epoch_size and len(stages) == 1 else names

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -29,13 +30,14 @@ from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.files import (
     PARTIAL,
     STATE,
+    Checksums,
     JSONObject,
     LockUnsupportedError,
     atomic_folder,
     crc32c_of_files,
     lock_file,
     read_json,
-    verify_checkpoint,
+    verify_files,
     with_checksum,
     write_json_atomically,
 )
@@ -117,8 +119,8 @@ class SavedSettings(BaseModel):
     versions: dict[str, str] = {}
 
 
-class SavedState(SavedSettings):
-    """The content of state.json, besides its checksums."""
+class SavedState(SavedSettings, Checksums):
+    """The content of state.json."""
 
     step: Count
     loss_scale: LossScale
@@ -153,12 +155,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
     paths = (path for path in folder.glob("step_*") if CHECKPOINT.fullmatch(path.name))
     return sorted((path for path in paths if (path / STATE).is_file()), key=step_of)
-
-
-def newest_checkpoint(folder: Path | None) -> Path | None:
-    """Return the newest complete checkpoint of a run; None without a folder or a checkpoint."""
-    checkpoints = complete_checkpoints(folder) if folder is not None else []
-    return checkpoints[-1] if checkpoints else None
 
 
 @contextmanager
@@ -340,13 +336,31 @@ def find_fault(value: Array, dtype: str = "", *, is_square: bool = False) -> str
 # --- load
 
 
-def read_state(path: Path) -> SavedState:
-    """Return state.json of a checkpoint. Raises CheckpointError if it is absent, changed or of another checkpoint."""
-    saved = read_json(path / STATE, SavedState, CheckpointError, _remove(path))
-    if checkpoint_name(saved.step) != path.name:
-        problem = f"belongs to another checkpoint than its folder {path.name}"
-        raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, _remove(path))
-    return saved
+class Saved:
+    """A complete checkpoint. Its state.json is read once, when it is first used, and each file verified once."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet."""
+        self.path = path
+        self._verified: set[str] = set()
+
+    @cached_property
+    def state(self) -> SavedState:
+        """The content of state.json. Raises CheckpointError if it is absent, changed or of another checkpoint."""
+        path = self.path
+        remedy = _remove(path)
+        saved = read_json(path / STATE, SavedState, CheckpointError, remedy)
+        if checkpoint_name(saved.step) != path.name:
+            problem = f"belongs to another checkpoint than its folder {path.name}"
+            raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, remedy)
+        return saved
+
+    def verify(self, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
+        """Verify the files, without files whose names end in `but`. Raises CheckpointError for a changed file."""
+        checksums = self.state.crc32c.items()
+        new = {n: c for n, c in checksums if not n.endswith(but) and n not in self._verified}
+        verify_files(self.path, new, remedy)
+        self._verified |= new.keys()
 
 
 def _remove(path: Path) -> str:
@@ -354,7 +368,7 @@ def _remove(path: Path) -> str:
 
 
 def resume(
-    path: Path,
+    saved: Saved,
     state: State,
     form: Format,
     fixed: JSONObject,
@@ -369,21 +383,22 @@ def resume(
     Raises CheckpointError if the checkpoint belongs to a run with other fixed settings (each difference is named), if a
     file has changed since it was saved, or if it has impossible values.
     """
-    saved = read_state(path)
-    before = dict(saved.fixed)
+    path = saved.path
+    stored = saved.state
+    before = dict(stored.fixed)
     now = json.loads(json.dumps(fixed))
     if is_branch:
         before = _without_end(before)
         now = _without_end(now)
     if before.get("corpus") != now.get("corpus"):
-        before["dataset_dir"] = saved.settings.get("dataset_dir")
+        before["dataset_dir"] = stored.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
         remedy = "use those settings, or start a new run in another save_ckpt_path with --pretrained-ckpt-path"
         remedy = "use those settings, or decay from another run" if is_branch else remedy
         raise CheckpointError(str(path), problem, remedy)
-    verify_checkpoint(path, remedy=_remove(path))
+    saved.verify(remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
     dtype = form.config.get("dtype", "float32")
     _assign(state.weights, weights, path / MODEL, lambda name, value: find_fault(value, dtype))
@@ -393,8 +408,8 @@ def resume(
         return find_fault(value, "float32", is_square=slot.is_square)
 
     _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
-    state.loss_scale = saved.loss_scale
-    state.step = saved.step
+    state.loss_scale = stored.loss_scale
+    state.step = stored.step
 
 
 def _without_end(fixed: JSONObject) -> JSONObject:

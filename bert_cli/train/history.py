@@ -138,12 +138,13 @@ class Run:
     @cached_property
     def scores(self) -> dict[str, float]:
         """Return the held-out scores of scores.json, else the best score of best.json."""
-        scores = {name: _finite(v) for name, v in _read_object(self.folder / SCORES).items()}
-        if not any(value is not None for value in scores.values()):
-            best = _read_object(self.folder / BEST)
-            name = best.get("metric", best.get("figure", "score"))  # "figure" in older runs
-            scores = {str(name): _finite(best.get("value"))}
-        return {name: value for name, value in scores.items() if value is not None}
+        best = _read_object(self.folder / BEST)
+        name = str(best.get("metric", best.get("figure", "score")))  # "figure" in older runs
+        for rows in (_read_object(self.folder / SCORES), {name: best.get("value")}):
+            scores = {name: finite for name in rows if (finite := _finite(rows[name])) is not None}
+            if scores:
+                return scores
+        return {}
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:

@@ -76,7 +76,7 @@ class Step:
     """Return the numbers of a step's micro-batches, counted from the start of the run over all processes."""
     learning_rate: Callable[[int], float]
     max_gradient_norm: float | None
-    max_skipped_steps: int
+    max_skipped_steps: int = 20
     stop_requested: Callable[[], bool] = lambda: False
     prepare: Prepare = lambda engine, batch, request: batch
     """Return the batch with the columns that the task computes for this step; all processes call it."""

@@ -22,6 +22,7 @@ from bert_cli.model.fused import value_of
 from bert_cli.model.operations import Operations
 from bert_cli.model.scaling import check_trained_with, factors, folded
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, weight_rules
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run.build import factors_of
 
 S, P = 24, 5
@@ -116,7 +117,7 @@ def test_each_layer_of_a_stage_has_its_own_factors():
         settings.bert_config,
         seed=settings.seed,
         policy="float32",
-        operations=Operations(factors=factors_of(settings)),
+        operations=Operations(factors=factors_of(workload_of(settings))),
     )
     columns = {name: column[0] for name, column in reader[0].items()}
     _, _, expected = gradients_of(named, columns, counts_of(columns))
@@ -129,7 +130,7 @@ def test_a_step_of_adamw_changes_each_weight_by_its_rate():
     _, state, step, reader = layouts.built(settings)
     before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
     step(reader[0])
-    for name, factor in factors_of(settings).items():
+    for name, factor in factors_of(workload_of(settings)).items():
         if name in before and not name.endswith("key/bias"):
             largest = np.abs(state.weights[name].numpy() - before[name]).max()
             assert largest == pytest.approx(0.01 * factor.rate, rel=1e-3), name
@@ -141,7 +142,7 @@ settings_of = partial(small_run, merged(RUN, SIZES), generated_dataset=True)
 
 
 def blocks_of(settings: PretrainSettings) -> list:
-    policy, table = "float32", factors_of(settings)
+    policy, table = "float32", factors_of(workload_of(settings))
     named = build_blocks(
         settings.bert_config, seed=1, policy=policy, operations=Operations(factors=table)
     )

@@ -100,7 +100,7 @@ def traced_stash(name: str, given: PretrainSettings, fuse_above: float) -> int:
     from bert_cli.model.operations import Operations
     from bert_cli.tasks.run.build import factors_of
 
-    policy, factors = given.precision, factors_of(given)
+    policy, factors = given.precision, factors_of(workload_of(given))
     options = {"policy": policy, "operations": Operations(fuse_above, factors=factors)}
     block = build_block(name, given.bert_config, seed=1, **options)
     ids = tf.ones([4, 128], tf.int32)
@@ -416,3 +416,10 @@ def test_what_jax_shards_and_reduces_is_described():
     )
     first, second = layout.describe_layout(sharded, "GPU")
     assert "4 replicas x 1 device, sharded weights, " in first and "once a micro-batch" in second
+
+
+def test_a_proposed_layout_has_the_blocks_of_the_model():
+    values = {"pooling": "cls", "parallel": {"layout": "auto"}, "train_file": "pairs.tsv"}
+    work = workload_of(EmbedSettings(bert_config=TINY, **values))
+    ((blocks,), _) = stages_of(propose(work, "CPU", 1, 100 * GB))
+    assert blocks == ["emb", "hid", "hid", "embed_head"]

@@ -25,11 +25,12 @@ from bert_cli.parallel.runtime import Mesh
 from bert_cli.tasks.run import build, corpora, resolve
 for values in json.loads(sys.stdin.read()):
     settings = PretrainSettings.model_validate(values)
-    plan = make_plan(workload_of(settings), length_of(settings), None)
+    work = workload_of(settings)
+    plan = make_plan(work, length_of(settings), None)
     replicas = settings.global_batch.replicas
     devices = (("CPU:0",) * math.prod(settings.parallel.tensor_shape),) * replicas
-    mesh = Mesh(resolve.layout_of(settings), devices, "", Processes(()))
-    engine, _, _ = build.build_run(settings, mesh, plan)
+    mesh = Mesh(resolve.layout_of(work), devices, "", Processes(()))
+    engine, _, _ = build.build_run(work, mesh, plan)
     engine.compile(corpora.open_stream(settings).first_micro_batches(replicas))
     sizes = next(iter(engine.programs.values())).memory_analysis()
     print(json.dumps([sizes.argument_size_in_bytes, sizes.temp_size_in_bytes]))

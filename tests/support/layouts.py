@@ -10,9 +10,9 @@ from support.settings import RUN, SHAPE, merged, plan_of, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.model.heads import PretrainingHeads
-from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import build, corpora
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.train.loop import State, Step
@@ -56,9 +56,9 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
 
 def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step, Any]:
     """Return engine, state, step and stream of a run."""
-    mesh = open_mesh(settings, Processes(()))
+    work = workload_of(settings)
     plan = plan_of(settings, None)
-    run = build.build_run(settings, mesh, plan)
+    run = build.build_run(work, open_mesh(work), plan)
     return *run, corpora.open_stream(settings)
 
 

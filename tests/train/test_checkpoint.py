@@ -28,20 +28,22 @@ from bert_cli.config import markers
 from bert_cli.config.markers import marked
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.tokens.encoder import Encoder
-from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder, write_vocabulary
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.optim.schedule import LossScale, first_loss_scale
-from bert_cli.parallel.cluster import Processes
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start
-from bert_cli.tasks.run.resolve import ResolvedRun, open_mesh
+from bert_cli.tasks.run.job import Draft
+from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
     LOCK,
     MODEL,
     OPTIMIZER,
+    Saved,
     best_checkpoint,
     complete_checkpoints,
     lock_run,
@@ -68,11 +70,15 @@ settings_of = partial(small_run, merged(RUN, {"generated_dataset": True, "bert_c
 
 def build(settings: PretrainSettings):
     """(engine, state, form) of a run that is about to start."""
-    mesh = open_mesh(settings, Processes(()))
-    engine = assemble.build_engine(settings, mesh)
+    work = workload_of(settings)
+    engine = assemble.build_engine(work, open_mesh(work))
     state = State(engine.weights, engine.slots, first_loss_scale(1.0))
     folder = Path(settings.dataset_dir) if settings.dataset_dir else None
-    return engine, state, start.disk_format(settings, engine.weights, folder)
+    return (
+        engine,
+        state,
+        start.disk_format(work, engine.weights, folder and TokenizerFolder(folder)),
+    )
 
 
 def trained(settings: PretrainSettings):
@@ -118,7 +124,7 @@ def fresh():
 def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
     """The message of a checkpoint that cannot be resumed."""
     with pytest.raises(CheckpointError) as error:
-        checkpoint.resume(path, *fresh, fixed, settings)
+        checkpoint.resume(Saved(path), *fresh, fixed, settings)
     return str(error.value)
 
 
@@ -167,10 +173,11 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
         shown = "before" if isinstance(before, dict) else re.escape(str(before))
         assert re.search(rf": {name}[\w.]*( \(.*\))? was {shown}, is ", message), name
     settings = settings_of()
+    draft = Draft(settings)
+    draft.mesh = draft.stop = None
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
     stream = SimpleNamespace(fingerprint="0123")
-    unused = {"source": None, "mesh": None, "stop": None, "sample": {}, "tokenizer": None}
-    written = ResolvedRun(settings, plan=plan, stream=stream, **unused).fixed
+    written = draft.job(plan=plan, stream=stream, sample={}).fixed
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
     assert written.keys() == (stored_names - {"decay_from"}) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()
@@ -224,7 +231,7 @@ def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, scal
     assert {weight.dtype for weight in theirs.parameters()} == {dtype}
     _, other, form = build(settings.model_copy(update={"seed": 5}))
     assert bytes_of(other) != bytes_of(state)
-    checkpoint.resume(path, other, form, FIXED)
+    checkpoint.resume(Saved(path), other, form, FIXED)
     assert bytes_of(other) == bytes_of(state)
     assert (other.step, other.loss_scale) == (7, SCALE)
 
@@ -388,7 +395,7 @@ def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_pa
         complete = complete_checkpoints(tmp_path)
         assert sorted(tmp_path.glob("step_*")) == complete
         for path in complete:
-            checkpoint.resume(path, state, PLAIN, {})
+            checkpoint.resume(Saved(path), state, PLAIN, {})
             assert (state.step, state.loss_scale.value) == (step_of(path), step_of(path))
             assert {float(n) for value in (w, first, second) for n in np.unique(value)} == {state.step}  # fmt: skip
         assert not complete or state.step >= newest, "a complete checkpoint is gone"
@@ -490,7 +497,7 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
     # Checkpoints of older versions have no checksums.
     assert [*json.loads((saved / STATE).read_text())["crc32c"]] == names
     change_state(saved, crc32c={})
-    checkpoint.resume(saved, *fresh, FIXED)
+    checkpoint.resume(Saved(saved), *fresh, FIXED)
     assert bytes_of(fresh[0]) == bytes_of(tiny[1])
     (saved / MODEL).write_bytes((saved / MODEL).read_bytes()[:100])
     assert failure(saved, fresh).startswith(f"{saved / MODEL}: cannot be read (")
@@ -499,7 +506,7 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
 def test_an_edited_state_is_refused_and_its_layout_is_free(tiny, saved, fresh):
     record = json.loads((saved / STATE).read_text(encoding="utf-8"))
     (saved / STATE).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
-    checkpoint.resume(saved, *fresh, FIXED)
+    checkpoint.resume(Saved(saved), *fresh, FIXED)
     assert bytes_of(fresh[0]) == bytes_of(tiny[1])
     for changes in (
         {"loss_scale": {**record["loss_scale"], "value": 65536.0}},
@@ -508,7 +515,7 @@ def test_an_edited_state_is_refused_and_its_layout_is_free(tiny, saved, fresh):
     ):
         (saved / STATE).write_text(json.dumps({**record, **changes}), encoding="utf-8")
         for read in (
-            lambda: checkpoint.read_state(saved),
+            lambda: Saved(saved).state,
             lambda: models.find_source(str(saved)).tensors(),
         ):
             with pytest.raises(CheckpointError) as error:
@@ -523,7 +530,7 @@ def test_values_that_no_run_can_have_are_an_error(saved, fresh):
         start.load_weights(models.find_source(str(saved)), fresh[0].weights)
 
     def resume() -> None:
-        checkpoint.resume(saved, *fresh, FIXED)
+        checkpoint.resume(Saved(saved), *fresh, FIXED)
 
     for file, suffix, dtype, value, load, fault in (
         (MODEL, "", np.float32, np.nan, resume, "has values that are not finite"),
@@ -597,8 +604,8 @@ def test_an_odd_state_is_an_error_with_path_and_remedy(saved, fresh, odd, is_bra
     else:
         (saved / STATE).write_bytes(odd)
     for read in (
-        lambda: checkpoint.read_state(saved),
-        lambda: checkpoint.resume(saved, *fresh, FIXED, is_branch=is_branch),
+        lambda: Saved(saved).state,
+        lambda: checkpoint.resume(Saved(saved), *fresh, FIXED, is_branch=is_branch),
     ):
         with pytest.raises(CheckpointError) as error:
             read()
@@ -609,7 +616,7 @@ def test_an_odd_state_is_an_error_with_path_and_remedy(saved, fresh, odd, is_bra
 def test_a_branch_of_a_state_without_its_schedule_is_an_error(saved, fresh):
     change_state(saved, fixed={})
     with pytest.raises(CheckpointError, match="belongs to a run with other settings"):
-        checkpoint.resume(saved, *fresh, FIXED, is_branch=True)
+        checkpoint.resume(Saved(saved), *fresh, FIXED, is_branch=True)
 
 
 def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):

@@ -26,6 +26,7 @@ from bert_cli.data.records.formats import (
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.tokens.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
 from bert_cli.errors import DataError
+from bert_cli.files import JSONObject
 
 Numbers = npt.NDArray[np.int64]
 
@@ -42,13 +43,14 @@ class Records:
         predictions: int | None = None,
         masking: Masking | None = None,
         max_sequences_per_pack: int | None = None,
+        corpus: JSONObject | None = None,
     ) -> None:
-        """Open a folder; an argument that is None takes its value from the records.
+        """Open a folder, described by `corpus`; an argument that is None takes its value from the records.
 
         Dynamic records can be read with any P (of a sequence), with a longer S and, unless they are packs already, up
         to `max_sequences_per_pack` in an example. Raises DataError for lengths, packs or files that do not fit.
         """
-        corpus = read_corpus(folder)
+        corpus = corpus or read_corpus(folder)
         self.folder = folder
         self.corpus = corpus
         self.seed = seed

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from bert_cli.data.finetune import tables
 from bert_cli.data.tokens.notation import COPY_AGAIN
-from bert_cli.data.tokens.tokenizer import Normalization, model_max_length, normalization_of
+from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
 
@@ -218,13 +218,15 @@ def read_embedding(folder: Path) -> JSONObject:
     path = folder / POOLING
     if modules := _modules(folder):
         values["normalize"] = len(modules) > KINDS.index("Normalize")
-        longest = model_max_length(folder) if longest is None else longest
+        longest = TokenizerFolder(folder).max_length if longest is None else longest
         path = folder / modules[1].path / "config.json"
     if longest is not None:
         if type(longest) is not int or longest < 3:  # [CLS], a piece, [SEP]
             raise _refusal(folder / LIMITS, "max_seq_length", longest)
         values["max_seq_length"] = longest
-    normalization = normalization_of(folder) if limits.get("do_lower_case") else Normalization()
+    normalization = (
+        TokenizerFolder(folder).normalization if limits.get("do_lower_case") else Normalization()
+    )
     if normalization is None or normalization.cased:
         raise _refusal(folder / LIMITS, "do_lower_case", True)
     if modules or path.exists():

@@ -11,17 +11,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, Field
 
+from bert_cli.data.tokens.entries import AddedToken, ConfigFile, TokenizerFile
 from bert_cli.data.tokens.notation import (
     BYTE_LEVEL,
     COPY_AGAIN,
@@ -146,10 +146,12 @@ def vocabulary_path(folder: Path) -> Path:
     return vocab if vocab.is_file() else folder / TOKENIZER_FILE
 
 
-def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
+def read_vocabulary(
+    path: Path, sha256: str | None = None, read: Callable[[Path], bytes] = Path.read_bytes
+) -> Vocabulary:
     """Read a vocab.txt or tokenizer.json. Raises DataError if it is not supported, or if `sha256` is not its hash."""
     try:
-        data = vocabulary_bytes(path)
+        data = vocabulary_bytes(path, read)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as text ({error})"
@@ -177,18 +179,18 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
     return Vocabulary(path, pieces, digest)
 
 
-def vocabulary_bytes(path: Path) -> bytes:
+def vocabulary_bytes(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
     """Return the content of a vocab.txt, which is built from the pieces if the file is a tokenizer.json of WordPiece.
 
     Raises DataError for WordPiece that does not split text as BERT does.
     """
     if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
-        return re.sub(rb"\n\s+\Z", b"\n", path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        return re.sub(rb"\n\s+\Z", b"\n", read(path).removeprefix(b"\xef\xbb\xbf"))
     description, notation = read_notation(path)
     if notation is BYTE_LEVEL:
         return path.read_bytes()
     pieces: dict[str, int] = description["model"].pop("vocab")
-    normalization = Normalization.of(normalizer_entries(path), cased=False)
+    normalization = Normalization.of(normalizer_entries(description), cased=False)
     expected = json.loads(library_tokenizer({"[UNK]": 0}, normalization).to_str())
     for part in ("normalizer", "pre_tokenizer", "model"):
         for name, value in expected[part].items():
@@ -237,29 +239,6 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE))
 
 
-class AddedToken(BaseModel):
-    """A token that a model's owner added to its vocabulary, with the fields of the `tokenizers` library."""
-
-    content: Annotated[str, Field(min_length=1)]
-    id: int | None = None  # None: the next free id
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = True
-    special: bool = False
-
-
-class _TokenizerFile(BaseModel):
-    added_tokens: list[AddedToken] = []
-
-
-class _ConfigFile(BaseModel):
-    added_tokens_decoder: dict[int, AddedToken] = {}
-    additional_special_tokens: list[str | AddedToken] | None = None
-    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
-    split_special_tokens: bool | None = False
-
-
 @dataclass(frozen=True)
 class TextTokenizer:
     """Text to pieces with their offsets; adds no special tokens."""
@@ -290,137 +269,202 @@ class TextTokenizer:
 
 def read_tokenizer(folder: Path) -> TextTokenizer:
     """Read the tokenizer of a model's folder. Raises DataError if it is absent or not of BERT's kind."""
-    # The library reads this variable at its first use. One process encodes the texts of a task.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    if not has_tokenizer(folder):
-        problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
-        raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
-    # The fingerprint of a vocab.txt must not change when its tokenizer.json is written beside it.
-    if (folder / VOCAB_FILE).is_file() and _is_derived(folder / TOKENIZER_FILE):
-        library = _from_vocabulary(folder)
-        notation = WORDPIECE
-    else:
-        library, notation = _from_json(folder / TOKENIZER_FILE)
-    _add_tokens(library, folder)
-    ids: dict[str, int] = library.get_vocab()
-    _check_special(f"{folder} (tokenizer)", ids)
-    by_id = {number: piece for piece, number in ids.items()}
-    if (last := max(by_id)) >= 2 * len(by_id):
-        problem = f"is too large for its {len(by_id):,} pieces"
-        raise DataError(f"{folder} (tokenizer, id {last} of {by_id[last]!r})", problem, COPY_AGAIN)
-    pieces = tuple(by_id.get(number, "") for number in range(1 + last))
-    special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
-    digest = hashlib.sha256(library.to_str().encode()).hexdigest()
-    listed = _listed_tokens(folder / TOKENIZER_FILE)
-    takes_space = any(token.content == MASK and token.lstrip for token in listed)
-    return TextTokenizer(library, special, pieces, digest, notation, takes_space)
+    return TokenizerFolder(folder).tokenizer
 
 
-def _listed_tokens(path: Path) -> list[AddedToken]:
-    return _read_part(path, _TokenizerFile).added_tokens
+class TokenizerFolder:
+    """The tokenizer of a model's folder. Each file is read once, when it is first used."""
 
+    def __init__(self, folder: Path) -> None:
+        """Read nothing yet."""
+        self.folder = folder
+        self._contents: dict[Path, bytes] = {}
 
-def _from_json(path: Path) -> tuple["Tokenizer", Notation]:
-    """Return the tokenizer of a tokenizer.json without the tokens that an owner added, and its kind."""
-    from tokenizers import Tokenizer
+    def _read(self, path: Path) -> bytes:
+        if path not in self._contents:
+            self._contents[path] = path.read_bytes()
+        return self._contents[path]
 
-    description, notation = read_notation(path)
-    added = {token.content: token.id for token in _listed_tokens(path)}
-    description |= dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
-    try:
-        if notation is BYTE_LEVEL:
-            return byte_level_library(description, added), notation
-        return Tokenizer.from_str(json.dumps(description)), notation
-    except Exception as error:  # the library raises Exception itself
-        raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
+    def _part(self, name: str, kind: type[Part]) -> Part:
+        path = self.folder / name
+        if not path.is_file():
+            return kind()
+        return read_json(path, kind, DataError, COPY_AGAIN, read=self._read)
 
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of texts. Raises DataError if it is absent or not of BERT's kind."""
+        # The library reads this variable at its first use. One process encodes the texts of a task.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        folder = self.folder
+        if not has_tokenizer(folder):
+            problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
+            raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
+        # The fingerprint of a vocab.txt must not change when its tokenizer.json is written beside it.
+        if (folder / VOCAB_FILE).is_file() and self._is_derived:
+            library = self._from_vocabulary()
+            notation = WORDPIECE
+        else:
+            library, notation = self._from_json()
+        self._add_tokens(library)
+        ids: dict[str, int] = library.get_vocab()
+        _check_special(f"{folder} (tokenizer)", ids)
+        by_id = {number: piece for piece, number in ids.items()}
+        if (last := max(by_id)) >= 2 * len(by_id):
+            where = f"{folder} (tokenizer, id {last} of {by_id[last]!r})"
+            raise DataError(where, f"is too large for its {len(by_id):,} pieces", COPY_AGAIN)
+        pieces = tuple(by_id.get(number, "") for number in range(1 + last))
+        special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
+        digest = hashlib.sha256(library.to_str().encode()).hexdigest()
+        takes_space = any(token.content == MASK and token.lstrip for token in self._listed_tokens())
+        return TextTokenizer(library, special, pieces, digest, notation, takes_space)
 
-def _from_vocabulary(folder: Path) -> "Tokenizer":
-    vocabulary = read_vocabulary(folder / VOCAB_FILE)
-    # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
-    normalization = Normalization.of(_read_part(folder / CONFIG_FILE, JSONObject), cased=False)
-    return library_tokenizer(vocabulary.ids, normalization)
+    def _listed_tokens(self) -> list[AddedToken]:
+        return self._part(TOKENIZER_FILE, TokenizerFile).added_tokens
 
+    def _from_json(self) -> tuple["Tokenizer", Notation]:
+        """Return the tokenizer of tokenizer.json without the tokens that an owner added, and its kind."""
+        from tokenizers import Tokenizer
 
-def _tokenizer_json(folder: Path) -> bytes:
-    """Return the tokenizer.json of a folder's vocab.txt, with the special tokens as other programs add them."""
-    from tokenizers import decoders, processors
+        path = self.folder / TOKENIZER_FILE
+        description, notation = read_notation(path, self._read)
+        added = {token.content: token.id for token in self._listed_tokens()}
+        description |= dict.fromkeys(("post_processor", "truncation", "padding"))
+        description["added_tokens"] = []
+        try:
+            if notation is BYTE_LEVEL:
+                return byte_level_library(description, added), notation
+            return Tokenizer.from_str(json.dumps(description)), notation
+        except Exception as error:  # the library raises Exception itself
+            raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
 
-    library = _from_vocabulary(folder)
-    _add_tokens(library, folder)
-    library.add_special_tokens([*SPECIAL_TOKENS])
-    library.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    library.decoder = decoders.WordPiece(prefix="##")
-    return json.dumps(json.loads(library.to_str())).encode()
+    def _from_vocabulary(self) -> "Tokenizer":
+        vocabulary = read_vocabulary(self.folder / VOCAB_FILE, read=self._read)
+        # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
+        normalization = Normalization.of(self._part(CONFIG_FILE, JSONObject), cased=False)
+        return library_tokenizer(vocabulary.ids, normalization)
 
+    def _to_json(self) -> bytes:
+        """Return the tokenizer.json of vocab.txt, with the special tokens as other programs add them."""
+        from tokenizers import decoders, processors
 
-def _is_derived(path: Path) -> bool:
-    """Return whether a tokenizer.json is absent or was made from the vocab.txt beside it (equal byte for byte).
+        library = self._from_vocabulary()
+        self._add_tokens(library)
+        library.add_special_tokens([*SPECIAL_TOKENS])
+        library.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+        )
+        library.decoder = decoders.WordPiece(prefix="##")
+        return json.dumps(json.loads(library.to_str())).encode()
 
-    Other programs format the file differently, so their files are never taken for ours.
-    """
-    if not path.is_file():
-        return True
-    with suppress(DataError):  # of a vocab.txt that nobody reads
-        return path.read_bytes() == _tokenizer_json(path.parent)
-    return False
+    @property
+    def _is_derived(self) -> bool:
+        """Whether tokenizer.json is absent or was made from the vocab.txt beside it (equal byte for byte).
 
+        Other programs format the file differently, so their files are never taken for ours.
+        """
+        if not (path := self.folder / TOKENIZER_FILE).is_file():
+            return True
+        with suppress(DataError):  # of a vocab.txt that nobody reads
+            return self._read(path) == self._to_json()
+        return False
 
-def added_tokens(folder: Path) -> list[AddedToken]:
-    """Return the tokens that a model's owner added besides the five special ones, in the order of their ids."""
-    tokens = _listed_tokens(folder / TOKENIZER_FILE)
-    listed: list[str | AddedToken] = []
-    for name in (CONFIG_FILE, MAP_FILE):
-        config = _read_part(folder / name, _ConfigFile)
-        decoder = config.added_tokens_decoder.items()
-        tokens += [token.model_copy(update={"id": number}) for number, token in decoder]
-        extra = config.extra_special_tokens or []
-        listed += [*(config.additional_special_tokens or [])]
-        listed += extra.values() if isinstance(extra, dict) else extra
-    older = _read_part(folder / ADDED_FILE, dict[str, int])
-    tokens += [AddedToken(content=content, id=number) for content, number in older.items()]
-    contents = [token if isinstance(token, str) else token.content for token in listed]
-    tokens += [AddedToken(content=name, normalized=False, special=True) for name in contents]
-    added: dict[str, AddedToken] = {}
-    for token in tokens:
-        if token.content not in SPECIAL_TOKENS:
-            added.setdefault(token.content, token)
-    return sorted(added.values(), key=lambda token: math.inf if token.id is None else token.id)
+    @property
+    def added_tokens(self) -> list[AddedToken]:
+        """The tokens that a model's owner added besides the five special ones, in the order of their ids."""
+        tokens = self._listed_tokens()
+        listed: list[str | AddedToken] = []
+        for name in (CONFIG_FILE, MAP_FILE):
+            config = self._part(name, ConfigFile)
+            decoder = config.added_tokens_decoder.items()
+            tokens += [token.model_copy(update={"id": number}) for number, token in decoder]
+            extra = config.extra_special_tokens or []
+            listed += [*(config.additional_special_tokens or [])]
+            listed += extra.values() if isinstance(extra, dict) else extra
+        older = self._part(ADDED_FILE, dict[str, int])
+        tokens += [AddedToken(content=content, id=number) for content, number in older.items()]
+        contents = [token if isinstance(token, str) else token.content for token in listed]
+        tokens += [AddedToken(content=name, normalized=False, special=True) for name in contents]
+        added: dict[str, AddedToken] = {}
+        for token in tokens:
+            if token.content not in SPECIAL_TOKENS:
+                added.setdefault(token.content, token)
+        return sorted(added.values(), key=lambda token: math.inf if token.id is None else token.id)
 
+    def _add_tokens(self, library: "Tokenizer") -> None:
+        """Add the tokens of a model's owner to its tokenizer, so that texts get the ids of transformers."""
+        from tokenizers import AddedToken as LibraryToken
 
-def _add_tokens(library: "Tokenizer", folder: Path) -> None:
-    """Add the tokens of a model's owner to its tokenizer, so that texts get the ids of transformers."""
-    from tokenizers import AddedToken as LibraryToken
+        tokens = self.added_tokens
+        for token in tokens:
+            library.add_tokens([LibraryToken(**token.model_dump(exclude={"id"}))])
+            number = library.token_to_id(token.content)
+            if token.id not in (None, number):
+                where = f"{self.folder} (added token {token.content!r}, id {token.id})"
+                problem = f"its id would be {number}, as ids before it have no token"
+                raise DataError(where, problem, COPY_AGAIN)
+        if tokens and self._part(CONFIG_FILE, ConfigFile).split_special_tokens:
+            library.encode_special_tokens = True
 
-    tokens = added_tokens(folder)
-    for token in tokens:
-        library.add_tokens([LibraryToken(**token.model_dump(exclude={"id"}))])
-        number = library.token_to_id(token.content)
-        if token.id not in (None, number):
-            where = f"{folder} (added token {token.content!r}, id {token.id})"
-            problem = f"its id would be {number}, as ids before it have no token"
-            raise DataError(where, problem, COPY_AGAIN)
-    if tokens and _read_part(folder / CONFIG_FILE, _ConfigFile).split_special_tokens:
-        library.encode_special_tokens = True
+    @property
+    def max_length(self) -> int | None:
+        """The `model_max_length`, or None. Raises DataError if it is not a length."""
+        longest = self._part(CONFIG_FILE, JSONObject).get("model_max_length")
+        if longest is None:
+            return None
+        if not _is_length(longest):
+            where = f"{self.folder / CONFIG_FILE} (model_max_length)"
+            problem = f"is {longest!r}"
+            raise DataError(where, problem, "give it as a number of tokens, or leave it out")
+        return int(longest)
 
+    def for_model(self, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
+        """Return the tokenizer's files by name, with the limits of the model and a tokenizer.json.
 
-def _read_part(path: Path, kind: type[Part]) -> Part:
-    return read_json(path, kind, DataError, COPY_AGAIN) if path.is_file() else kind()
+        transformers truncates a text at `model_max_length`: the tokenizer's value, at most the model's positions. With
+        `split_special_tokens` it reads special tokens in a text as plain characters, as this tool does with BERT's
+        five. This would also split special tokens that the model's owner added; with any, the stored value stays.
+        """
+        paths = [self.folder / name for name in FILES]
+        files = {path.name: self._read(path) for path in paths if path.is_file()}
+        if not files:
+            return {}
+        if TOKENIZER_FILE not in files and VOCAB_FILE in files:
+            files[TOKENIZER_FILE] = self._to_json()
+        config = self._part(CONFIG_FILE, JSONObject)
+        stored_length = config.get("model_max_length")
+        longest = shape.max_position_embeddings
+        longest = min(longest, int(stored_length)) if _is_length(stored_length) else longest
+        splits = not fills_masks
+        if any(token.special for token in self.added_tokens):
+            splits = bool(config.get("split_special_tokens"))
+        config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
+        config.pop("auto_map", None)  # code of the folder that it came from
+        config |= {"model_max_length": longest, "split_special_tokens": splits}
+        # A class of transformers without segments refuses token_type_ids; their default depends on the version.
+        segments = ["token_type_ids"] if shape.type_vocab_size > 1 else []
+        config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
+        return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of the special tokens by their names in a config.json; none without a tokenizer."""
+        if not has_tokenizer(self.folder):
+            return {}
+        ids = self.tokenizer.special
+        by_name = vars(ids) | {"bos": ids.cls, "eos": ids.sep}
+        return {f"{name}_token_id": number for name, number in by_name.items()}
 
-def model_max_length(folder: Path) -> int | None:
-    """Return `model_max_length` of a folder's tokenizer, or None. Raises DataError if it is not a length."""
-    longest = _read_part(folder / CONFIG_FILE, JSONObject).get("model_max_length")
-    if longest is None:
-        return None
-    if not _is_length(longest):
-        where = f"{folder / CONFIG_FILE} (model_max_length)"
-        raise DataError(where, f"is {longest!r}", "give it as a number of tokens, or leave it out")
-    return int(longest)
+    @property
+    def normalization(self) -> Normalization | None:
+        """The normalization of texts, or None if the files do not state the case."""
+        config = self._part(CONFIG_FILE, JSONObject)
+        if config.get("do_lower_case") is None and (self.folder / TOKENIZER_FILE).is_file():
+            config = normalizer_entries(self._part(TOKENIZER_FILE, JSONObject))
+        is_known = config.get("do_lower_case") is not None
+        return Normalization.of(config, cased=False) if is_known else None
 
 
 def _is_length(value: Any) -> TypeGuard[int | float]:
@@ -428,53 +472,9 @@ def _is_length(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and 1 <= value < math.inf
 
 
-def files_for_model(folder: Path, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
-    """Return the tokenizer's files of a folder by name, with the limits of the model and a tokenizer.json.
-
-    transformers truncates a text at `model_max_length`: the tokenizer's value, at most the model's positions. With
-    `split_special_tokens` it reads special tokens in a text as plain characters, as this tool does with BERT's five.
-    This would also split special tokens that the model's owner added; if there are any, the stored value stays.
-    """
-    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    if not files:
-        return {}
-    if TOKENIZER_FILE not in files and VOCAB_FILE in files:
-        files[TOKENIZER_FILE] = _tokenizer_json(folder)
-    config = _read_part(folder / CONFIG_FILE, JSONObject)
-    stored_length = config.get("model_max_length")
-    longest = shape.max_position_embeddings
-    longest = min(longest, int(stored_length)) if _is_length(stored_length) else longest
-    splits = not fills_masks
-    if any(token.special for token in added_tokens(folder)):
-        splits = bool(config.get("split_special_tokens"))
-    config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
-    config.pop("auto_map", None)  # code of the folder that it came from
-    config |= {"model_max_length": longest, "split_special_tokens": splits}
-    # A class of transformers without segments refuses token_type_ids; their default depends on the version.
-    segments = ["token_type_ids"] if shape.type_vocab_size > 1 else []
-    config["model_input_names"] = ["input_ids", *segments, "attention_mask"]
-    return {**files, CONFIG_FILE: json.dumps(config, indent=2, ensure_ascii=False).encode()}
-
-
-def token_ids(folder: Path) -> dict[str, int]:
-    """Return the ids of a folder's special tokens, by their names in a config.json."""
-    special = read_tokenizer(folder).special
-    ids = vars(special) | {"bos": special.cls, "eos": special.sep}
-    return {f"{name}_token_id": number for name, number in ids.items()}
-
-
-def normalization_of(folder: Path) -> Normalization | None:
-    """Return the normalization of a folder's tokenizer, or None if its files do not state the case."""
-    config = _read_part(folder / CONFIG_FILE, JSONObject)
-    if config.get("do_lower_case") is None and (folder / TOKENIZER_FILE).is_file():
-        config = normalizer_entries(folder / TOKENIZER_FILE)
-    unknown = config.get("do_lower_case") is None
-    return None if unknown else Normalization.of(config, cased=False)
-
-
-def normalizer_entries(path: Path) -> JSONObject:
+def normalizer_entries(description: JSONObject) -> JSONObject:
     """Return the normalization of a tokenizer.json, with the keys of tokenizer_config.json."""
-    entries: JSONObject = _read_part(path, JSONObject).get("normalizer") or {}
+    entries: JSONObject = description.get("normalizer") or {}
     return {
         "do_lower_case": entries.get("lowercase"),  # None for another kind of normalizer
         "strip_accents": entries.get("strip_accents"),

@@ -29,14 +29,14 @@ from bert_cli.data.io.files import (
 from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output
 from bert_cli.data.io.runner import Progress, summary
 from bert_cli.data.tokens.encoder import Encoder
-from bert_cli.data.tokens.notation import BYTE_LEVEL, TOKENIZER_FILE, WORDPIECE
+from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import (
     CONFIG_FILE,
     SPECIAL_TOKENS,
     VOCAB_FILE,
     Normalization,
+    TokenizerFolder,
     Vocabulary,
-    added_tokens,
     has_tokenizer,
     library_tokenizer,
     normalizer_entries,
@@ -84,7 +84,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     config = {}
     if path.suffix == ".json":
         config_path = path
-        config = normalizer_entries(path)
+        config = normalizer_entries(read_json(path, JSONObject, DataError, COPY_AGAIN))
     elif config_path.is_file():
         config = read_json(config_path, JSONObject, DataError, "fix or remove it")
     if config.get("do_lower_case", not cased) == cased:
@@ -96,7 +96,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         return vocabulary
     if "do_lower_case" not in config:
         _check_capitals(vocabulary, name, cased)
-    if added := added_tokens(path.parent):
+    if added := TokenizerFolder(path.parent).added_tokens:
         listed = ", ".join(token.content for token in added[:3])
         problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
         remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"

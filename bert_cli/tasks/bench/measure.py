@@ -22,7 +22,6 @@ from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import JSONObject, is_stdout
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.parse.load import changed
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.finetune import squad
@@ -30,7 +29,8 @@ from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import finetune, pretrain
 from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.resolve import ResolvedRun, runtime
+from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
 
@@ -74,7 +74,7 @@ class Timer:
 
     def __call__(self, run: Run, seconds_built: float, seconds_traced: float) -> Hook:
         """Return the hook of a run that is about to take its first step."""
-        settings = run.resolved.settings
+        work = run.job.work
         self.start_seconds = {"building": seconds_built, "tracing": seconds_traced}
         run.engine.record = self.part
         began = time.perf_counter()
@@ -88,7 +88,7 @@ class Timer:
                     **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
                     "seconds": now - began,
                     "positions": shape.examples * shape.positions,
-                    "flops": model_flops(settings.bert_config, settings.last_blocks, shape),
+                    "flops": model_flops(work.model, work.last_blocks, shape),
                     "input_wait": info.seconds_waited,
                     **self.parts,
                 }
@@ -116,15 +116,15 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObjec
     json_only = is_stdout(settings.json_file)
     with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
         began = time.perf_counter()
-        resolved = resolve(settings, stack)
+        job = resolve(settings, stack)
         synchronize = runtime(settings.engine).synchronize
         synchronize()  # TensorFlow initializes its devices only now
         seconds = {**start_seconds, "devices": time.perf_counter() - began}
-        bytes_before = _device_memory(resolved)[0]
+        bytes_before = _device_memory(job)[0]
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
         timer = Timer(synchronize)
-        run, status = training.run_training(resolved, stack, timer)
+        run, status = training.run_training(job, stack, timer)
         if status == "stopped":
             print_line("bench: stopped before its last step; nothing was measured")
             raise SystemExit(130)
@@ -138,32 +138,32 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObjec
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
         metrics["start_seconds"] = {**seconds, "total": sum(seconds.values())}
         group.barrier()
-        return {**metrics, **_description(settings, resolved)} if group.rank == 0 else None
+        return {**metrics, **_description(settings, job)} if group.rank == 0 else None
 
 
-def resolve(settings: Settings, stack: ExitStack) -> ResolvedRun:
+def resolve(settings: Settings, stack: ExitStack) -> Job:
     """Return the run that is measured: it has no folder, starts at step 0, scores nothing, and is long enough.
 
     Raises what the run raises for its input.
     """
     # `about` describes the complete run, not the measured steps.
-    changes: JSONObject = {"about": None, "save_ckpt_path": None}
+    changes: dict[str, object] = {"about": None, "save_ckpt_path": None}
     if settings.generated_dataset and "bert_config" in settings.model_fields_set:
         changes["pretrained_ckpt_path"] = None  # the machine may not have it
     if isinstance(settings, PretrainSettings):
         changes |= {"decay_from": None, "new_rows_only_steps": 0}
         if settings.total_num_train_samples is None and settings.generated_dataset:
-            changes |= {"num_epochs": None}
-            changes |= {"total_num_train_samples": settings.global_batch.examples}
-        resolved = pretrain.resolve(changed(settings, **changes), stack)
+            examples = settings.global_batch.examples
+            changes |= {"num_epochs": None, "total_num_train_samples": examples}
+        job = pretrain.resolve(settings.model_copy(update=changes), stack)
     else:
         changes |= {"do_validation": False, "evaluate_every_steps": None}
-        task_run = finetune.prepare(changed(settings, **changes), squad.build, stack)
-        resolved = finetune.resolve(task_run, None)
+        order = settings.model_copy(update=changes)
+        job = finetune.resolve(*finetune.prepare(order, squad.build, stack))
     # A shorter run is extended, so that the learning rate is defined for all measured steps.
     last = settings.warmup_steps + settings.steps
-    plan = replace(resolved.plan, total_steps=max(resolved.plan.total_steps, last))
-    return replace(resolved, plan=plan, unsaved_steps=last)
+    plan = replace(job.plan, total_steps=max(job.plan.total_steps, last))
+    return replace(job, plan=plan, unsaved_steps=last)
 
 
 # --- the measurements
@@ -198,7 +198,7 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
 
 def _memory(run: Run, bytes_before: int) -> JSONObject:
     """Return the peak memory and its growth since the model was built, both of the largest process."""
-    peak = _device_memory(run.resolved)[1]
+    peak = _device_memory(run.job)[1]
     group = run.engine.group
     return {
         "peak_memory_bytes": int(max(group.all_gather(peak))),
@@ -208,11 +208,11 @@ def _memory(run: Run, bytes_before: int) -> JSONObject:
     }
 
 
-def _device_memory(resolved: ResolvedRun) -> tuple[int, int]:
+def _device_memory(job: Job) -> tuple[int, int]:
     """Return the current and the peak memory of this process, or of its fullest accelerator."""
-    if resolved.mesh.kind == "CPU":
+    if job.mesh.kind == "CPU":
         return machine.resident_bytes()
-    return runtime(resolved.settings.engine).used_memory(resolved.mesh)
+    return runtime(job.work.engine).used_memory(job.mesh)
 
 
 def _checkpoint(run: Run) -> dict[str, float | None]:
@@ -227,13 +227,13 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
 
 def save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
-    values = run.resolved.settings.model_dump(mode="json")
+    job = run.job
     try:
         with tempfile.TemporaryDirectory(prefix=".bench_") as inner:
             began = time.perf_counter()
             state = copy_state(run.state)
             copied_at = time.perf_counter()
-            checkpoint.save(Path(inner), state, run.form, fixed=run.resolved.fixed, settings=values)
+            checkpoint.save(Path(inner), state, run.form, fixed=job.fixed, settings=job.record)
             return [copied_at - began, time.perf_counter() - copied_at]
     except (OSError, DataError, DeviceError) as error:
         if run.engine.group.world_size > 1:
@@ -242,10 +242,10 @@ def save(run: Run) -> list[float]:
         return FAILED
 
 
-def _description(settings: Settings, resolved: ResolvedRun) -> JSONObject:
-    plan = resolved.plan
-    mesh = resolved.mesh
-    values = resolved.settings.model_dump(mode="json")
+def _description(settings: Settings, job: Job) -> JSONObject:
+    plan = job.plan
+    mesh = job.mesh
+    values = job.record
     return {
         "what": settings.WHAT,
         "input": "synthetic"
@@ -273,9 +273,9 @@ def _description(settings: Settings, resolved: ResolvedRun) -> JSONObject:
 
 def _product_rate(run: Run) -> float:
     """Return the operations per second of products on all devices of the run; a host's cores count once."""
-    mesh = run.resolved.mesh
+    mesh = run.job.mesh
     group = run.engine.group
-    dtype = str(keras.DTypePolicy(run.resolved.settings.precision).compute_dtype)
+    dtype = str(keras.DTypePolicy(run.job.work.precision).compute_dtype)
     group.barrier()
     rate = product_rate(PRODUCT_SIDE.get(mesh.kind, PRODUCT_SIDE["GPU"]), dtype)
     devices = 1 if mesh.kind == "CPU" else sum(map(len, mesh.devices))

@@ -9,7 +9,7 @@ caching). Shapes: n rows of G texts each, D size of a vector.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
     # The vector of [CLS] needs a text at the start of each row.
     is_packed = settings.pooling == "mean"
+    sizes = (hidden_size, *settings.prefixes)
+    contrast = Contrast(size, settings.texts_per_example, settings.temperature, sizes)
     task = Task(
         labels=hidden_size,
         label_names=None,
@@ -106,7 +108,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         development=sets,
         evaluate=evaluate,
         best="ndcg_10" if judged is None else "spearman",
-        prepare=partial(add_candidates if is_packed and is_one else add_gradients, settings),
+        prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
     )
@@ -115,21 +117,32 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     return replace(task, teach=teach)
 
 
+class Contrast(NamedTuple):
+    """What the contrastive loss of a batch depends on besides its texts."""
+
+    rows: int
+    """Rows n of a batch."""
+    texts: int
+    """Texts G of a row."""
+    temperature: float
+    sizes: tuple[int, ...]
+    """The size of the vectors, and the smaller sizes to which they can be shortened."""
+
+
 def add_candidates(
-    settings: EmbedSettings, engine: Engine, batch: Batch, request: UpdateRequest
+    contrast: Contrast, engine: Engine, batch: Batch, request: UpdateRequest
 ) -> Batch:
     """Return the batch of one micro-batch with the order of its texts, and the candidates of each row."""
     order = np.argsort(batch["text_index"], axis=1, kind="stable").astype(np.int32)
-    slots = order[:, -settings.global_batch.examples * settings.texts_per_example :]
-    texts = np.take_along_axis(batch["text_numbers"], slots, 1)
-    texts = texts.reshape(-1, settings.texts_per_example)
+    slots = order[:, -contrast.rows * contrast.texts :]
+    texts = np.take_along_axis(batch["text_numbers"], slots, 1).reshape(-1, contrast.texts)
     columns = {
         "text_slots": slots,
         "is_left_out": _left_out(texts, np.arange(len(texts)))[None],
-        "temperature": np.full(1, settings.temperature, np.float32),
+        "temperature": np.full(1, contrast.temperature, np.float32),
     }
-    if settings.prefixes:
-        sizes = np.array([settings.bert_config.hidden_size, *settings.prefixes])
+    if len(contrast.sizes) > 1:
+        sizes = np.array(contrast.sizes)
         columns["is_in_prefix"] = (np.arange(sizes[0]) < sizes[:, None])[None]
     return {**batch, **columns}
 
@@ -148,26 +161,26 @@ def _left_out(
 
 
 def add_gradients(
-    settings: EmbedSettings, engine: Engine, batch: Batch, request: UpdateRequest
+    contrast: Contrast, engine: Engine, batch: Batch, request: UpdateRequest
 ) -> Batch:
     """Return the batch with the loss of each row and the gradient with respect to each vector."""
     vectors = engine.forward(batch, request)
     index = batch["text_index"]
     is_text = index >= 0
     # Every process computes the loss of all texts.
-    number_of_texts = settings.global_batch.examples * settings.texts_per_example
+    number_of_texts = contrast.rows * contrast.texts
     everywhere = np.zeros((number_of_texts, vectors.shape[2] + 1))
     everywhere[index[is_text], :-1] = vectors[is_text]
     everywhere[index[is_text], -1] = batch["text_numbers"][is_text]
     rows = engine.group.all_reduce(everywhere)
-    rows = rows.reshape(-1, settings.texts_per_example, rows.shape[-1])
+    rows = rows.reshape(-1, contrast.texts, rows.shape[-1])
     texts = rows[:, :, -1].astype(np.int64)
     complete = rows[:, :, :-1].astype(np.float32)
-    losses, is_correct, vector_gradients = contrastive_loss(complete, texts, settings.temperature)
-    for size in settings.prefixes:
-        more, _, gradients_of_prefix = contrastive_loss(
-            complete[:, :, :size], texts, settings.temperature
-        )
+    temperature = contrast.temperature
+    losses, is_correct, vector_gradients = contrastive_loss(complete, texts, temperature)
+    for size in contrast.sizes[1:]:
+        prefixes = complete[:, :, :size]
+        more, _, gradients_of_prefix = contrastive_loss(prefixes, texts, temperature)
         losses += more
         vector_gradients[:, :, :size] += gradients_of_prefix
     columns = {

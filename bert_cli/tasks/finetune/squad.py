@@ -5,7 +5,7 @@ predictions.json and nbest_predictions.json have the form that the official scri
 threshold, chosen on the development set, decides when no answer is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from bert_cli.data.finetune.features import cached, file_hash
 from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_scores
 from bert_cli.data.finetune.squad_windows import (
     NULL_THRESHOLD,
+    Answers,
     Windows,
     answers,
     arrays_of_windows,
@@ -28,7 +29,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Logits, Result, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.text import count
 
 
@@ -45,7 +46,11 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
     if not settings.do_validation:
         return Task(2, None, train, best="f1")
     questions, windows = _read(settings, tokenizer, "validation_file")
-    evaluate = partial(_evaluate, settings, questions, windows, gold_of(questions))
+    version_2 = settings.version_2
+    length = settings.max_answer_length
+    find = partial(answers, questions, windows, max_answer_length=length, version_2=version_2)
+    threshold = settings.null_score_diff_threshold
+    evaluate = partial(_evaluate, find, questions, gold_of(questions), version_2, threshold)
     return Task(2, None, train, {"validation": windows.features}, evaluate, best="f1")
 
 
@@ -86,24 +91,18 @@ def _read(
 
 
 def _evaluate(
-    settings: SquadSettings,
+    find: Callable[[Floats], Answers],
     questions: Sequence[Question],
-    windows: Windows,
     gold: Gold,
+    version_2: bool,
+    threshold: float | None,
     logits: Logits,
 ) -> Result:
-    """Return the official scores in per cent, with version_2 at the best threshold."""
-    result = answers(
-        questions,
-        windows,
-        logits["validation"],
-        max_answer_length=settings.max_answer_length,
-        version_2=settings.version_2,
-    )
+    """Return the official scores in per cent, with version_2 at the threshold, by default the best one."""
+    result = find(logits["validation"])
     predictions = result.predictions
-    threshold = settings.null_score_diff_threshold
     run_files: dict[str, JSONObject] = {}
-    if settings.version_2:
+    if version_2:
         if threshold is None:
             threshold = best_null_threshold(result.null_odds, predictions, questions)
         predictions = with_null_threshold(predictions, result.null_odds, threshold)

@@ -67,7 +67,12 @@ def run(settings: InitSettings) -> None:
     print_line(f"init: {text.describe(facts)}")
     is_plain = all(part.format == "plain" for part in parts)
     if is_plain and "documents" not in settings.model_fields_set:
-        _warn_of_paragraphs(len(parts), facts.documents)
+        number = len(parts)
+        if number >= FEW_FILES and facts.documents >= MANY_DOCUMENTS * number:
+            print_line(
+                f"init: warning: {number:,} files have {facts.documents:,.0f} documents, because a blank line ends a "
+                "document; if each file is one document, add --documents files"
+            )
     print_line("init: timing this machine, up to a minute")
     machine, described = measure(settings, facts, model)
     print_line(f"init: {described}")
@@ -96,15 +101,6 @@ def run(settings: InitSettings) -> None:
         f"init: wrote {settings.out}; run these commands, or all with bash {settings.out / SCRIPT}:\n"
     )
     print_line(lines)
-
-
-def _warn_of_paragraphs(number: int, documents: float) -> None:
-    """Print a warning if the paragraphs of so many files may be taken for documents."""
-    if number >= FEW_FILES and documents >= MANY_DOCUMENTS * number:
-        print_line(
-            f"init: warning: {number:,} files have {documents:,.0f} documents, because a blank line ends a document; "
-            "if each file is one document, add --documents files"
-        )
 
 
 def program() -> str:
@@ -242,8 +238,8 @@ def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
 
     timer = Timer(resolve.runtime(trial.engine).synchronize)
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        resolved = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
-        _, status = train.run_training(resolved, stack, timer)
+        job = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
+        _, status = train.run_training(job, stack, timer)
     if status == "stopped":
         raise KeyboardInterrupt
     return [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles

@@ -7,16 +7,14 @@ import re
 import time
 from typing import Any
 
-from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.engine import Batch
-from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.targets import Target
-from bert_cli.planning.workload import workload_of
+from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import format_bytes, format_duration
 
@@ -51,7 +49,7 @@ def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
             raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
 
 
-def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
+def report(order: TrainSettings, work: Workload, target: Target, devices: list[Any]) -> None:
     """Compile the step for the devices of a target and print its memory.
 
     A run of several stages is compiled for the stage that needs the most memory.
@@ -60,15 +58,13 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
     """
     accelerator = target.accelerator
     kind = accelerator.kind
-    stages = (settings, *settings.later_stages)
-    settings = max(stages, key=lambda stage: layout.fullest(workload_of(stage), kind)[1].total)
-    work = workload_of(settings)
+    work = max(work.stages, key=lambda stage: layout.fullest(stage, kind)[1].total)
     where = f"--compile-for ({target.name})"
     number = work.batch.replicas * len(layout.estimate(work))
     print_line(f"\ncompiling for {number} x {accelerator.title}, which may take minutes")
     began = time.monotonic()
     with quiet_imports():
-        compiled, needed = _compiled(settings, kind, devices)
+        compiled, needed = _compiled(order, work, kind, devices)
     seconds = time.monotonic() - began
     estimated = layout.fullest(work, kind)[1].total
     limit = accelerator.memory
@@ -92,34 +88,34 @@ def report(settings: TrainSettings, target: Target, devices: list[Any]) -> None:
         raise DeviceError(where, problem, REMEDY)
 
 
-def micro_batch(settings: TrainSettings) -> Batch:
-    """Return synthetic examples [1, B, ...] in the shape of the run's."""
+def micro_batch(order: TrainSettings, work: Workload) -> Batch:
+    """Return synthetic examples [1, B, ...] in the shape of a run's, for the work of one of its stages."""
     from bert_cli.data.finetune.features import FeatureReader
-    from bert_cli.tasks.run.corpora import open_stream
+    from bert_cli.tasks.run import corpora
     from bert_cli.tasks.run.finetune import synthetic_examples
 
-    size = settings.global_batch.micro_batch_size
-    if isinstance(settings, FinetuneSettings):
-        features = synthetic_examples(settings, size, settings.head.outputs)
-        batching = Batching(size, size)
-        return FeatureReader(features, batching, settings.seed, settings.max_seq_length)[0]
-    assert isinstance(settings, PretrainSettings)
-    synthetic = changed(
-        settings, generated_dataset=True, probe=None, validation_dir=None, stages=[]
-    )
-    return open_stream(synthetic).first_micro_batches(1)
+    size = work.batch.micro_batch_size
+    batching = Batching(size, size)
+    for stage, masked in order.masked_in_stages:
+        if (stage.max_seq_length, masked) == (work.max_seq_length, work.masked):
+            assert isinstance(order, PretrainSettings)
+            return corpora.synthetic(order, stage, batching).first_micro_batches(1)
+    features = synthetic_examples(work, size, work.head.outputs)
+    return FeatureReader(features, batching, work.seed, work.max_seq_length)[0]
 
 
-def _compiled(settings: TrainSettings, kind: str, devices: list[Any]) -> tuple[Any, int]:
+def _compiled(
+    order: TrainSettings, work: Workload, kind: str, devices: list[Any]
+) -> tuple[Any, int]:
     """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
     from bert_cli.parallel.jax import ahead_of_time
     from bert_cli.tasks.run.build import model_of
     from bert_cli.tasks.run.resolve import layout_of
 
-    model = model_of(settings, settings.head.outputs, has_values=False)
-    engine = ahead_of_time.build_engine(model, layout_of(settings), kind, devices)
+    model = model_of(work, work.head.outputs, has_values=False)
+    engine = ahead_of_time.build_engine(model, layout_of(work), kind, devices)
     try:
-        compiled = engine.lowered(micro_batch(settings)).compile()
+        compiled = engine.lowered(micro_batch(order, work)).compile()
     except ahead_of_time.CompilerError as error:
         if (size := refused_bytes(str(error))) is None:
             raise

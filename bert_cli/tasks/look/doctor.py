@@ -9,38 +9,37 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_cli.config.parallel import Parallel
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
 from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
-from bert_cli.parse.load import changed
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate
-from bert_cli.planning.plan import Plan, length_of, make_plan
-from bert_cli.planning.workload import workload_of
+from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
-from bert_cli.tasks.run import corpora, probe
 from bert_cli.text import count, format_bytes
 
 try:
-    from bert_cli.optim.schedule import first_loss_scale
     from bert_cli.parallel.engine import Batch, Engine
     from bert_cli.parallel.engine import count as counts_of
     from bert_cli.parallel.runtime import Devices
-    from bert_cli.tasks.run import build, models, resolve, start
+    from bert_cli.tasks.run import job, resolve, start
+    from bert_cli.tasks.run.build import build_engine
     from bert_cli.train import health, history
-    from bert_cli.train.checkpoint import complete_checkpoints, newest_checkpoint
-    from bert_cli.train.loop import State
+    from bert_cli.train.checkpoint import complete_checkpoints
+
+    Draft = job.Draft[PretrainSettings]
 
     IMPORT_ERROR = ""
 except ImportError as error:  # of Keras' backend; becomes a finding
@@ -54,8 +53,7 @@ TEMPORARY_FILE_SYSTEMS = {
 MAX_IDLE = 1 / 3
 """Fraction of a step that devices may be idle without a warning."""
 SAMPLE = 8
-"""Examples that are read to check the records, and whose loss is computed: about 160 masked tokens of 128
-positions each."""
+"""Examples whose loss is computed: about 160 masked tokens of 128 positions each."""
 TOLERANCE = {"mlm_loss": 0.5, "nsp_loss": 0.3}
 """Maximum distance of a first loss from the loss of equal probabilities. The logits of an untrained model of width D
 have the variance D x initializer_range^2 x 0.77; half of it is added to the loss: 0.12 for BERT-base."""
@@ -123,51 +121,47 @@ def _described(processes: Processes) -> str:
 
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
-    source, settings = _check_model(report, settings)
-    settings = corpora.with_sizes_of_records(settings, source)
+    draft: Draft = job.Draft(settings)
+    devices = None
+    for name, step in job.STEPS:
+        if name == "devices":
+            devices = _take_devices(report, draft)
+            if devices is None:
+                return
+        else:
+            report.attempt(name, partial(step, draft), str)
+        add_checks(report, draft.checks)
+        draft.checks.clear()
+    assert devices is not None
+    if draft.plan is not None:
+        add_checks(report, checks.of_epochs(draft.plan))
+    check_memory(report, workload_of(draft.order), draft.processes, devices)
+    machine.check_precision(report, settings.precision, devices.kind)
+    check_folder(report, draft)
+    if draft.stream is not None and (draft.start.source or settings.pretrained_ckpt_path is None):
+        check_first_loss(report, draft, build=settings.build)
+
+
+def _take_devices(report: Report, draft: "Draft") -> "Devices | None":
+    """Find the processes and devices and choose the layout; the other processes need not be there."""
+    cluster = draft.order.cluster
     processes = report.attempt(
-        "processes",
-        lambda: find_processes(os.environ, settings.cluster.workers, settings.cluster.rank),
-        _described,
+        "processes", lambda: find_processes(os.environ, cluster.workers, cluster.rank), _described
     )
-    devices = None if processes is None else _check_devices(report, settings, processes)
-    if processes is None or devices is None:
-        return
-    kind, _, memory = devices
-    settings = check_layout(report, settings, processes, devices)
-    stream = _check_examples(report, settings, processes, source)
-    epoch = (None, 1.0) if stream is None else (stream.epoch_size, stream.sequences_per_example)
-    has_no_length = stream is None and settings.num_epochs is not None
-    plan = (
-        None
-        if has_no_length
-        else report.attempt(
-            "plan",
-            lambda: make_plan(
-                workload_of(settings), length_of(settings, settings.decay_from), *epoch
-            ),
-            lambda plan: (
-                f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
-                f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
-            ),
-        )
-    )
-    if plan is not None:
-        add_checks(report, checks.of_epochs(plan))
-    check_memory(report, settings, processes, kind, memory)
-    machine.check_precision(report, settings.precision, kind)
-    check_folder(report, settings, plan)
-    if stream is not None and (source is not None or settings.pretrained_ckpt_path is None):
-        check_first_loss(
-            report, settings, stream, source and models.extended(source, stream.folder)
-        )
+    if processes is None:
+        return None
+    draft.processes = processes
+    devices = _check_devices(report, draft.order, processes)
+    if devices is not None:
+        check_layout(report, draft, devices)
+    return devices
 
 
 # --- the machine's part of a run
 
 
 def _check_devices(
-    report: Report, settings: DoctorSettings | DoctorMachineSettings, processes: Processes
+    report: Report, settings: PretrainSettings | DoctorMachineSettings, processes: Processes
 ) -> "Devices | None":
     engine = settings.engine
     try:
@@ -192,21 +186,21 @@ def _check_devices(
     return devices
 
 
-def check_layout(
-    report: Report, settings: DoctorSettings, processes: Processes, devices: "Devices"
-) -> DoctorSettings:
-    """Check that processes divide the replicas and the devices suffice; return the settings with the layout."""
+def check_layout(report: Report, draft: "Draft", devices: "Devices") -> None:
+    """Choose an open layout; else check that processes divide the replicas and that the devices suffice."""
     kind, number, _ = devices
-    work = workload_of(settings)
+    order = draft.order
+    processes = draft.processes
+    work = workload_of(order)
     if work.is_open:
-        continued = newest_checkpoint(settings.save_ckpt_path)
         chosen = report.attempt(
             "layout",
-            lambda: resolve.with_layout(settings, devices, processes.count, continued),
+            lambda: resolve.with_layout(order, devices, processes.count, draft.start),
             lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit), kind)),
         )
-        return chosen or settings
-    replicas = settings.global_batch.replicas
+        draft.order = chosen or order
+        return
+    replicas = work.batch.replicas
     stages = len(estimate(work))
     idle = layout.idle(work)
     needed = replicas // processes.count * stages
@@ -214,71 +208,70 @@ def check_layout(
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
     remedy = layout.AUTO
     try:
-        layout.check_processes(settings.global_batch, processes.count)
+        layout.check_processes(work.batch, processes.count)
     except ConfigError as error:
         report.error("layout", error, **values)
-        return settings
+        return
+    level: Level = "warning"
     if kind == "GPU" and needed > number:
+        level = "error"
         text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
-        report.add("error", "layout", text, remedy, **values)
     elif needed > number:
         text += f": {layout.simulated(needed)}"
-        report.add("warning", "layout", text, remedy, **values)
     else:
+        level = "warning" if idle > MAX_IDLE else "ok"
         text += f", idle for {idle:.1%} of a step"
-        remedy = "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
-        remedy += (
+        remedy = (
+            "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
             "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device"
         )
-        report.add("warning" if idle > MAX_IDLE else "ok", "layout", text, remedy, **values)
-    return settings
+    report.add(level, "layout", text, remedy, **values)
 
 
-def check_memory(
-    report: Report, settings: DoctorSettings, processes: Processes, kind: str, memory: int
-) -> None:
+def check_memory(report: Report, work: Workload, processes: Processes, devices: "Devices") -> None:
     """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
     what = "memory of a run"
-    work = workload_of(settings)
+    kind, _, memory = devices
     if kind != "CPU":
         device, largest = layout.fullest(work, kind)
         needed = largest.total
-        total = memory
-        free = memory
+        total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
-        local = settings.global_batch.replicas * len(processes.local_ranks) // processes.count
+        local = work.batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(part.total for part in estimate(work))
         total, free = machine.memory()
         text = f"all devices of this host together need {format_bytes(needed)}"
     values = {"needed": needed, "there": total, "free": free}
     usable = layout.USABLE * total
     text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
+    level: Level = "ok"
+    remedy = ""
     if needed > usable:
+        level = "error"
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
         if needed > max(part.total for part in estimate(work)):  # of several devices
             remedy = f"{layout.AUTO}, {remedy}"
-        report.add("error", what, text, remedy, **values)
     elif needed > free:
+        level = "warning"
         text += f", but only {format_bytes(free)} are free now"
-        report.add("warning", what, text, "end other programs on this machine", **values)
-    else:
-        report.add("ok", what, text, "", **values)
+        remedy = "end other programs on this machine"
+    report.add(level, what, text, remedy, **values)
 
 
-def checkpoint_bytes(settings: DoctorSettings) -> int:
+def checkpoint_bytes(work: Workload) -> int:
     """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
-    work = workload_of(settings)
     weights = layout.parameters(work)
-    return weights * WEIGHT_BYTES[work.precision] + work.optimizer.slot_bytes(weights)
+    return weights * WEIGHT_BYTES[work.precision] + work.optimizer_kind.slot_bytes(weights)
 
 
-def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) -> None:
+def check_folder(report: Report, draft: "Draft") -> None:
     """Check that the checkpoints can be written, and that the disk is permanent and large enough."""
     what = "save_ckpt_path"
-    folder = settings.save_ckpt_path
+    order = draft.order
+    folder = order.save_ckpt_path
     try:
-        resolve.check_output_paths(settings)
+        resolve.check_output_paths(order)
         if folder is None:
             report.add("ok", what, "nothing will be saved")
             return
@@ -300,9 +293,10 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
         state, _, remedy = (warning or "no warning").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", state, remedy)
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
-    each = checkpoint_bytes(settings)
-    every = settings.keep_every_steps
-    number = settings.keep_checkpoints + (plan.total_steps // every if plan and every else 0)
+    each = checkpoint_bytes(workload_of(order))
+    every = order.keep_every_steps
+    steps = draft.plan.total_steps if draft.plan is not None else 0
+    number = order.keep_checkpoints + (steps // every if every else 0)
     used = sum(file.stat().st_size for path in existing for file in path.iterdir())
     free = free_bytes(folder)
     needed = max(0, (number + 1) * each - used)
@@ -318,65 +312,6 @@ def check_folder(report: Report, settings: DoctorSettings, plan: Plan | None) ->
 # --- the examples and the model
 
 
-def _check_model(
-    report: Report, settings: DoctorSettings
-) -> tuple["models.Source | None", DoctorSettings]:
-    if settings.pretrained_ckpt_path is None and settings.save_ckpt_path is None:
-        return None, settings
-
-    def find() -> tuple[models.Source | None, DoctorSettings]:
-        continued = newest_checkpoint(settings.save_ckpt_path)
-        source = resolve.source_of(settings, continued)
-        if settings.decay_from:
-            start.branch_point(settings)
-        return source, resolve.with_shape_of(settings, source)
-
-    checked = report.attempt(
-        "model", find, lambda pair: f"from {pair[0].folder}" if pair[0] else "none: new weights"
-    )
-    return checked or (None, settings)
-
-
-def _check_examples(
-    report: Report, settings: DoctorSettings, processes: Processes, source: "models.Source | None"
-) -> Any:
-    """Open the records of the run and read some; return their stream, or None if there is an error."""
-
-    def open_examples() -> Any:
-        for path in settings.record_paths:
-            if "$" in path and not settings.generated_dataset:
-                raise ConfigError(path, "the variable is not set", "export it")
-        part = processes.rank, processes.count
-        stream = corpora.open_stream(settings, *part)
-        if source is not None and stream.folder is not None:
-            corpora.refuse_another_vocabulary(stream.folder, source.folder, settings.save_ckpt_path)
-        stream.rows(np.arange(SAMPLE))
-        return stream
-
-    def describe(stream: Any) -> str:
-        if settings.generated_dataset:
-            return "synthetic examples"
-        paths = ", ".join(settings.dataset_paths)
-        return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
-
-    stream = report.attempt("dataset_dir", open_examples, describe)
-    if stream is not None and not settings.generated_dataset:
-        add_checks(report, corpora.text_checks(stream, settings))
-    if stream is not None and settings.validation_dir is not None:
-        report.attempt(
-            "validation_dir",
-            lambda: corpora.open_held_out(settings),
-            lambda held_out: f"{held_out and held_out.epoch_size:,} records",
-        )
-    if stream is not None and stream.folder is not None and settings.probe is not None:
-        report.attempt(
-            "probe",
-            lambda: probe.read_probe(settings, stream.folder),
-            probe.Probe.describe,
-        )
-    return stream
-
-
 def add_checks(report: Report, results: Iterable[Check]) -> None:
     """Add the results of the checks that a run also makes."""
     for check in results:
@@ -384,47 +319,35 @@ def add_checks(report: Report, results: Iterable[Check]) -> None:
         report.add(level, check.what, check.text, check.remedy, **check.values)
 
 
-def check_first_loss(
-    report: Report, settings: DoctorSettings, stream: Any, source: "models.Source | None"
-) -> None:
+def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
     """Compute the losses before the first step and compare them with the losses of equal probabilities."""
-    if not settings.build:
+    if not build:
         report.add("ok", FIRST_LOSS, "not computed: --no-build")
         return
-    settings = changed(
-        settings,
-        parallel=Parallel(),
-        global_batch=GlobalBatch(micro_batch_size=SAMPLE),
-        precision="float32",
-        optimizer_opts={"stochastic_rounding": False},
-        stages=[],
-    )
-    needed = estimate(workload_of(settings))[0].total
+    batch = GlobalBatch(micro_batch_size=SAMPLE)
+    work = workload_of(draft.order)._replace(parallel=Parallel(), batch=batch, later=())
+    work = work._replace(precision="float32")
+    needed = estimate(work)[0].total
     (_, free) = machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {format_bytes(needed)}, and {format_bytes(free)} are free"
         remedy = "end other programs on this machine, or give --no-build"
         report.add("warning", FIRST_LOSS, problem, remedy)
         return
+    source = draft.start.source
+    weights = "new weights"
     try:
-        built, weights = _build(settings, source)
+        mesh = resolve.runtime(work.engine).cpu_mesh()
+        engine = build_engine(work, mesh, trains=False)
+        if source is not None:
+            weights = start.load_pretrained(source, work, engine.weights)
     except BertError as error:
         report.error(FIRST_LOSS, error)
         return
-    rows = stream.rows(np.arange(SAMPLE))
+    assert draft.stream is not None
+    losses = _losses(engine, draft.stream.rows(np.arange(SAMPLE)))
     notes = f"{SAMPLE} examples, float32 on the CPU; {weights}"
-    judge(report, settings, _losses(built, rows), notes, is_trained=source is not None)
-
-
-def _build(settings: DoctorSettings, source: "models.Source | None") -> tuple["Engine", str]:
-    """Return the model on the CPU, and a description of its weights' origin."""
-    mesh = resolve.runtime(settings.engine).cpu_mesh()
-    built = build.build_engine(settings, mesh, trains=False)
-    weights = "new weights"
-    if source is not None:
-        state = State(built.weights, {}, first_loss_scale(1.0))
-        weights = start.load_pretrained(source, settings, state)
-    return built, weights
+    judge(report, work, losses, notes, is_trained=source is not None)
 
 
 def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
@@ -438,14 +361,14 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
 
 def judge(
     report: Report,
-    settings: DoctorSettings,
+    work: Workload,
     losses: Mapping[str, float],
     notes: str,
     *,
     is_trained: bool,
 ) -> None:
     """Check that losses are near the losses of equal probabilities, or lower if the weights were trained."""
-    vocab_size = settings.bert_config.vocab_size
+    vocab_size = work.model.vocab_size
     equal = {"mlm_loss": math.log(vocab_size), "nsp_loss": math.log(2)}
     names = {"mlm_loss": f"masked-LM, ln {vocab_size:,}", "nsp_loss": "next sentence, ln 2"}
     text = ", ".join(
@@ -454,19 +377,17 @@ def judge(
     text = f"{text or 'nothing to predict'}; {notes}"
     values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
     # Both comparisons are false for NaN.
-    is_better = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
-    # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
-    wider = 1.5 if settings.scaling == "unit" else 0.0
-    is_equal = all(
-        abs(value - equal[name]) <= TOLERANCE[name] + wider for name, value in losses.items()
-    )
-    problem = "far from equal probabilities"
-    remedy = f"lower bert_config.initializer_range ({settings.bert_config.initializer_range:g})"
-    remedy = "leave out scaling" if settings.scaling else remedy
     if is_trained:
+        is_right = losses.get("mlm_loss", 0.0) < equal["mlm_loss"] - TOLERANCE["mlm_loss"]
         problem = "no better than an untrained model"
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"
-    if is_better if is_trained else is_equal:
-        report.add("ok", FIRST_LOSS, text, "", **values)
     else:
-        report.add("warning", FIRST_LOSS, f"{text}: {problem}", remedy, **values)
+        # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
+        wider = 1.5 if work.unit_scaling == "unit" else 0.0
+        distances = {name: abs(value - equal[name]) for name, value in losses.items()}
+        is_right = all(value <= TOLERANCE[name] + wider for name, value in distances.items())
+        problem = "far from equal probabilities"
+        remedy = f"lower bert_config.initializer_range ({work.model.initializer_range:g})"
+        remedy = "leave out scaling" if work.unit_scaling else remedy
+    level: Level = "ok" if is_right else "warning"
+    report.add(level, FIRST_LOSS, text if is_right else f"{text}: {problem}", remedy, **values)

@@ -94,7 +94,7 @@ class Report:
         self._add(Finding("error", what, problem, remedy, values, type(error)))
 
     def attempt(self, what: str, act: Callable[[], T], describe: Callable[[T], str]) -> T | None:
-        """Call a function of a run; add an ok with its described result, or its error and return None."""
+        """Call a function of a run; add an ok with its description, if any, or its error and return None."""
         try:
             value = act()
         except BertError as error:
@@ -104,7 +104,8 @@ class Report:
             remedy = "correct the path or its rights"
             self.error(what, DataError(str(error.filename or what), str(error.strerror), remedy))
             return None
-        self.add("ok", what, describe(value))
+        if text := describe(value):
+            self.add("ok", what, text)
         return value
 
 

@@ -17,7 +17,7 @@ from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, length_of, make_plan
 from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
-from bert_cli.planning.workload import Workload, laid_out, workload_of
+from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
 from bert_cli.text import count, format_bytes
@@ -68,7 +68,7 @@ def run(settings: Planning) -> None:
     if devices is not None and memory is not None:
         _print_alternatives(requested, {layout.shape(chosen)}, kind, devices, memory, processes)
     if target is not None:
-        ahead_of_time.report(laid_out(order, chosen), target, described)
+        ahead_of_time.report(order, chosen, target, described)
 
 
 def list_targets(settings: PlanTargetsSettings) -> None:

@@ -4,83 +4,88 @@ Records that do not fit the run, or the model from which it starts, are refused 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field
 
-from bert_cli.config.pretrain import PretrainSettings, WeightedCorpus
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import is_remote, is_set
+from bert_cli.config.training import Stage
 from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, Stages, shuffled
 from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
-from bert_cli.data.tokens.tokenizer import has_tokenizer, normalization_of, read_tokenizer
+from bert_cli.data.tokens.tokenizer import TokenizerFolder, has_tokenizer
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import read_json
+from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
-from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import workload_of
 from bert_cli.text import count
 
 if TYPE_CHECKING:
     from bert_cli.tasks.run.models import Source
 
-Run = TypeVar("Run", bound=PretrainSettings)
+Order = TypeVar("Order", bound=PretrainSettings)
 
 
-class StoredSizes(BaseModel):
-    """The entries of a corpus.json for sizes that settings may leave open."""
+class RecordFolder(TokenizerFolder):
+    """A folder of records."""
 
-    max_sequences_per_pack: Annotated[int, Field(ge=1)] = 1
-    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    @cached_property
+    def corpus(self) -> JSONObject:
+        """The validated corpus.json. Raises DataError where it is absent or invalid."""
+        return read_corpus(self.folder)
 
 
-def _stored_sizes(settings: PretrainSettings) -> list[StoredSizes]:
-    """Return the sizes of the run's records on this disk."""
-    stored: list[StoredSizes] = []
-    if settings.generated_dataset:
-        return stored
-    for path in settings.dataset_paths:
-        with suppress(DataError):
-            stored.append(read_json(Path(path) / "corpus.json", StoredSizes, DataError, ""))
+Read = Callable[[Path], RecordFolder]
+
+
+def _on_disk(order: PretrainSettings, stage: Stage, read: Read) -> list[JSONObject]:
+    """Return the corpus.json of each folder of a stage, but not of absent or incomplete ones."""
+    stored: list[JSONObject] = []
+    for corpus in () if order.generated_dataset else stage.corpora:
+        with suppress(DataError):  # raised again when the folder is opened
+            stored.append(read(Path(corpus.path)).corpus)
     return stored
 
 
-def with_sizes_of_records(settings: Run, source: "Source | None" = None) -> Run:
-    """Return the settings with the pack size of their records, unless it is set, and rows for their vocabulary.
+def with_sizes_of_records(
+    order: Order, source: "Source | None" = None, read: Read = RecordFolder
+) -> Order:
+    """Return the order with the pack size of their records, unless it is set, and rows for their vocabulary.
 
     Memory, layout and layers depend on these sizes. `source` is the model from which the run starts; a vocabulary with
     more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows, and
     the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
-    stored = _stored_sizes(settings)
+    stored = _on_disk(order, order.all_stages[0], read)
     sizes: dict[str, object] = {}
-    sequences = max((record.max_sequences_per_pack for record in stored), default=1)
-    if sequences > 1 and not is_set(settings, "max_sequences_per_pack"):
+    sequences = max((corpus.get("max_sequences_per_pack", 1) for corpus in stored), default=1)
+    if sequences > 1 and not is_set(order, "max_sequences_per_pack"):
         sizes["max_sequences_per_pack"] = sequences
-    vocab_size = next((record.vocab_size for record in stored if record.vocab_size), None)
-    model = settings.bert_config
+    vocab_size = stored[0]["vocab_size"] if stored else None
+    model = order.bert_config
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
     rows = source.config.vocab_size if source else rows
     if vocab_size and max(vocab_size, rows) != model.vocab_size:
         sizes["bert_config"] = {"vocab_size": max(vocab_size, rows)}
-    return changed(settings, **sizes) if sizes else settings
+    return changed(order, **sizes) if sizes else order
 
 
 def describe_vocabulary(
-    configured: PretrainSettings, settings: PretrainSettings, stream: ExampleStream
+    configured: PretrainSettings, order: PretrainSettings, stream: ExampleStream
 ) -> Iterator[str]:
     """Yield lines on rows of the word embeddings that differ from the settings or the vocabulary of the records."""
     before = configured.bert_config.vocab_size
-    rows = settings.bert_config.vocab_size
+    rows = order.bert_config.vocab_size
     pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
     if rows != before:
         origin = "in the records" if rows == pieces else "in the model"
@@ -92,27 +97,21 @@ def describe_vocabulary(
         yield f"bert_config.vocab_size: {rows:,}, and the records have {pieces:,} tokens; {padding} are padding"
 
 
-def plan_for(settings: PretrainSettings, stream: ExampleStream) -> Plan:
-    """Return the plan of a run on these examples, and make the stream follow it."""
-    length = length_of(settings, settings.decay_from)
-    size = stream.epoch_size
-    plan = make_plan(workload_of(settings), length, size, stream.sequences_per_example)
-    stream.follow(plan)
-    return plan
-
-
-def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
+def open_stream(
+    order: PretrainSettings, rank: int = 0, world_size: int = 1, read: Read = RecordFolder
+) -> ExampleStream:
     """Return the run's examples: the part of one process in each step. Raises ConfigError or DataError."""
-    stages = (settings, *settings.later_stages)
-    streams = [_open_stage(stage, rank, world_size) for stage in stages]
-    stream = Stages(streams) if settings.stages else streams[0]
+    streams = []
+    for stage, work in zip(order.all_stages, workload_of(order).stages, strict=True):
+        batch = work.batch
+        batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
+        streams.append(_open_stage(order, stage, batching, read))
+    stream = Stages(streams) if order.stages else streams[0]
     if not stream.sources or any(source.is_dynamic for source in stream.sources):
         return stream
-    held_out = settings.validation_dir and _folder_of(
-        settings.validation_dir, settings, "validation_dir"
-    )
-    is_for_held_out = held_out and read_corpus(held_out)["format"] == "dynamic"
-    if settings.mask_probabilities or (is_set(settings, "masking") and not is_for_held_out):
+    held_out = order.validation_dir and _folder_of(order.validation_dir, order, "validation_dir")
+    is_for_held_out = held_out and read(held_out).corpus["format"] == "dynamic"
+    if order.mask_probabilities or (is_set(order, "masking") and not is_for_held_out):
         listed = ", ".join(str(source.folder) for source in stream.sources)
         problem = f"has no effect on {listed}: static records are already masked"
         remedy = "leave it out, or make the records with --masking dynamic"
@@ -120,37 +119,47 @@ def open_stream(settings: PretrainSettings, rank: int = 0, world_size: int = 1) 
     return stream
 
 
-def _open_stage(settings: PretrainSettings, rank: int, world_size: int) -> ExampleStream:
-    batch = settings.global_batch
-    batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
-    if settings.generated_dataset:
-        return SyntheticStream(
-            batching,
-            seed=settings.seed,
-            vocab_size=settings.bert_config.vocab_size,
-            sequence_length=settings.max_seq_length,
-            predictions=settings.max_predictions_per_seq,
-            max_sequences_per_pack=settings.max_sequences_per_pack,
-            masking=settings.masking,
-        )
-    records = settings.dataset_dir
-    if not records:
+def synthetic(order: PretrainSettings, stage: Stage, batching: Batching) -> SyntheticStream:
+    """Return synthetic examples in the shape of a stage's."""
+    return SyntheticStream(
+        batching,
+        seed=order.seed,
+        vocab_size=order.bert_config.vocab_size,
+        sequence_length=stage.max_seq_length,
+        predictions=stage.max_predictions_per_seq,
+        max_sequences_per_pack=order.max_sequences_per_pack,
+        masking=order.masking,
+    )
+
+
+def _open_stage(
+    order: PretrainSettings, stage: Stage, batching: Batching, read: Read
+) -> ExampleStream:
+    if order.generated_dataset:
+        return synthetic(order, stage, batching)
+    corpora = stage.corpora
+    if not corpora:
         remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"give --dataset-dir, {remedy}")
-    corpora = [WeightedCorpus(path=records)] if isinstance(records, str) else records
-    if settings.length_buckets is not None and len(corpora) > 1:
+    if order.length_buckets is not None and len(corpora) > 1:
         problem = "has no effect on several corpora: their steps mix examples of all lengths"
         remedy = "leave it out, or pack with --max-sequences-per-pack"
         raise ConfigError("length_buckets", problem, remedy)
-    folders = [_folder_of(corpus.path, settings, "dataset_dir") for corpus in corpora]
-    sources = [_open_source(folder, settings, "dataset_dir") for folder in folders]
+    folders = [_folder_of(corpus.path, order, "dataset_dir") for corpus in corpora]
+    sources = [_open_source(folder, order, stage, read) for folder in folders]
+    rows = order.bert_config.vocab_size
+    for source in sources:
+        if (pieces := source.corpus["vocab_size"]) > rows:
+            problem = f"has a vocabulary of {pieces}, but the model's is {rows}"
+            remedy = f"give --bert-config.vocab-size {pieces}"
+            raise ConfigError(f"dataset_dir ({source.folder})", problem, remedy)
     if len(sources) == 1:
-        return Reader(sources[0], batching, settings.length_buckets)
+        return Reader(sources[0], batching, order.length_buckets)
     weights = [corpus.weight for corpus in corpora]
-    return Mixture(list(zip(sources, weights, strict=True)), batching, settings.seed)
+    return Mixture(list(zip(sources, weights, strict=True)), batching, order.seed)
 
 
-def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[Check]:
+def text_checks(stream: ExampleStream, order: PretrainSettings) -> Iterator[Check]:
     """Yield checks, estimated from a sample: repeated text in each corpus, and the size of the vocabulary.
 
     The vocabulary of a pretrained model is not checked, because the model has learnt it already.
@@ -168,83 +177,77 @@ def text_checks(stream: ExampleStream, settings: PretrainSettings) -> Iterator[C
         yield Check("repeated text", is_much, text, WITHOUT_COPIES, {"repeats": often})
         mean = np.count_nonzero(rows["input_mask"]) / len(rows["input_mask"])
         tokens += mean * len(source) / copies
-    if tokens and settings.pretrained_ckpt_path is None:
-        yield of_vocabulary(settings.bert_config.vocab_size, tokens)
+    if tokens and order.pretrained_ckpt_path is None:
+        yield of_vocabulary(order.bert_config.vocab_size, tokens)
 
 
-def open_held_out(settings: PretrainSettings, name: str = "validation_dir") -> ExampleStream | None:
+def open_held_out(
+    order: PretrainSettings, name: str = "validation_dir", read: Read = RecordFolder
+) -> ExampleStream | None:
     """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
     They have the sequence length of the last stage. `name` is the setting that messages name.
     """
-    if settings.validation_dir is None:
+    if order.validation_dir is None:
         return None
-    folder = _folder_of(settings.validation_dir, settings, name)
-    settings = (settings, *settings.later_stages)[-1]
-    size = settings.global_batch.micro_batch_size
-    corpus = read_corpus(folder)
+    folder = _folder_of(order.validation_dir, order, name)
+    stage = order.all_stages[-1]
+    size = workload_of(order).stages[-1].batch.micro_batch_size
+    corpus = read(folder).corpus
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
-    buckets = settings.length_buckets if is_plain and corpus["records"] >= size else None
-    source = _open_source(folder, settings, name, is_held_out=True, may_pack=is_plain)
+    buckets = order.length_buckets if is_plain and corpus["records"] >= size else None
+    source = _open_source(folder, order, stage, read, may_pack=is_plain)
+    stored = _on_disk(order, stage, read)
+    trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
+    if (pieces := corpus["vocab_size"]) != trained:
+        problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
+        remedy = "make the held-out records with the vocabulary of dataset_dir"
+        raise ConfigError(f"{name} ({folder})", problem, remedy)
     return Reader(source, Batching(size, size), buckets)
 
 
 def _open_source(
-    folder: Path,
-    settings: PretrainSettings,
-    name: str,
-    *,
-    is_held_out: bool = False,
-    may_pack: bool = True,
+    folder: Path, order: PretrainSettings, stage: Stage, read: Read, *, may_pack: bool = True
 ) -> Records:
-    """Open records, packed if the settings say so; the model needs a row for each piece. `name` is the setting."""
-    packs = may_pack and is_set(settings, "max_sequences_per_pack")
-    source = Records(
+    """Open records, packed if the order says so."""
+    packs = may_pack and is_set(order, "max_sequences_per_pack")
+    return Records(
         folder,
-        seed=settings.seed,
-        sequence_length=settings.max_seq_length,
-        predictions=settings.max_predictions_per_seq,
-        masking=settings.masking,
-        max_sequences_per_pack=settings.max_sequences_per_pack if packs else None,
+        seed=order.seed,
+        sequence_length=stage.max_seq_length,
+        predictions=stage.max_predictions_per_seq,
+        masking=order.masking,
+        max_sequences_per_pack=order.max_sequences_per_pack if packs else None,
+        corpus=read(folder).corpus,
     )
-    size = source.corpus["vocab_size"]
-    rows = settings.bert_config.vocab_size
-    where = f"{name} ({folder})"
-    if not is_held_out:
-        if size > rows:
-            problem = f"has a vocabulary of {size}, but the model's is {rows}"
-            raise ConfigError(where, problem, f"give --bert-config.vocab-size {size}")
-        return source
-    trained = next(
-        (sizes.vocab_size for sizes in _stored_sizes(settings) if sizes.vocab_size), rows
-    )
-    if size != trained:
-        problem = f"has a vocabulary of {size}, but the run's records have {trained}"
-        remedy = "make the held-out records with the vocabulary of dataset_dir"
-        raise ConfigError(where, problem, remedy)
-    return source
 
 
-def _folder_of(path: str, settings: PretrainSettings, name: str) -> Path:
+def _folder_of(path: str, order: PretrainSettings, name: str) -> Path:
     """Return a folder, or the local copy of a folder at an address; `name` is the setting."""
     if is_remote(path):
-        return local_copy(path, settings.dataset_cache.expanduser())
+        return local_copy(path, order.dataset_cache.expanduser())
     if not Path(path).is_dir():
+        if "$" in path:
+            raise ConfigError(path, "the variable is not set", "export it")
         remedy = "give a folder of records made by `bert tokenize`"
         raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)
 
 
-def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> None:
+def refuse_another_vocabulary(
+    tokenizer: TokenizerFolder, source: "Source", run: Path | None
+) -> None:
     """Raise ConfigError if the records were made with another vocabulary or case than the model.
 
     Such a run would slowly unlearn the model. Additional pieces after the model's pieces extend the model. A model
     without a tokenizer cannot be compared. The run would continue a model in the folder of the `run`.
     """
+    corpus = tokenizer.folder
+    model = source.folder
     if not has_tokenizer(model):
         return
-    ours = read_tokenizer(corpus).pieces
-    theirs = read_tokenizer(model).pieces
+    ours = tokenizer.tokenizer.pieces
+    theirs = source.tokenizer.tokenizer.pieces
     where = f"dataset_dir ({corpus})"
     remedy = "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
@@ -253,23 +256,18 @@ def refuse_another_vocabulary(corpus: Path, model: Path, run: Path | None) -> No
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
         if their_token is not None and our_token != their_token:
-            problem = (
-                f"was made with another vocabulary than the model in {model} (token {number:,} is {our_token!r} in "
-                f"the records and {their_token!r} in the model)"
+            differs = (
+                f"token {number:,} is {our_token!r} in the records and {their_token!r} in the model"
             )
-            raise ConfigError(
-                where,
-                problem,
-                f"make the records with --vocab {model}, or with its extension by `bert vocab --extend`, or {remedy}",
-            )
-    our_case = normalization_of(corpus)
-    their_case = normalization_of(model)
+            problem = f"was made with another vocabulary than the model in {model} ({differs})"
+            extend = "or with its extension by `bert vocab --extend`"
+            remedy = f"make the records with --vocab {model}, {extend}, or {remedy}"
+            raise ConfigError(where, problem, remedy)
+    our_case = tokenizer.normalization
+    their_case = source.tokenizer.normalization
     if our_case and their_case and our_case != their_case:
         cased = "--cased" if their_case.cased else "--no-cased"
-        problem = (
-            f"was made with {json.dumps(vars(our_case))}, and the model in {model} with "
-            f"{json.dumps(vars(their_case))}"
-        )
-        raise ConfigError(
-            where, problem, f"make the records with --vocab {model} {cased}, or {remedy}"
-        )
+        ours_and_theirs = (json.dumps(vars(case)) for case in (our_case, their_case))
+        problem = f"was made with {f', and the model in {model} with '.join(ours_and_theirs)}"
+        remedy = f"make the records with --vocab {model} {cased}, or {remedy}"
+        raise ConfigError(where, problem, remedy)

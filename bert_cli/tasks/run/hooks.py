@@ -30,11 +30,10 @@ def hooks_of(
 ) -> Hooks:
     """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
     each = Every(steps=1)
-    resolved = run.resolved
-    settings = resolved.settings
-    pace = Pace(last, work=lambda step: resolved.plan.micro_batches(step).start)
-    scored = Every(steps=resolved.evaluate_every, last_step=last)
-    picks_best = resolved.evaluate is not None and resolved.best is not None
+    job = run.job
+    pace = Pace(last, work=lambda step: job.plan.micro_batches(step).start)
+    scored = Every(steps=job.evaluate_every, last_step=last)
+    picks_best = job.evaluate is not None and job.task.best
 
     def measure(info: Info) -> None:
         examples = info.metrics["examples"]
@@ -42,22 +41,20 @@ def hooks_of(
         info.metrics.update(pace.after_step(info.step, examples, tokens))
         forecast.step_ends(pace.recent)
         info.metrics["seconds_waited"] = info.seconds_waited
-        if resolved.unigram_entropy is not None:
-            info.metrics[health.ENTROPY] = resolved.unigram_entropy
+        if job.unigram_entropy is not None:
+            info.metrics[health.ENTROPY] = job.unigram_entropy
 
     hooks: Hooks = [(measure, each)]
-    reporters: list[metrics.Reporter] = []
-    if save is not None:
-        if picks_best:
-            hooks.append((lambda info: save(), scored))
-        if resolved.evaluate is not None:
-            hooks.append((partial(_evaluate, run), scored))
-        reporters = _reporters(run, stack)
+    if save is not None and picks_best:
+        hooks.append((lambda info: save(), scored))
+    if save is not None and job.evaluate is not None:
+        hooks.append((partial(_evaluate, run), scored))
+    reporters = [] if save is None else _reporters(run, stack)
     hooks.append((_report(run, last, bar, reporters), each))
     if save is not None:
         saved = Every(
-            steps=settings.checkpoint_every_steps,
-            minutes=settings.checkpoint_every_minutes,
+            steps=job.output.checkpoint_every_steps,
+            minutes=job.output.checkpoint_every_minutes,
             last_step=last,
             # Every process takes part in a save, and their clocks differ.
             agreed=lambda due: bool(run.engine.group.broadcast([due])[0]),
@@ -66,11 +63,10 @@ def hooks_of(
         if picks_best:
             hooks.append((partial(_write_score, run), scored))
     traced = run.engine.traced_steps
-    trace = settings.parallel.trace
+    trace = job.work.parallel.trace
     if traced and trace is not None:
-        hooks.append(
-            (partial(_write_trace, run, trace), Every(last_step=min(run.state.step + traced, last)))
-        )
+        ends = Every(last_step=min(run.state.step + traced, last))
+        hooks.append((partial(_write_trace, run, trace), ends))
     # Saving and evaluating do not count as the time of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
@@ -78,13 +74,12 @@ def hooks_of(
 
 def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Reporter]) -> Hook:
     """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
-    resolved = run.resolved
-    settings = resolved.settings
+    job = run.job
     first = run.state.step + 1
-    cadence = Every(steps=settings.log_every_steps, last_step=last)
-    total = resolved.plan.total_steps
+    cadence = Every(steps=job.output.log_every_steps, last_step=last)
+    total = job.plan.total_steps
     compared = 2 * health.compared_steps(total)
-    before = history.Run(resolved.folder).tail(compared) if reporters else []
+    before = history.Run(job.folder).tail(compared) if reporters else []
     steps = deque(before, compared)
     has_warned = False
 
@@ -97,13 +92,13 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
             del shown["seconds_left"]
         bar.after_step(info.step, shown)
         # With a progress bar, lines are printed only as often as the settings explicitly ask for.
-        is_wanted = not bar.shown or "log_every_steps" in settings.model_fields_set
+        is_wanted = not bar.shown or "log_every_steps" in job.output.model_fields_set
         if is_wanted and (cadence.due(info.step) or info.step == first):
             print_line(metrics.format_step(info.step, last, shown))
         steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))
         if info.step % health.STEPS or has_warned:
             return
-        if warning := health.find_warning(resolved.dumped, total, steps):
+        if warning := health.find_warning(job.record, total, steps):
             has_warned = True
             print_line(f"step {info.step}: {warning}")
 
@@ -113,21 +108,20 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
 def _reporters(run: Run, stack: ExitStack) -> list[metrics.Reporter]:
     if not run.is_first_rank:
         return []
-    resolved = run.resolved
-    settings = resolved.settings
-    dumped = resolved.dumped
-    reporters = [metrics.jsonl_reporter(resolved.folder / METRICS, run.state.step)]
-    if settings.tensorboard_dir is not None:
-        untracked = resolved.dumped_with(UNTRACKED)
-        hparams = {name: value for name, value in dumped.items() if name not in untracked}
-        reporters.append(metrics.tensorboard(settings.tensorboard_dir, hparams, stack))
-    if settings.wandb.enabled:
-        reporters.append(metrics.wandb(dumped["wandb"], dumped, resolved.folder, stack))
+    job = run.job
+    record = job.record
+    reporters = [metrics.jsonl_reporter(job.folder / METRICS, run.state.step)]
+    if job.output.tensorboard_dir is not None:
+        untracked = job.marked(UNTRACKED)
+        hparams = {name: value for name, value in record.items() if name not in untracked}
+        reporters.append(metrics.tensorboard(job.output.tensorboard_dir, hparams, stack))
+    if record["wandb"]["enabled"]:
+        reporters.append(metrics.wandb(record["wandb"], record, job.folder, stack))
     return reporters
 
 
 def _evaluate(run: Run, info: Info) -> None:
-    evaluate = run.resolved.evaluate
+    evaluate = run.job.evaluate
     assert evaluate is not None
     try:
         values = evaluate(run.engine, info.step)
@@ -140,10 +134,10 @@ def _evaluate(run: Run, info: Info) -> None:
 
 
 def _write_score(run: Run, info: Info) -> None:
-    best = str(run.resolved.best)
-    name = f"validation_{run.resolved.best}"
+    best = run.job.task.best
+    name = f"validation_{best}"
     if run.is_first_rank and name in info.metrics:
-        checkpoint.write_best(run.resolved.folder, info.step, best, info.metrics[name])
+        checkpoint.write_best(run.job.folder, info.step, best, info.metrics[name])
 
 
 def stops_early(run: Run) -> bool:
@@ -151,25 +145,25 @@ def stops_early(run: Run) -> bool:
 
     Rank 0 decides by best.json, so that a resumed run stops where an uninterrupted run does.
     """
-    resolved = run.resolved
+    job = run.job
     step = run.state.step
-    every = resolved.evaluate_every
-    if resolved.early_stop is None or every is None or not resolved.settings.saves or step % every:
+    every = job.evaluate_every
+    if job.early_stop is None or every is None or not job.output.saves or step % every:
         return False
-    best = checkpoint.read_best(resolved.folder) if run.is_first_rank else None
+    best = checkpoint.read_best(job.folder) if run.is_first_rank else None
     is_scored = best is not None and best.scored == step
     worse_steps = step - best.step if best and is_scored else 0
-    return bool(run.engine.group.broadcast([worse_steps >= resolved.early_stop * every])[0])
+    return bool(run.engine.group.broadcast([worse_steps >= job.early_stop * every])[0])
 
 
 def score_start(run: Run) -> None:
     """Score a model that is pre-trained further before its first step."""
-    if run.resolved.evaluate is None or run.resolved.best is not None:
+    if run.job.evaluate is None or run.job.task.best:
         return
     info = Info(0, {}, {}, 0.0)
     _evaluate(run, info)
     if run.is_first_rank:
-        metrics.jsonl_reporter(run.resolved.folder / METRICS, -1)(0, info.metrics)
+        metrics.jsonl_reporter(run.job.folder / METRICS, -1)(0, info.metrics)
 
 
 def score_resumed(run: Run) -> bool:
@@ -177,24 +171,24 @@ def score_resumed(run: Run) -> bool:
 
     It has no score if the run was killed between the save and the score, or was trained without scores.
     """
-    resolved = run.resolved
+    job = run.job
     step = run.state.step
-    last = resolved.plan.total_steps
-    if resolved.best is None or resolved.evaluate is None or step == 0:
+    last = job.plan.total_steps
+    if not job.task.best or job.evaluate is None or step == 0:
         return True
-    best = checkpoint.read_best(resolved.folder) if run.is_first_rank else None
+    best = checkpoint.read_best(job.folder) if run.is_first_rank else None
     # Older files name only the best step.
     scored = run.engine.group.broadcast([(best.scored or best.step) if best else 0])[0]
-    if not Every(steps=resolved.evaluate_every, last_step=last).due(step) or scored >= step:
+    if not Every(steps=job.evaluate_every, last_step=last).due(step) or scored >= step:
         return True
     info = Info(step, {}, {}, 0.0)
     _evaluate(run, info)
     _write_score(run, info)
     if run.is_first_rank and info.metrics:
         # The step may have a line without its score, which a request to stop had interrupted.
-        trained = history.Run(resolved.folder).steps.get(step, {})
+        trained = history.Run(job.folder).steps.get(step, {})
         values = {name: math.nan if value is None else value for name, value in trained.items()}
-        metrics.jsonl_reporter(resolved.folder / METRICS, step - 1)(step, values | info.metrics)
+        metrics.jsonl_reporter(job.folder / METRICS, step - 1)(step, values | info.metrics)
     return bool(info.metrics)
 
 
@@ -208,14 +202,14 @@ def _write_trace(run: Run, path: Path, info: Info) -> None:
 
 def forecast(run: Run) -> Forecast:
     """Return the forecast that prints the duration of the rest of the run after its first micro-batches or steps."""
-    resolved = run.resolved
-    plan = resolved.plan
+    job = run.job
+    plan = job.plan
     step = run.state.step
     of_two = 2 * len(plan.micro_batches(step))
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
     size = plan.segment(step).micro_batch_size
     steps = f"{count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
-    more = "" if resolved.evaluate is None else ", besides evaluations"
+    more = "" if job.evaluate is None else ", besides evaluations"
 
     def report(shortest: float, longest: float) -> None:
         times = " to ".join(format_duration(left * each) for each in (shortest, longest))
@@ -224,7 +218,7 @@ def forecast(run: Run) -> Forecast:
         check = checks.of_duration(left * longest)
         if check.warns:
             print_line(check.warning)
-        if resolved.settings.dry_run:
+        if job.output.dry_run:
             print_line(f"dry run: its two steps take up to {format_duration(of_two * longest)}")
 
     return Forecast(report)

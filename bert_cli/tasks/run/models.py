@@ -8,6 +8,7 @@ unpickled.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import (
     VOCAB_FILE,
     TextTokenizer,
+    TokenizerFolder,
     has_tokenizer,
-    read_tokenizer,
 )
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
@@ -35,7 +36,7 @@ from bert_cli.tasks.run.weight_files import (
     tensorflow_prefix,
 )
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
+from bert_cli.train.checkpoint import Saved, best_checkpoint, complete_checkpoints
 
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
@@ -81,6 +82,11 @@ class Source:
     first_new: int = 0
     """Number of the first new row; rows after the new rows are padding."""
 
+    @cached_property
+    def tokenizer(self) -> TokenizerFolder:
+        """The tokenizer of the model."""
+        return TokenizerFolder(self.folder)
+
     @property
     def config(self) -> BertConfig:
         """Return the shape of the model. Raises CheckpointError for a model that is not supported."""
@@ -123,17 +129,17 @@ class Source:
         return tensors
 
 
-def extended(source: Source, tokenizer: Path | None) -> Source:
-    """Return the model with rows for the pieces that a folder's tokenizer has after the model's pieces.
+def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:
+    """Return the model with rows for the pieces that a tokenizer has after the model's pieces.
 
     A new row of the word embeddings, and of the bias of the masked-LM head, is the mean of the rows of the pieces into
     which the model's tokenizer splits the new piece. Without new pieces the model is returned unchanged.
     """
     if tokenizer is None or not has_tokenizer(source.folder):
         return source
-    theirs = read_tokenizer(source.folder)
+    theirs = source.tokenizer.tokenizer
     known = theirs.pieces
-    pieces = read_tokenizer(tokenizer).pieces
+    pieces = tokenizer.tokenizer.pieces
     if len(pieces) <= len(known) or pieces[: len(known)] != known:
         return source
     new = pieces[len(known) :]
@@ -153,14 +159,17 @@ def extended(source: Source, tokenizer: Path | None) -> Source:
 # --- find a model
 
 
-def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
+def find_source(
+    name: str, flag: str = "--pretrained-ckpt-path", saved: Saved | None = None
+) -> Source:
     """Return the model at a path or with a name on the Hugging Face hub.
 
     Raises CheckpointError if there is none, or if its files mean more than this tool applies.
 
-    A run's folder means its best checkpoint, or the newest checkpoint if none was scored.
+    A run's folder means its best checkpoint, or the newest checkpoint if none was scored; what `saved` has read of it
+    is not read again.
     """
-    source = _find_source(name, flag)
+    source = _find_source(name, flag, saved)
     config = source.config  # raises an error for sizes that do not fit each other
     least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
     files = filter(Path.is_file, source.folder.iterdir())
@@ -174,13 +183,17 @@ def find_source(name: str, flag: str = "--pretrained-ckpt-path") -> Source:
     return source
 
 
-def _find_source(name: str, flag: str) -> Source:
+def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
     """Return the model at a path or with a name on the hub, perhaps without its class."""
     prefix = tensorflow_prefix(Path(name))
     folder = find_folder(name, flag) if prefix is None else prefix.parent
     check_regular(*(folder.iterdir() if prefix is None else folder.glob(f"{prefix.name}*")))
     if prefix is None:
-        verify_checkpoint(folder, but=LARGE_FILES)  # weights are verified when they are read
+        # Weights are verified when they are read.
+        if saved is not None and saved.path == folder:
+            saved.verify(but=LARGE_FILES)
+        else:
+            verify_checkpoint(folder, but=LARGE_FILES)
         weights = next((folder / file for file in FILES if (folder / file).is_file()), None)
         if weights is None:
             _refuse_keras(folder)
@@ -248,11 +261,11 @@ def find_tokenizer(name: str) -> Path:
     return folder
 
 
-def read_tokenizer_for(config: BertConfig, folder: Path) -> TextTokenizer:
+def read_tokenizer_for(config: BertConfig, folder: TokenizerFolder) -> TextTokenizer:
     """Return the folder's tokenizer. Raises ConfigError if it has more pieces than the model's vocabulary."""
-    tokenizer = read_tokenizer(folder)
+    tokenizer = folder.tokenizer
     if len(tokenizer.pieces) > config.vocab_size:
-        where = f"{folder} (tokenizer of {len(tokenizer.pieces):,} pieces)"
+        where = f"{folder.folder} (tokenizer of {len(tokenizer.pieces):,} pieces)"
         problem = f"is too large for the model, whose vocabulary has {config.vocab_size:,}"
         raise ConfigError(where, problem, "use the model's own tokenizer")
     return tokenizer

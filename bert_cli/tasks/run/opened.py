@@ -25,15 +25,11 @@ from keras import ops
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
-from bert_cli.data.tokens.tokenizer import TextTokenizer, files_for_model
+from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.heads import (
-    LAST_BLOCKS,
-    Head,
-    heads,
-)
+from bert_cli.facts.heads import LAST_BLOCKS, Head, heads
 from bert_cli.files import JSONObject
 from bert_cli.model import hf
 from bert_cli.model.bert import Outputs, build_blocks, named_weights
@@ -147,7 +143,7 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
     (folder / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
     head = head_of_class(architecture)
     fills_masks = head is not None and head.fills_masks
-    files = files_for_model(source.folder, source.config, fills_masks=fills_masks)
+    files = source.tokenizer.for_model(source.config, fills_masks=fills_masks)
     files |= embeddings.stored_files(source.folder)
     for name, content in {**files, **hf.class_files(source.config)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

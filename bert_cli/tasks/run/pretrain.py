@@ -5,29 +5,21 @@ Phase 2 is the same command with other lengths; it starts from the weights of ph
 
 import math
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
-from bert_cli.parse.load import changed
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import corpora, probe, start, train
-from bert_cli.tasks.run.models import extended
-from bert_cli.tasks.run.resolve import (
-    ResolvedRun,
-    check_output_paths,
-    source_of,
-    take_devices,
-    with_shape_of,
-)
-from bert_cli.text import count
+from bert_cli.tasks.run import probe, train
+from bert_cli.tasks.run.job import STEPS, Draft, Job
+from bert_cli.tasks.run.probe import Probe
+from bert_cli.tasks.run.resolve import check_output_paths
 from bert_cli.train import health
-from bert_cli.train.checkpoint import newest_checkpoint
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
 
@@ -35,87 +27,52 @@ def run(settings: PretrainSettings) -> None:
     """Train to the last step of the phase, or until a stop is requested, and save."""
     check_output_paths(settings)
     with ExitStack() as stack:
-        resolved = resolve(settings, stack)
-        _, status = train.run_training(resolved, stack)
+        _, status = train.run_training(resolve(settings, stack), stack)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
 
-def resolve(settings: PretrainSettings, stack: ExitStack) -> ResolvedRun:
-    """Return the run of these settings on its devices, with its examples, its plan and its evaluation.
+def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
+    """Return the run of an order on its devices, with its examples, its plan and its evaluation.
 
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
-    continued = newest_checkpoint(settings.save_ckpt_path)
-    source = source_of(settings, continued)
-    branch = start.branch_point(settings) if settings.decay_from and continued is None else None
-    configured = with_shape_of(settings, source)
-    sized = corpora.with_sizes_of_records(configured, source)
-    settings, mesh, stop = take_devices(sized, continued, stack)
-    stream = corpora.open_stream(settings, mesh.processes.rank, mesh.processes.count)
-    folder = stream.folder
-    for line in corpora.describe_vocabulary(configured, settings, stream):
-        print_line(line)
-    if source is not None and folder is not None:
-        corpora.refuse_another_vocabulary(folder, source.folder, settings.save_ckpt_path)
-        source = extended(source, folder)
-    if settings.new_rows_only_steps and settings.decay_from is None:
-        settings = changed(settings, known_rows=start.known_rows(source, continued))
-        steps = count(settings.new_rows_only_steps, "step")
-        rows = f"the rows from {settings.known_rows:,} on"
-        print_line(f"new rows: the first {steps} train only {rows}")
-    held_out = corpora.open_held_out(settings) if settings.SAVES else None
-    if settings.bert_config.type_vocab_size == 1:
-        _refuse_pairs("dataset_dir", stream)
-        _refuse_pairs("validation_dir", held_out)
-    if held_out is not None and stream.has_next_sentences and not held_out.has_next_sentences:
-        print_line(
-            f"validation_dir ({settings.validation_dir}): has no sentence pairs, so no next-sentence score; "
-            "make it without --no-nsp to get one"
-        )
-    is_probed = settings.SAVES and settings.probe is not None
-    pairs = probe.read_probe(settings, folder) if is_probed and folder else None
-    if pairs is not None:
-        print_line(f"probe: {pairs.describe()}")
-    plan = corpora.plan_for(settings, stream)
+    draft = Draft(order, stack)
+    for _, step in STEPS:
+        step(draft)
+        for line in (*draft.lines, *(check.warning for check in draft.checks if check.warns)):
+            print_line(line)
+        draft.lines.clear()
+        draft.checks.clear()
+    order = draft.order
+    stream = draft.stream
+    plan = draft.plan
+    assert stream is not None
+    assert plan is not None
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
-    if folder is not None:
-        for check in corpora.text_checks(stream, settings):
-            if check.warns:
-                print_line(check.warning)
-
-    def score(engine: Engine, step: int) -> dict[str, float]:
-        values = (
-            {} if held_out is None else evaluate(engine, held_out, settings.evaluation_examples)
-        )
-        if pairs is not None:
-            values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
-        return values
-
-    return ResolvedRun(
-        settings,
-        source,
-        mesh,
-        stop,
+    held_out = draft.held_out
+    pairs = draft.pairs
+    is_scored = held_out is not None or pairs is not None
+    return draft.job(
         plan=plan,
         stream=stream,
-        sample=stream.first_micro_batches(len(mesh.devices)),
-        tokenizer=folder,
-        evaluate=None if held_out is None and pairs is None else score,
+        sample=stream.first_micro_batches(len(draft.mesh.devices)),
+        evaluate=partial(score, held_out, pairs, order.evaluation_examples) if is_scored else None,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
-        evaluate_every=settings.evaluate_every_steps,
-        branch=branch,
-        unigram_entropy=None if folder is None else health.unigram_entropy(stream),
+        evaluate_every=order.evaluate_every_steps,
+        unigram_entropy=health.unigram_entropy(stream) if draft.tokenizer else None,
     )
 
 
-def _refuse_pairs(name: str, stream: ExampleStream | None) -> None:
-    """Raise ConfigError for records with sentence pairs, which a model without segments reads as one text."""
-    if stream is None or stream.folder is None or not stream.has_next_sentences:
-        return
-    problem = "has sentence pairs, and this model has no segments"
-    raise ConfigError(f"{name} ({stream.folder})", problem, "make it with bert tokenize --no-nsp")
+def score(
+    held_out: ExampleStream | None, pairs: Probe | None, examples: int, engine: Engine, step: int
+) -> dict[str, float]:
+    """Return the metrics after a step on held-out examples and on minimal pairs, where there are any."""
+    values = {} if held_out is None else evaluate(engine, held_out, examples)
+    if pairs is not None:
+        values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
+    return values
 
 
 def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:

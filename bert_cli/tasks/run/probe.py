@@ -7,10 +7,8 @@ All copies of all sentences, each with one token masked, are one list of rows th
 Shapes: n pairs, R rows, B rows of a batch, S positions, V vocabulary size.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +18,8 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import MULTIPLE
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
-from bert_cli.data.tokens.tokenizer import read_tokenizer
+from bert_cli.data.io.rows import check_columns, check_text
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
 
@@ -55,7 +54,7 @@ class Probe:
         return f"{pairs:,} pairs, {rows:,} masked sentences of up to {self.sequence_length} tokens"
 
 
-def read_probe(settings: PretrainSettings, records: Path) -> Probe:
+def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
     """Read the pairs with the tokenizer of the records. Raises DataError, with the line, for an invalid pair."""
     name = str(settings.probe)
     room = settings.max_seq_length - 2
@@ -64,8 +63,11 @@ def read_probe(settings: PretrainSettings, records: Path) -> Probe:
         remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
         raise DataError(f"probe ({name})", "no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
-    texts = [_text(row, name, where) for where, row in lines for name in NAMES]
-    tokenizer = read_tokenizer(records)
+    for where, row in lines:
+        check_text(row, where)
+        check_columns(where, NAMES, row, 'give {"good": "...", "bad": "..."}')
+    texts = [tables.text_of(row, name, where) for where, row in lines for name in NAMES]
+    tokenizer = records.tokenizer
     sentences, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=UNLIMITED)
     tokens = np.split(sentences.tokens, sentences.ends[:-1])
     for number, (where, _) in enumerate(lines):
@@ -76,26 +78,13 @@ def read_probe(settings: PretrainSettings, records: Path) -> Probe:
                 raise DataError(where, problem, "shorten it, or leave out the pair")
         if np.array_equal(good, bad):
             pieces = " ".join(tokenizer.pieces[token] for token in good[1:-1])
-            problem = f"'good' and 'bad' are the same tokens in {records} ({pieces})"
+            problem = f"'good' and 'bad' are the same tokens in {records.folder} ({pieces})"
             raise DataError(where, problem, "change one, or leave out the pair")
     # One short length and one batch size, so that there is one trace. A batch has the tokens of a micro-batch.
     longest = -(-int(sentences.lengths.max()) // MULTIPLE) * MULTIPLE
     length = min(longest, settings.max_seq_length)
     size = settings.global_batch.micro_batch_size * settings.max_seq_length // length
     return Probe(sentences, tokenizer.special.mask, length, size)
-
-
-def _text(row: Mapping[str, Any], name: str, where: str) -> str:
-    text = row.get(name)
-    if not isinstance(text, str):
-        problem = f"has no text '{name}', only {tables.listed(list(row))}"
-        raise DataError(where, problem, 'give {"good": "...", "bad": "..."}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"'{name}' has an unpaired surrogate ({error.object[error.start]!r})"
-        raise DataError(where, problem, "remove it") from error
-    return text
 
 
 def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:

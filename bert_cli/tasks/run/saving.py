@@ -22,7 +22,8 @@ from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import start
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.resolve import ResolvedRun, runtime
+from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, State, StateCopy, copy_state, gather_shards
@@ -33,17 +34,17 @@ def load_state(run: Run, stack: ExitStack) -> None:
 
     Raises ConfigError or CheckpointError where the processes differ, or where the state does not fit the run.
     """
-    resolved = run.resolved
+    job = run.job
     group = run.engine.group
     state = run.state
-    if resolved.settings.saves:
+    if job.output.saves:
         if run.is_first_rank:
-            _take_folder(resolved, stack)
+            _take_folder(job, stack)
         group.barrier()
-    _check_same_kind(resolved, group)
-    shared = resolved.fixed | resolved.dumped_with(COLLECTIVE)
-    shared["parallel"] = {**resolved.dumped["parallel"], "trace": None}
-    shared["held_out"] = resolved.held_out
+    _check_same_kind(job, group)
+    shared = job.fixed | job.marked(COLLECTIVE)
+    shared["parallel"] = {**job.record["parallel"], "trace": None}
+    shared["held_out"] = job.held_out
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
@@ -60,24 +61,23 @@ def load_state(run: Run, stack: ExitStack) -> None:
     _check_same_weights(group, state)
 
 
-def _take_folder(resolved: ResolvedRun, stack: ExitStack) -> None:
-    folder = resolved.folder
-    tensorboard = resolved.settings.tensorboard_dir
+def _take_folder(job: Job, stack: ExitStack) -> None:
+    folder = job.folder
     stack.enter_context(checkpoint.lock_run(folder))
     text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
-    if tensorboard is not None:
+    if (tensorboard := job.output.tensorboard_dir) is not None:
         text += f"; TensorBoard's files into {tensorboard.absolute()}"
     print_line(text)
     if removed := checkpoint.remove_partial_checkpoints(folder):
         print_line(f"run: removed incomplete {', '.join(removed)}")
 
 
-def _check_same_kind(resolved: ResolvedRun, group: ProcessGroup) -> None:
+def _check_same_kind(job: Job, group: ProcessGroup) -> None:
     """Raise ConfigError for other versions than rank 0 has, DeviceError for another processor or accelerator."""
     if group.world_size == 1:
         return
-    engine = resolved.settings.engine
-    accelerators = [] if resolved.mesh.kind == "CPU" else runtime(engine).device_names()
+    engine = job.work.engine
+    accelerators = [] if job.mesh.kind == "CPU" else runtime(engine).device_names()
     ours = json.dumps([socket.gethostname(), traits_of_results(engine, accelerators)])
     ranks = list(map(json.loads, group.gather_texts(ours)))
     first_host, first = ranks[0]
@@ -118,20 +118,19 @@ def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, flo
 
 def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
     """Return the function that saves a step once: rank 0 writes, other ranks send their shards."""
-    resolved = run.resolved
-    settings = resolved.settings
+    job = run.job
+    output = job.output
     state = run.state
     group = run.engine.group
-    folder = resolved.folder
-    fixed = resolved.fixed
-    dumped = resolved.dumped
+    folder = job.folder
+    fixed = job.fixed
     # The step that a run continues from has a checkpoint, which rank 0 has seen.
     exists = (folder / checkpoint_name(state.step)).exists()
     saved = state.step if group.broadcast([exists])[0] else -1
 
     def write(copied: StateCopy) -> None:
-        checkpoint.save(folder, copied, run.form, fixed=fixed, settings=dumped)
-        checkpoint.prune(folder, settings.keep_checkpoints, settings.keep_every_steps)
+        checkpoint.save(folder, copied, run.form, fixed=fixed, settings=job.record)
+        checkpoint.prune(folder, output.keep_checkpoints, output.keep_every_steps)
 
     def save() -> None:
         # Decided without reading files, which may appear later on another host.
@@ -147,5 +146,5 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 
     if run.is_first_rank:
         # Written only now: a start that fails must not leave its settings in another run's folder.
-        write_json_atomically(folder / checkpoint.SETTINGS, with_checksum(dumped))
+        write_json_atomically(folder / checkpoint.SETTINGS, with_checksum(job.record))
     return save

@@ -6,69 +6,51 @@ A run starts from its newest complete checkpoint, else from the weights that the
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import LearningRate, TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
-from bert_cli.data.tokens.tokenizer import files_for_model, has_tokenizer, token_ids
-from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
+from bert_cli.errors import CheckpointError
 from bert_cli.model import hf, scaling
 from bert_cli.parallel.engine import Weight
-from bert_cli.planning.plan import decay_step
+from bert_cli.planning.workload import Workload
 from bert_cli.tasks.run.build import Run, factors_of
 from bert_cli.tasks.run.models import TF1_CONFIG, Source
 from bert_cli.text import count
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import checkpoint_name, complete_checkpoints, newest_checkpoint
-from bert_cli.train.loop import State
-
-
-def known_rows(source: Source | None, continued: Path | None) -> int:
-    """Return the number of word-embedding rows that a run's model had before its vocabulary was extended.
-
-    Raises ConfigError if it was not extended.
-    """
-    if continued is not None:
-        return int(checkpoint.read_state(continued).fixed.get("known_rows", 0))
-    if source is None or not source.replaced:
-        problem = "has no effect on examples with the vocabulary of the model"
-        raise ConfigError("new_rows_only_steps", problem, "leave it out")
-    return source.first_new
 
 
 def disk_format(
-    settings: TrainSettings,
+    work: Workload,
     weights: Mapping[str, Weight],
-    tokenizer: Path | None,
+    tokenizer: TokenizerFolder | None,
     label_names: Sequence[str] | None = None,
-    *,
+    pooling: str | None = None,
     epoch_size: int | None = None,
 ) -> checkpoint.Format:
-    """Return the format of a model on disk: Hugging Face's names, config and tokenizer files."""
+    """Return the format of a model on disk: Hugging Face's names, config and tokenizer files.
+
+    `pooling` says how a model of vectors makes the vector of a text.
+    """
     shapes = _shapes(weights)
-    head = settings.head
-    shape = settings.bert_config
-    table = factors_of(settings)
-    dtype = "float16" if settings.precision == "float16" and not table else "float32"
-    config = hf.hf_config(shape, dtype=dtype, head=head, label_names=label_names)
+    shape = work.model
+    table = factors_of(work)
+    dtype = "float16" if work.precision == "float16" and not table else "float32"
+    config = hf.hf_config(shape, dtype=dtype, head=work.head, label_names=label_names)
     if table:
-        config["scaling"] = getattr(settings, "scaling", None)
+        config["scaling"] = work.unit_scaling
     files: dict[str, bytes] = {}
     if tokenizer:
-        files |= files_for_model(tokenizer, shape, fills_masks=head.fills_masks)
-        ids = token_ids(tokenizer) if has_tokenizer(tokenizer) else {}
+        files |= tokenizer.for_model(shape, fills_masks=work.head.fills_masks)
+        ids = tokenizer.special_ids
         config |= {name: ids[name] for name in ids if name in config}
-    if isinstance(settings, EmbedSettings):
-        size = shape.hidden_size
-        files |= embedding_files(settings.pooling, size, settings.max_seq_length)
+    if pooling is not None:
+        files |= embedding_files(pooling, shape.hidden_size, work.max_seq_length)
     return checkpoint.Format(
         to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table), shape),
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes, shape)[0], table, -1),
         config=config,
         files=files | hf.class_files(shape),
         epoch_size=epoch_size,
-        optimizer=OPTIMIZERS[settings.optimizer_opts.name],
+        optimizer=work.optimizer_kind,
     )
 
 
@@ -77,81 +59,56 @@ def load_state(run: Run) -> str:
 
     Returns a description. Raises CheckpointError if the state does not fit.
     """
-    resolved = run.resolved
-    settings = resolved.settings
-    # Read under the folder's lock: another process may have saved before.
-    newest = newest_checkpoint(settings.save_ckpt_path)
-    path = newest or resolved.branch
-    if path is None and resolved.fixed.get("decay_from"):
-        problem = "the checkpoint that the run would continue was removed meanwhile"
-        raise CheckpointError(str(settings.save_ckpt_path), problem, "start the run again")
-    if path is not None:
+    job = run.job
+    start = job.start
+    # Asked under the folder's lock: another process may have saved before.
+    newest = start.folder.newest
+    saved = newest or start.branch
+    fixed = job.fixed
+    if saved is not None:
         is_branch = newest is None
-        fixed = resolved.fixed
-        checkpoint.resume(path, run.state, run.form, fixed, resolved.dumped, is_branch=is_branch)
+        checkpoint.resume(saved, run.state, run.form, fixed, job.record, is_branch=is_branch)
         if is_branch:
-            return f"continues {path} with a decaying learning rate"
-        return f"continues from {path} (step {run.state.step:,})"
-    if resolved.source is not None:
+            return f"continues {saved.path} with a decaying learning rate"
+        return f"continues from {saved.path} (step {run.state.step:,})"
+    if fixed.get("decay_from"):
+        problem = "the checkpoint that the run would continue was removed meanwhile"
+        raise CheckpointError(str(start.folder.path), problem, "start the run again")
+    if start.source is not None:
         labels = run.form.config.get("id2label")
-        description = load_pretrained(resolved.source, settings, run.state, labels)
+        description = load_pretrained(start.source, job.work, run.state.weights, labels)
         return f"{description}; the optimizer is new"
-    return f"starts with new weights from seed {settings.seed}"
-
-
-def branch_point(settings: PretrainSettings) -> Path:
-    """Return the checkpoint from which `decay_from` continues. Raises CheckpointError if it cannot decay."""
-    step = int(settings.decay_from or 0)
-    run = Path(str(settings.pretrained_ckpt_path))
-    where = f"decay_from ({step})"
-    path = run / checkpoint_name(step)
-    checkpoints = complete_checkpoints(run)
-    if path not in checkpoints:
-        steps = ", ".join(str(checkpoint.step_of(saved)) for saved in checkpoints) or "no step"
-        problem = f"no such checkpoint in {run}, which has {steps}"
-        remedy = "give one of these steps (keep_checkpoints and keep_every_steps keep more)"
-        raise CheckpointError(where, problem, remedy)
-    before = checkpoint.read_state(path).fixed
-    try:
-        rate = LearningRate.model_validate(before["optimizer_opts"]["learning_rate"])
-        end = before.get("decay_from") or decay_step(rate, before["total_steps"])
-    except (KeyError, ValueError) as error:
-        problem = f"has no schedule ({error})"
-        raise CheckpointError(str(path), problem, "decay from another checkpoint") from error
-    first = 0 if "decay_from" in before else int(rate.warmup_frac * before["total_steps"])
-    if not first <= step <= end:
-        problem = (
-            f"the learning rate of the run in {run} is constant only from step {first:,} to {end:,}"
-        )
-        raise CheckpointError(where, problem, "decay from one of these steps")
-    return path
+    return f"starts with new weights from seed {job.work.seed}"
 
 
 def load_pretrained(
-    source: Source, settings: TrainSettings, state: State, labels: Mapping[str, str] | None = None
+    source: Source,
+    work: Workload,
+    weights: Mapping[str, Weight],
+    labels: Mapping[str, str] | None = None,
 ) -> str:
     """Load the weights of a model and return a description.
 
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
-    hf.check_hf_config(source.described, settings.bert_config, where=source.where)
-    scaling.check_trained_with(source.described, getattr(settings, "scaling", None), source.where)
+    hf.check_hf_config(source.described, work.model, where=source.where)
+    scaling.check_trained_with(source.described, work.unit_scaling, source.where)
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
-    table = factors_of(settings)
-    new, left_out = load_weights(source, state.weights, same_labels=same_labels, table=table)
-    description = f"starts from the weights in {source.folder}"
-    trained = source.described.get("scaling")
-    description += f"; trained with scaling {trained}" if trained else ""
-    new_pieces = count(len(source.replaced), "new piece")
-    description += (
-        f"; {new_pieces}, each starting as the mean of the embeddings of the pieces it replaces"
-        if source.replaced
-        else ""
-    )
-    description += f"; new weights from the seed: {', '.join(new)}" if new else ""
-    return description + (f"; left out: {', '.join(left_out)}" if left_out else "")
+    table = factors_of(work)
+    new, left_out = load_weights(source, weights, same_labels=same_labels, table=table)
+    parts = [f"starts from the weights in {source.folder}"]
+    if trained := source.described.get("scaling"):
+        parts.append(f"trained with scaling {trained}")
+    if source.replaced:
+        how = "each starting as the mean of the embeddings of the pieces it replaces"
+        parts.append(f"{count(len(source.replaced), 'new piece')}, {how}")
+    if new:
+        parts.append(f"new weights from the seed: {', '.join(new)}")
+    if left_out:
+        parts.append(f"left out: {', '.join(left_out)}")
+    return "; ".join(parts)
 
 
 def load_weights(

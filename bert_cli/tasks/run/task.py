@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.engine import Engine
+from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
@@ -74,18 +74,18 @@ class Scorer:
 
     def __init__(
         self,
-        settings: FinetuneSettings,
+        work: Workload,
         task: Task,
         stop: Callable[[], bool],
         order: Sequence[int] | None = None,
     ) -> None:
-        """Score with this model's settings; `order` has the model's output of each label of the task."""
+        """Score as the work says; `order` has the model's output of each label of the task."""
         self.task = task
         self.stop = stop
         self.order = order
-        self.micro_batch_size = settings.global_batch.micro_batch_size
-        self.max_seq_length = settings.max_seq_length
-        self.is_per_position = settings.head.is_per_position
+        self.micro_batch_size = work.batch.micro_batch_size
+        self.max_seq_length = work.max_seq_length
+        self.is_per_position = work.head.is_per_position
         self.best: tuple[int, float] | None = None
         """Step and score of the best result; of equal scores, the older result."""
         self.result = Result()

@@ -8,7 +8,7 @@ Shapes: n examples, T tokens of all examples, L labels, D size of a vector.
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -19,14 +19,14 @@ import google_crc32c
 import numpy as np
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.finetune import TaskSettings
+from bert_cli.config.finetune import Distillation
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.parse.load import changed
+from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
@@ -44,33 +44,31 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 def with_teacher(
-    settings: TaskSettings,
+    distillation: Distillation,
+    work: Workload,
     task: Task,
     tokenizer: TextTokenizer,
-    label_order: Callable[[models.Source, Sequence[str] | None], list[int] | None],
+    cache_dir: Path | None,
 ) -> Task:
-    """Return the task with the teacher's outputs on its training examples, if there is a teacher.
+    """Return the task with the teacher's outputs on its training examples.
 
-    `label_order` returns the output of a model for each label of the task. Raises ConfigError for a teacher of another
-    task, with other labels, another vocabulary or too few positions.
+    Raises ConfigError for a teacher of another task, with other labels, another vocabulary or too few positions.
     """
-    distillation = settings.distillation
-    name = distillation.teacher
     examples = task.train
-    if name is None or examples is None:
-        return task
-    source = models.find_source(name, "--distillation.teacher")
+    assert examples is not None
+    source = models.find_source(str(distillation.teacher), "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
-    if task_of(source, None) != settings.head.task:
-        problem = f"is a {source.architecture}, not a model for {settings.head.task}"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
-    if labels_of(source) != task.labels:
+    problem = ""
+    if task_of(source, None) != work.head.task:
+        problem = f"is a {source.architecture}, not a model for {work.head.task}"
+    elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
+    if problem:
         raise ConfigError(where, problem, "give a model that was trained for the task")
-    if models.read_tokenizer_for(source.config, source.folder).pieces != tokenizer.pieces:
+    if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
         remedy = "give a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
-    if (positions := source.config.max_position_embeddings) < settings.max_seq_length:
+    if (positions := source.config.max_position_embeddings) < work.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
     if distillation.unlabelled_file is not None and task.train_unlabelled is None:
         problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
@@ -82,14 +80,14 @@ def with_teacher(
     def taught(part: Features, weight: float) -> Features:
         """Return examples with the teacher's outputs as columns, and as labels if they have none."""
         made_from = {"teacher": weights, "examples": part.fingerprint}
-        build = partial(_logits, settings, source, tokenizer, part)
-        logits = cached(settings.cache_dir, made_from, build)["logits"][:, order]
+        build = partial(_logits, work, source, tokenizer, part)
+        logits = cached(cache_dir, made_from, build)["logits"][:, order]
         numbers = {"weight": weight, "temperature": distillation.temperature}
         columns = {f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()}
         if (unlabelled := task.train_unlabelled) is not None:
             columns["is_labelled"] = np.full(len(part), part is not unlabelled, np.float32)
         labels = {**part.labels, **columns}
-        if settings.head.is_per_position:
+        if work.head.is_per_position:
             positions = {**part.position_labels, "teacher_logits": logits}
             return replace(part, labels=labels, position_labels=positions)
         predicted = logits[:, 0] if task.labels == 1 else logits.argmax(1).astype(np.int32)
@@ -104,20 +102,42 @@ def with_teacher(
     return replace(task, train=replace(train, origin=origin))
 
 
+def label_order(source: models.Source, names: Sequence[str] | None) -> list[int] | None:
+    """Return the model's output for each label of the task; None if the order is the same.
+
+    Labels without names are assumed to be in the task's order, which is printed.
+    """
+    model_names = source.label_names
+    if names is None or model_names == tuple(names):
+        return None
+    if model_names is None or model_names == tuple(
+        f"LABEL_{number}" for number in range(len(names))
+    ):
+        assumed = f"have no names; assumed to be in this order: {', '.join(names)}"
+        print_line(f"run: the labels of {source.folder} {assumed}")
+        return None
+    if sorted(model_names) != sorted(names):
+        where = f"{source.where} (labels {', '.join(model_names)})"
+        problem = f"are not the labels of this task ({', '.join(names)})"
+        raise ConfigError(where, problem, "give a model that was trained for the task")
+    print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
+    return [model_names.index(name) for name in names]
+
+
 def _logits(
-    settings: TaskSettings, source: models.Source, tokenizer: TextTokenizer, examples: Features
+    work: Workload, source: models.Source, tokenizer: TextTokenizer, examples: Features
 ) -> dict[str, Floats]:
     """Return the teacher's `logits` [n, L], or [T, L] of positions."""
     print_line(f"teacher: reads {len(examples):,} examples")
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
-    model = open_model(source, settings.head.task)
-    predictor = Predictor(model, tokenizer, reading, settings.max_seq_length)
+    model = open_model(source, work.head.task)
+    predictor = Predictor(model, tokenizer, reading, work.max_seq_length)
     results: list[Any] = [None] * len(examples)
     names = [f"example {number} of the teacher" for number in range(len(examples))]
     for numbers, columns, (values,) in predictor.batches(examples, names):
         for row, number in enumerate(numbers):
             tokens = columns["input_mask"][row] > 0
-            is_per_position = settings.head.is_per_position
+            is_per_position = work.head.is_per_position
             results[number] = values[row, tokens] if is_per_position else values[row : row + 1]
     return {"logits": np.concatenate(results).astype(np.float32)}
 
@@ -131,10 +151,10 @@ def with_vectors(
     the teacher, ConfigError for one that is not supported, DataError if the cache cannot be read or written.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH, normalize=True)
     defaults = Embedding.read_defaults(source, reading)
-    reading = changed(reading, pooling=defaults.get("pooling", "mean"))
+    reading = reading.model_copy(update={"pooling": defaults.get("pooling", "mean")})
     positions = source.config.max_position_embeddings
     length = min(positions, defaults.get("max_seq_length", positions))
     model = open_model(source, task_of(source, settings.head.task))
@@ -152,9 +172,8 @@ def with_vectors(
         remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
         raise DataError(path, problem, remedy) from error
     if not np.isfinite(vectors).all():
-        raise DataError(
-            path, "has values that are not finite", "delete it, or choose another teacher"
-        )
+        remedy = "delete it, or choose another teacher"
+        raise DataError(path, "has values that are not finite", remedy)
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}
     origin = f"{task.train.fingerprint}, teacher {teacher}"
@@ -175,10 +194,8 @@ def _open_cache(path: str, is_new: bool = False) -> sqlite3.Connection:
         cache.execute(f"{SELECT} LIMIT 0", [""])
     except sqlite3.DatabaseError as error:
         cache.close()
-        if (
-            getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in DAMAGED
-            or is_new
-        ):
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code not in DAMAGED or is_new:
             raise
         print_line(f"{path}: is damaged ({error}); its vectors are computed again")
         Path(path).unlink()

@@ -14,11 +14,10 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
-from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import build, hooks, saving, start
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.resolve import ResolvedRun
+from bert_cli.tasks.run.job import Job
 from bert_cli.text import count, format_duration
 from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, train
@@ -29,24 +28,22 @@ Timer = Callable[[Run, float, float], Hook]
 """Returns a hook that is called first after each step, for a run that took so many seconds to build and to trace."""
 
 
-def run_training(
-    resolved: ResolvedRun, stack: ExitStack, timer: Timer | None = None
-) -> tuple[Run, Status]:
+def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tuple[Run, Status]:
     """Train from the state of the run's folder to the last step, or until a stop is requested.
 
     `stack` holds the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     began = time.monotonic()
-    settings = resolved.settings
-    plan = resolved.plan
-    _describe(resolved)
-    run = _built(resolved)
+    plan = job.plan
+    saves = job.output.saves
+    _describe(job)
+    run = _built(job)
     state = run.state
     group = run.engine.group
-    stack.enter_context(watchdog(group, settings.cluster.report_waiting_after_seconds))
+    stack.enter_context(watchdog(group, job.output.cluster.report_waiting_after_seconds))
     saving.load_state(run, stack)
     seconds_built = time.monotonic() - began
-    if settings.saves and not hooks.score_resumed(run):
+    if saves and not hooks.score_resumed(run):
         return run, "stopped"
     if state.step >= plan.total_steps or hooks.stops_early(run):
         _check_updates(run)
@@ -62,15 +59,15 @@ def run_training(
     group.barrier()
     duration = format_duration(time.monotonic() - began)
     at = f"step {state.step:,}"
-    if not settings.saves:
+    if not saves:
         kind = "dry run" if timer is None else "measurement"
         print_line(f"run: {kind} ended at {at} after {duration}; nothing was saved")
     elif finished:
         _check_updates(run)
         if state.step < plan.total_steps:
-            evaluations = count(resolved.early_stop or 0, "evaluation")
+            evaluations = count(job.early_stop or 0, "evaluation")
             print_line(f"run: ends early: {evaluations} without a better score (early_stop)")
-        newest = resolved.folder / checkpoint_name(state.step)
+        newest = job.folder / checkpoint_name(state.step)
         print_line(f"run: {count(state.step, 'step')} done, {duration}; the model is {newest}")
     else:
         print_line(f"run: stopped at {at} and saved; the same command continues")
@@ -88,53 +85,47 @@ def _check_updates(run: Run) -> None:
         raise DeviceError(f"run ({count(scale.skipped, 'step')})", problem, remedy)
 
 
-def _describe(resolved: ResolvedRun) -> None:
+def _describe(job: Job) -> None:
     """Print the plan of the run and its warnings."""
-    settings = resolved.settings
-    mesh = resolved.mesh
-    work = workload_of(settings)
-    lines = layout.describe_layout(work, mesh.kind)
+    mesh = job.mesh
+    lines = layout.describe_layout(job.work, mesh.kind)
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
-    lines.append(f"device {mesh.devices[0][0]}, precision {settings.precision}")
+    lines.append(f"device {mesh.devices[0][0]}, precision {job.work.precision}")
     is_cpu = "cpu" in str(mesh.devices[0][0]).lower()
     lines += layout.slow_steps(
-        work, sum(map(len, mesh.devices)) if is_cpu else 0, is_dry_run=settings.dry_run
+        job.work, sum(map(len, mesh.devices)) if is_cpu else 0, is_dry_run=job.output.dry_run
     )
-    print_line("\n".join(["plan:", describe(resolved.plan), *(f"  {line}" for line in lines)]))
-    for check in checks.of_epochs(resolved.plan):
+    print_line("\n".join(["plan:", describe(job.plan), *(f"  {line}" for line in lines)]))
+    for check in checks.of_epochs(job.plan):
         if check.warns:
             print_line(check.warning)
 
 
-def _built(resolved: ResolvedRun) -> Run:
-    settings = resolved.settings
-    engine, state, step = build.build_run(
-        settings, resolved.mesh, resolved.plan, resolved.stop, resolved.labels, resolved.prepare
-    )
+def _built(job: Job) -> Run:
+    engine, state, step = build.build_run(job.work, job.mesh, job.plan, job.task.labels)
+    step.prepare = job.task.prepare
+    step.stop_requested = job.stop
+    step.max_skipped_steps = job.output.max_skipped_steps
+    pooling = job.output.pools_by
     form = start.disk_format(
-        settings,
-        state.weights,
-        resolved.tokenizer,
-        resolved.label_names,
-        epoch_size=resolved.stream.epoch_size,
+        job.work, state.weights, job.tokenizer, job.task.label_names, pooling, job.stream.epoch_size
     )
-    return Run(resolved, engine, state, step, form)
+    return Run(job, engine, state, step, form)
 
 
 # --- the steps
 
 
 def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None) -> bool:
-    resolved = run.resolved
-    settings = resolved.settings
+    job = run.job
     state = run.state
     engine = run.engine
-    stop = resolved.stop
-    last = resolved.plan.total_steps
-    last = last if settings.saves else min(state.step + resolved.unsaved_steps, last)
+    stop = job.stop
+    last = job.plan.total_steps
+    last = last if job.output.saves else min(state.step + job.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
-    save = saving.saver(run, writer) if settings.saves else None
+    save = saving.saver(run, writer) if job.output.saves else None
     seconds_traced = 0.0
     traced = "tracing is part of the first step"
     if not engine.compiles_in_first_step:
@@ -143,9 +134,9 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
         seconds_traced = time.monotonic() - began
         traced = f"traced in {seconds_traced:.1f} s"
     print_line(f"built in {seconds_built:.1f} s; {traced}")
-    if save is not None and settings.pretrained_ckpt_path and state.step == 0:
+    if save is not None and job.output.pretrained_ckpt_path and state.step == 0:
         hooks.score_start(run)
-    batches = read_ahead(resolved.stream, state.step, last)
+    batches = read_ahead(job.stream, state.step, last)
     forecast = hooks.forecast(run)
     if engine.asks_before_each_micro_batch:
         run.step.stop_requested = forecast.noting_each_start(stop)

@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of, verify_checkpoint
-from bert_cli.parse.load import changed
+from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
@@ -46,13 +45,13 @@ def run(settings: AverageSettings) -> None:
     # The records that score it may be named later.
     origin = origin_of(settings.model_copy(update={"validation_dir": None}), *paths)
     is_complete = check_new_folder(out, origin)
-    trained = held_out = None
+    order = held_out = None
     if (kind := history.Run(folder).kind) == "pretrain":
-        trained = evaluate.settings_of(folder, settings.engine)
+        order = evaluate.order_of(folder, settings.engine)
         if settings.validation_dir is not None:
-            trained = changed(trained, validation_dir=settings.validation_dir)
+            order = order.model_copy(update={"validation_dir": settings.validation_dir})
         # Opened before anything is written, because the folder may be absent.
-        held_out = corpora.open_held_out(trained)
+        held_out = corpora.open_held_out(order)
     elif settings.validation_dir is not None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
@@ -60,13 +59,15 @@ def run(settings: AverageSettings) -> None:
     if not is_complete:
         _write(out, paths[-1], names, mean_of(paths), origin)
     print_line(f"average: {out} is the mean of {names}")
-    if trained is None or held_out is None:
+    if order is None or held_out is None:
         reason = f"only runs of pretrain are scored, not {kind}"
-        if trained:
+        if order:
             reason = "--validation-dir RECORDS scores it"
         print_line(f"average: not scored; {reason}")
         return
-    newest, averaged = evaluate.scores_of(trained, held_out, (paths[-1], out)).values()
+    models = (paths[-1], out)
+    scores_of_models = evaluate.scores_of(order, held_out, order.evaluation_examples, models)
+    newest, averaged = scores_of_models.values()
     rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
     print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
     change = averaged["mlm_loss"] - newest["mlm_loss"]
@@ -115,8 +116,7 @@ def _values(paths: Sequence[Path], files: Sequence[safe_open], name: str) -> Ite
 
 
 def _open(path: Path, stack: ExitStack) -> safe_open:
-    checkpoint.read_state(path)
-    verify_checkpoint(path, but=(OPTIMIZER,))
+    checkpoint.Saved(path).verify(but=(OPTIMIZER,))
     try:
         return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
     except (OSError, SafetensorError) as error:

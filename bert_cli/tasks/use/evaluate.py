@@ -11,16 +11,14 @@ from bert_cli.config.use import EvaluateSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSON, is_stdout, output_json
-from bert_cli.optim.schedule import first_loss_scale
-from bert_cli.parallel.cluster import Processes
-from bert_cli.parse.load import changed, load
+from bert_cli.parse.load import load
+from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run import build, corpora, pretrain, start
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.train import history
 from bert_cli.train.checkpoint import SETTINGS
-from bert_cli.train.loop import State
 
 NAME = "dataset_dir"
 
@@ -40,17 +38,16 @@ def run(settings: EvaluateSettings) -> None:
             "give a run of `bert pretrain`; the command of another run scores with --no-do-training"
         )
         raise ConfigError(f"RUN ({settings.run})", problem, remedy)
-    trained = settings_of(folder, settings.engine)
-    records = settings.dataset_dir or trained.validation_dir
+    order = order_of(folder, settings.engine)
+    records = settings.dataset_dir or order.validation_dir
     if records is None:
         raise ConfigError(
             NAME, "is missing, and the run has no validation_dir", "give --dataset-dir"
         )
-    examples = settings.examples or trained.evaluation_examples
-    trained = changed(trained, validation_dir=records, evaluation_examples=examples)
-    held_out = corpora.open_held_out(trained, NAME)
+    examples = settings.examples or order.evaluation_examples
+    held_out = corpora.open_held_out(order.model_copy(update={"validation_dir": records}), NAME)
     assert held_out is not None
-    scores = scores_of(trained, held_out, [model])[model]
+    scores = scores_of(order, held_out, examples, [model])[model]
     number = min(examples, held_out.epoch_size or examples)
     if not is_stdout(settings.json_file):
         rows = [(name, f"{value:.6f}") for name, value in scores.items()]
@@ -66,28 +63,27 @@ def run(settings: EvaluateSettings) -> None:
         output_json(settings.json_file, described)
 
 
-def settings_of(folder: Path, engine: Engine) -> PretrainSettings:
-    """Return the settings of a pre-training run for one device of an engine."""
-    trained, _ = load(PretrainSettings, ["--config", str(folder / SETTINGS)], "bert evaluate")
-    chunks = trained.parallel.embedding_serialization_factor
-    values = {} if engine == trained.engine else {"engine": engine, "compile": "auto"}
-    return changed(
-        trained,
-        parallel=Parallel(embedding_serialization_factor=chunks),
-        global_batch=GlobalBatch(micro_batch_size=trained.global_batch.micro_batch_size),
-        **values,
-    )
+def order_of(folder: Path, engine: Engine) -> PretrainSettings:
+    """Return the order of a pre-training run for one device of an engine."""
+    order, _ = load(PretrainSettings, ["--config", str(folder / SETTINGS)], "bert evaluate")
+    chunks = order.parallel.embedding_serialization_factor
+    one_device = {
+        "parallel": Parallel(embedding_serialization_factor=chunks),
+        "global_batch": GlobalBatch(micro_batch_size=order.global_batch.micro_batch_size),
+        "engine": engine,
+        "compile": order.compile if engine == order.engine else "auto",
+    }
+    return order.model_copy(update=one_device)
 
 
 def scores_of(
-    settings: PretrainSettings, held_out: ExampleStream, models: Sequence[Path]
+    order: PretrainSettings, held_out: ExampleStream, examples: int, models: Sequence[Path]
 ) -> dict[Path, dict[str, float]]:
-    """Return the held-out metrics of models, as a run with these settings has them."""
-    mesh = open_mesh(settings, Processes(()))
-    engine = build.build_engine(settings, mesh, trains=False)
-    state = State(engine.weights, {}, first_loss_scale(1.0))
+    """Return the held-out metrics of models, as a run of this order has them."""
+    work = workload_of(order)
+    engine = build.build_engine(work, open_mesh(work), trains=False)
     scores = {}
     for model in models:
-        start.load_pretrained(find_source(str(model)), settings, state)
-        scores[model] = pretrain.evaluate(engine, held_out, settings.evaluation_examples)
+        start.load_pretrained(find_source(str(model)), work, engine.weights)
+        scores[model] = pretrain.evaluate(engine, held_out, examples)
     return scores

@@ -49,7 +49,7 @@ def run(settings: PredictSettings) -> None:
         check_input(item, kind)
         if not is_empty(item, kind):
             kind.check(item)
-    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     device = one_device()
     uses_library = keras.config.backend() == "tensorflow" and device == "CPU"
     model = open_model(source, task, settings.precision, uses_library=uses_library)

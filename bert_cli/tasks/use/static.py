@@ -20,7 +20,6 @@ from bert_cli.config.use import ExportSettings, PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.notation import TOKENIZER_FILE
-from bert_cli.data.tokens.tokenizer import files_for_model
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
@@ -64,7 +63,7 @@ def run(settings: ExportSettings) -> None:
         check_dimensions(settings.dimensions, source)
     defaults = Embedding.read_defaults(source, PredictSettings(model=settings.model))
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
-    tokenizer = models.read_tokenizer_for(source.config, source.folder)
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     positions = source.config.max_position_embeddings
     complete = PredictSettings(
         model=settings.model,
@@ -89,7 +88,7 @@ def run(settings: ExportSettings) -> None:
         {"idx": 1, "name": "1", "path": "1_Normalize", "type": f"{MODULES}.Normalize"},
     ]
     config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
-    files = files_for_model(source.folder, source.config, fills_masks=False)
+    files = source.tokenizer.for_model(source.config, fills_masks=False)
     with atomic_folder(settings.out, origin=origin) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, {"embeddings": table})
         (folder / "config.json").write_text(json.dumps(config, indent=2))

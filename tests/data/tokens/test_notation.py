@@ -13,7 +13,7 @@ from bert_cli.data.tokens.notation import BYTE_LEVEL
 from bert_cli.data.tokens.tokenizer import (
     SPECIAL_TOKENS,
     Normalization,
-    files_for_model,
+    TokenizerFolder,
     read_tokenizer,
     read_vocabulary,
 )
@@ -142,7 +142,7 @@ def test_the_tokenizer_is_saved_unchanged_and_opens_in_every_transformers(folder
     vocabulary.save(tmp_path)
     for path in folder.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-    files = files_for_model(tmp_path, ModernBertConfig(), fills_masks=True)
+    files = TokenizerFolder(tmp_path).for_model(ModernBertConfig(), fills_masks=True)
     assert files["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
     config = json.loads(files["tokenizer_config.json"])
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"

@@ -13,9 +13,7 @@ from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.tokenizer import (
     CONFIG_FILE,
     Normalization,
-    files_for_model,
-    model_max_length,
-    normalization_of,
+    TokenizerFolder,
     read_tokenizer,
     tokenizer_config,
     write_vocabulary,
@@ -91,7 +89,7 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
     # The files of a model that is trained with it split text equally.
     trained = tmp_path / "trained"
     trained.mkdir()
-    for name, content in files_for_model(saved, SHAPE, fills_masks=False).items():
+    for name, content in TokenizerFolder(saved).for_model(SHAPE, fills_masks=False).items():
         (trained / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(trained)
     assert ids(read_tokenizer(trained), text) == expected
@@ -119,7 +117,7 @@ def test_a_models_tokenizer_json_gives_transformers_the_ids_and_keeps_the_finger
     for name in ("first", "second"):
         saved = tmp_path / name
         saved.mkdir()
-        for file, content in files_for_model(folder, SHAPE, fills_masks=False).items():
+        for file, content in TokenizerFolder(folder).for_model(SHAPE, fills_masks=False).items():
             (saved / file).write_bytes(content)
         after = read_tokenizer(saved)
         assert after.fingerprint == before.fingerprint
@@ -141,7 +139,7 @@ def test_a_models_tokenizer_names_a_class_and_tokens_that_every_transformers_has
     (folder / CONFIG_FILE).unlink()
     for has_segments in (True, False):
         shape = BertConfig(max_position_embeddings=32, type_vocab_size=1 + has_segments)
-        files = files_for_model(folder, shape, fills_masks=True)
+        files = TokenizerFolder(folder).for_model(shape, fills_masks=True)
         config = json.loads(files[CONFIG_FILE])
         assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
         tokens = {config[f"{name}_token"] for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -149,12 +147,12 @@ def test_a_models_tokenizer_names_a_class_and_tokens_that_every_transformers_has
         segments = ["token_type_ids"] * has_segments
         assert config["model_input_names"] == ["input_ids", *segments, "attention_mask"]
     (folder / CONFIG_FILE).write_text('{"mask_token": {"content": "[MASK]", "lstrip": true}}')
-    config = json.loads(files_for_model(folder, SHAPE, fills_masks=True)[CONFIG_FILE])
+    config = json.loads(TokenizerFolder(folder).for_model(SHAPE, fills_masks=True)[CONFIG_FILE])
     assert config["mask_token"] == {"content": "[MASK]", "lstrip": True}
 
 
 def test_a_vocabulary_that_a_tokenizer_json_replaces_is_not_read(folder):
-    for file, content in files_for_model(folder, SHAPE, fills_masks=True).items():
+    for file, content in TokenizerFolder(folder).for_model(SHAPE, fills_masks=True).items():
         (folder / file).write_bytes(content)
     description = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(description, indent=2))
@@ -199,13 +197,13 @@ def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_pa
     for own, positions, longest in cases:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": own}))
         shape = BertConfig(max_position_embeddings=positions)
-        files = files_for_model(tmp_path, shape, fills_masks=True)
+        files = TokenizerFolder(tmp_path).for_model(shape, fills_masks=True)
         written = json.loads(files["tokenizer_config.json"])
         assert (written["model_max_length"], written["split_special_tokens"]) == (longest, False)
     for wrong in ("NaN", "-1", "0", '"24"'):
         (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {wrong}}}')
         with pytest.raises(DataError, match=r"\(model_max_length\): is .*; give it as a number"):
-            model_max_length(tmp_path)
+            _ = TokenizerFolder(tmp_path).max_length
 
 
 def test_the_normalization_of_a_tokenizer_is_known_where_its_files_say_the_case(tmp_path):
@@ -228,7 +226,7 @@ def test_the_normalization_of_a_tokenizer_is_known_where_its_files_say_the_case(
             (folder / "tokenizer_config.json").write_text(json.dumps(config))
         if normalizer is not None:
             (folder / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-        assert normalization_of(folder) == expected
+        assert TokenizerFolder(folder).normalization == expected
 
 
 def test_a_normalization_as_in_bert_is_written_as_bert_does():

@@ -15,21 +15,22 @@ from bert_cli.parallel.jax import ahead_of_time
 import jax
 from bert_cli.commands import COMMANDS
 from bert_cli.parse.load import load
-from bert_cli.parallel.cluster import Processes
+from bert_cli.planning.workload import workload_of
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.tasks.look.ahead_of_time import micro_batch
 from bert_cli.tasks.run import build, resolve
 
 for command, words in json.loads(sys.argv[1]):
     settings, _ = load(COMMANDS[command].settings_class(), words, command)
-    sample = micro_batch(settings)
+    work = workload_of(settings)
+    sample = micro_batch(settings, work)
     labels = settings.head.outputs
-    mesh = resolve.open_mesh(settings, Processes(()))
-    run = build.build_engine(settings, mesh, labels)
+    mesh = resolve.open_mesh(work)
+    run = build.build_engine(work, mesh, labels)
     number = run.layout.replicas * run.layout.accumulation
     batch = {name: np.repeat(column, number, 0) for name, column in sample.items()}
     real = run._lowered(run._arguments(batch, UpdateRequest(), count(batch, run.head.COUNTS)))
-    model = build.model_of(settings, labels, has_values=False)
+    model = build.model_of(work, labels, has_values=False)
     engine = ahead_of_time.build_engine(model, run.layout, "CPU", jax.devices())
     state = [part for parts in engine.state.values() for part in parts]
     assert not any(isinstance(part, jax.Array) for part in state), words

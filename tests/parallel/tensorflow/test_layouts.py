@@ -215,7 +215,7 @@ def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
         number = saves.state.step + 1
         saves.step(saves.reader[number - 1])
         path = checkpoint.save(tmp_path, copy_state(saves.state), form, fixed={}, settings={})
-        checkpoint.resume(path, resumes.state, form, {})
+        checkpoint.resume(checkpoint.Saved(path), resumes.state, form, {})
         for run in (saves, resumes):
             run.step(run.reader[number])
         assert resumes.state.step == number + 1

@@ -27,10 +27,10 @@ from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.model import hf
 from bert_cli.model.bert import build_block
-from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import build, finetune, models, resolve, start, teacher
 from bert_cli.tasks.run.task import Task
@@ -102,12 +102,13 @@ def first_step(home, **changes):
         **changes,
     }
     settings = EmbedSettings.model_validate(values)
-    mesh = resolve.open_mesh(settings, Processes(()))
+    work = workload_of(settings)
+    mesh = resolve.open_mesh(work)
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
     group = group_of(mesh)
     task = task.teach(task=task, group=group) if task.teach else task
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
-    engine, state, _ = build.build_run(settings, mesh, plan)
+    engine, state, _ = build.build_run(work, mesh, plan)
     start.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
     counts = count(batch, engine.head.COUNTS)
@@ -230,10 +231,7 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     index = np.concatenate([draw.permutation(24), [-1] * 6]).reshape(6, 5)
     numbers = np.where(index < 0, 0, index % 20)
     vectors = draw.standard_normal((6, 5, 8)).astype(np.float32)
-    global_batch = SimpleNamespace(examples=12)
-    settings = SimpleNamespace(
-        texts_per_example=2, temperature=0.1, global_batch=global_batch, prefixes=[]
-    )
+    contrast = embed.Contrast(rows=12, texts=2, temperature=0.1, sizes=(8,))
     sent = {}
 
     def batch_of(rank, world_size, all_reduce):
@@ -241,7 +239,7 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
         rows = slice(rank * 6 // world_size, (rank + 1) * 6 // world_size)
         engine = SimpleNamespace(group=group, forward=lambda batch, request: vectors[rows])
         batch = {"text_index": index[rows], "text_numbers": numbers[rows]}
-        return embed.add_gradients(settings, engine, batch, UpdateRequest())
+        return embed.add_gradients(contrast, engine, batch, UpdateRequest())
 
     complete = batch_of(0, 1, lambda array: array)
     for rank in (0, 1):  # what each process sends
@@ -379,7 +377,7 @@ def test_an_epoch_has_every_row_once_however_many_texts_it_has(home):
         values["global_batch"] = {"micro_batch_size": 4, "grad_acc_steps_per_replica": 3}
         settings = EmbedSettings.model_validate(values)
         task = embed.build(settings, read_tokenizer(home / "plain"), None)
-        mesh = resolve.open_mesh(settings, Processes(()))
+        mesh = resolve.open_mesh(workload_of(settings))
         plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
         assert plan.total_steps == steps and reader.epoch_size in (40, 64)
         assert plan.epochs == pytest.approx(12 * steps / reader.epoch_size)
@@ -896,5 +894,5 @@ def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home,
     }
     settings = EmbedSettings.model_validate({**values, **given, "save_ckpt_path": tmp_path / "run"})
     with ExitStack() as stack:
-        used = finetune.prepare(settings, embed.build, stack).settings
+        used = finetune.prepare(settings, embed.build, stack)[0].order
     assert (used.pooling, used.max_seq_length) == expected

@@ -24,6 +24,7 @@ from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.errors import DeviceError
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.models import find_tokenizer
@@ -153,7 +154,9 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
         return Result({"f1": value}, table=table)
 
     engine = SimpleNamespace(gather_weights=lambda: None)
-    scorer = Scorer(ClassifySettings(), Task(2, None, None, {}, evaluate, "f1"), lambda: False)
+    scorer = Scorer(
+        workload_of(ClassifySettings()), Task(2, None, None, {}, evaluate, "f1"), lambda: False
+    )
     assert [scorer.evaluate(engine, step)["f1"] for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
     assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
     monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
@@ -409,9 +412,10 @@ def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
     for name, more in (changes | {"warmer": {"temperature": 3.0}}).items():
         distillation = {"teacher": str(trained), "logits": 0.6, **more}
         settings = ClassifySettings.model_validate({**files, "distillation": distillation})
-        task = with_teacher(
-            settings, texts.build(settings, tokenizer, None), tokenizer, lambda *_: None
-        )
+        task = texts.build(settings, tokenizer, None)
+        work = workload_of(settings)
+        cache = settings.cache_dir
+        task = with_teacher(settings.distillation, work, task, tokenizer, cache)
         parts[name] = task.train
     alone, both, warmer = parts.values()
     assert warmer.fingerprint != alone.fingerprint
@@ -504,7 +508,9 @@ def test_outputs_of_another_teacher_or_of_other_examples_are_computed_again(
         values |= {"cache_dir": tmp_path / "cache", "distillation": {"teacher": str(name)}}
         settings = ClassifySettings.model_validate(values)
         task = texts.build(settings, tokenizer, None)
-        taught = with_teacher(settings, task, tokenizer, lambda *_: None).train
+        work = workload_of(settings)
+        cache = settings.cache_dir
+        taught = with_teacher(settings.distillation, work, task, tokenizer, cache).train
         columns.append(taught.labels["teacher_logits"])
     assert read == [160, 160, 61]
     np.testing.assert_array_equal(columns[0], columns[1])

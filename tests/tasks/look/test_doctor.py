@@ -22,10 +22,12 @@ from bert_cli.cli import main
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.errors import CheckpointError, ConfigError, DataError
+from bert_cli.parallel.runtime import Devices
 from bert_cli.parse.load import load
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.look import doctor, machine
 from bert_cli.tasks.look.machine import Finding, Report
-from bert_cli.tasks.run import corpora
+from bert_cli.tasks.run import corpora, job
 from bert_cli.train.checkpoint import complete_checkpoints
 
 FLAGS = {
@@ -57,6 +59,10 @@ def findings(check, *arguments, **options) -> list[Finding]:
 def the_finding(check, *arguments, **options) -> Finding:
     (only,) = findings(check, *arguments, **options)
     return only
+
+
+def draft(settings: DoctorSettings, processes: doctor.Processes = ONE) -> job.Draft:
+    return job.Draft(settings, processes=processes)
 
 
 def built(folder: Path, **changes: object) -> list[Finding]:
@@ -104,7 +110,9 @@ def test_the_first_losses_of_a_scaled_run_are_fine(tmp_path):
 def test_the_checkpoint_of_a_continued_run_is_measured_named_and_loaded(trained):
     (*_, saved) = complete_checkpoints(trained / "run")
     size = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
-    assert doctor.checkpoint_bytes(settings_of(trained)) == pytest.approx(size, rel=0.05)
+    assert doctor.checkpoint_bytes(workload_of(settings_of(trained))) == pytest.approx(
+        size, rel=0.05
+    )
     results = built(trained)
     assert f"continue from {saved}" in of("save_ckpt_path", results).found
     assert "still need" in of("disk", results).found
@@ -123,15 +131,17 @@ def test_first_losses_are_judged(tmp_path):
         (equal | {"nsp_loss": 1.0}, False, "warning"),
         ({"mlm_loss": math.log(WORDS)}, False, "ok"),
     ):
-        one = the_finding(doctor.judge, settings, losses, "", is_trained=is_trained)
+        one = the_finding(doctor.judge, workload_of(settings), losses, "", is_trained=is_trained)
         assert one.level == level and ("next sentence" in one.found) == ("nsp_loss" in losses)
 
     class NoPairs:
         def rows(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-            stream = doctor.corpora.open_stream(settings)
+            stream = corpora.open_stream(settings)
             return stream.rows(positions) | {"next_sentence_weights": np.zeros(8, np.float32)}
 
-    one = the_finding(doctor.check_first_loss, settings, NoPairs(), None)
+    begun = draft(settings)
+    begun.stream = NoPairs()
+    one = the_finding(doctor.check_first_loss, begun, build=True)
     assert one.level == "ok" and set(one.values) == {"mlm_loss", "equal_mlm_loss"}
 
 
@@ -159,6 +169,7 @@ def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp
         ({"dataset_dir": False}, ConfigError, "is missing"),
         ({"max_seq_length": 12}, DataError, "16"),
         ({"validation_dir": "nowhere"}, DataError, "no such folder"),
+        ({"bert_config__type_vocab_size": 1}, ConfigError, "this model has no segments"),
         ({"pretrained_ckpt_path": "nowhere"}, CheckpointError, "nowhere"),
     ):
         results = examined(tmp_path, **(real | change))
@@ -168,11 +179,11 @@ def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp
 
 def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monkeypatch):
     settings = settings_of(tmp_path, keep_checkpoints=2)
-    each = doctor.checkpoint_bytes(settings)
+    each = doctor.checkpoint_bytes(workload_of(settings))
     with monkeypatch.context() as patch:
         for free, level in ((3 * each, "ok"), (3 * each - 1, "error")):
             patch.setattr(doctor, "free_bytes", lambda _, free=free: free)
-            assert of("disk", findings(doctor.check_folder, settings, None)).level == level
+            assert of("disk", findings(doctor.check_folder, draft(settings))).level == level
     values = of("disk", examined(tmp_path, keep_every_steps=10, total_num_train_samples=800)).values
     assert values["kept"] == 3 + 10 and values["needed"] == 14 * values["checkpoint"]
     (tmp_path / "file").write_text("")
@@ -183,10 +194,10 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     ):
         words = flags_of(FLAGS, save_ckpt_path=folder or False, **flag)
         settings = load(DoctorSettings, words, "bert doctor")[0]
-        one = the_finding(doctor.check_folder, settings, None)
+        one = the_finding(doctor.check_folder, draft(settings))
         assert one.level == level and message in one.found
     monkeypatch.setattr(machine, "file_system", lambda _: "tmpfs")
-    warning, disk = findings(doctor.check_folder, settings_of(tmp_path), None)
+    warning, disk = findings(doctor.check_folder, draft(settings_of(tmp_path)))
     assert (warning.level, disk.level) == ("warning", "ok")
     assert "lost when the machine restarts" in warning.found
 
@@ -199,7 +210,7 @@ def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_unigram_entropy(
     run = write_run(tmp_path / "run", 1, total=3000, masking={}, **rate)
     row = {"mlm_loss": loss, "tokens": 1600.0, "unigram_entropy": 6.9}
     write_metrics(run, ((n, row) for n in range(2900, 3001)), mode="a")
-    finding = of("loss so far", findings(doctor.check_folder, settings_of(tmp_path), None))
+    finding = of("loss so far", findings(doctor.check_folder, draft(settings_of(tmp_path))))
     assert finding.level == level
     assert ("is not below the unigram entropy" in finding.found) == (level == "warning")
     assert bool(finding.remedy) == (level == "warning")
@@ -222,26 +233,28 @@ def test_text_that_repeats_itself_is_a_warning(tmp_path):
 
 
 def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypatch, complete):
-    needed, settings = of("memory of a run", complete).values["needed"], settings_of(tmp_path)
+    needed = of("memory of a run", complete).values["needed"]
+    work = workload_of(settings_of(tmp_path))
+    cpu = Devices("CPU", 1, 0)
     for total, free, level in (
         (2 * needed, needed, "ok"),
         (2 * needed, needed - 1, "warning"),
         (needed, needed, "error"),
     ):
         monkeypatch.setattr(machine, "memory", lambda total=total, free=free: (total, free))
-        assert the_finding(doctor.check_memory, settings, ONE, "CPU", 0).level == level
+        assert the_finding(doctor.check_memory, work, ONE, cpu).level == level
     # The replicas of a CPU share its memory; GPUs are checked one by one.
     monkeypatch.setattr(machine, "memory", lambda: (10**12, 10**6))
-    four = settings_of(tmp_path, global_batch__replicas=4)
+    four = work.with_batch(replicas=4)
     for processes, here in ((ONE, 4), (doctor.Processes(("a:1", "b:1")), 2)):
-        one = the_finding(doctor.check_memory, four, processes, "CPU", 0)
+        one = the_finding(doctor.check_memory, four, processes, cpu)
         assert one.values["needed"] == pytest.approx(here * needed, rel=0.2)
     monkeypatch.setattr(machine, "memory", lambda: (10**6, 10**6))
-    for run, is_offered in ((four, True), (settings, False)):
-        one = the_finding(doctor.check_memory, run, ONE, "CPU", 0)
+    for run, is_offered in ((four, True), (work, False)):
+        one = the_finding(doctor.check_memory, run, ONE, cpu)
         assert ("--parallel.layout auto" in one.remedy) == is_offered
     for memory, level in ((10**6, "error"), (10**10, "ok")):
-        assert the_finding(doctor.check_memory, four, ONE, "GPU", memory).level == level
+        assert the_finding(doctor.check_memory, four, ONE, Devices("GPU", 1, memory)).level == level
     loss = of("first loss", built(tmp_path))
     assert loss.level == "warning" and "not computed: the model needs" in loss.found
 
@@ -250,11 +263,11 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
     settings = settings_of(tmp_path, global_batch__replicas=2)
     for number, level in ((1, "error"), (2, "ok")):
         devices = ("GPU", number, 10**9)
-        assert the_finding(doctor.check_layout, settings, ONE, devices).level == level
-    one = the_finding(doctor.check_layout, settings, ONE, ("CPU", 1, 10**9))
+        assert the_finding(doctor.check_layout, draft(settings, ONE), devices).level == level
+    one = the_finding(doctor.check_layout, draft(settings, ONE), ("CPU", 1, 10**9))
     assert (one.level, "2 devices are simulated on" in one.found) == ("warning", True)
     three = doctor.Processes(("a:1", "b:1", "c:1"))
-    one = the_finding(doctor.check_layout, settings, three, ("CPU", 3, 10**9))
+    one = the_finding(doctor.check_layout, draft(settings, three), ("CPU", 3, 10**9))
     assert one.level == "error" and "cannot be divided among 3 processes" in one.found
     chosen = of("layout", examined(tmp_path, parallel__layout="auto"))
     assert chosen.level == "ok" and chosen.found.startswith("chosen: ")
@@ -266,7 +279,7 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
             parallel__pipeline_stages='[["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]]',
             parallel__pipeline_device_mapping="[0, 1, 0]",
         )
-        one = the_finding(doctor.check_layout, settings, ONE, ("CPU", 2, 0))
+        one = the_finding(doctor.check_layout, draft(settings, ONE), ("CPU", 2, 0))
         assert one.level == level
         assert ("--parallel.pipeline-stages null" in one.remedy) == (level == "warning")
     monkeypatch.setenv("TF_CONFIG", "{nonsense")

@@ -10,6 +10,7 @@ from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.source import Records
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.tasks.run import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
@@ -79,7 +80,7 @@ def test_a_new_row_is_the_mean_of_those_that_its_piece_replaces_and_all_else_sta
     import transformers
 
     source = models.find_source(str(home / "model"))
-    old, new = source.tensors(), models.extended(source, home / "vocab").tensors()
+    old, new = source.tensors(), models.extended(source, TokenizerFolder(home / "vocab")).tensors()
     tokenizer = transformers.AutoTokenizer.from_pretrained(home / "model")
     pieces = (home / "vocab/vocab.txt").read_text().split()[len(PIECES) :]
     for name in old:
@@ -93,7 +94,7 @@ def test_a_new_row_is_the_mean_of_those_that_its_piece_replaces_and_all_else_sta
             if not piece.startswith("##"):
                 ids = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(piece))
             np.testing.assert_allclose(row, old[name][ids].mean(0), rtol=1e-6)
-    assert models.extended(source, home / "same") is source  # the same bytes
+    assert models.extended(source, TokenizerFolder(home / "same")) is source  # the same bytes
 
 
 def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_records(home, capsys):
@@ -132,7 +133,9 @@ def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
         if "token_type" not in name:
             assert not np.array_equal(fifth[name][: len(value)], value), name
     words = f"bert.embeddings.{WORDS}"
-    start_rows = models.extended(models.find_source(str(home / "model")), home / "vocab").tensors()
+    start_rows = models.extended(
+        models.find_source(str(home / "model")), TokenizerFolder(home / "vocab")
+    ).tensors()
     assert not np.isclose(fourth[words], start_rows[words])[len(PIECES) :].all(axis=1).any()
     # A run that is interrupted within these steps ends with the same bytes.
     continues_bit_for_bit(home / run, lambda folder: pretrain(home, folder.name, *flags), 2)

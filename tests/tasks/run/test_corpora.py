@@ -209,7 +209,8 @@ def test_the_sizes_of_the_records_are_those_of_the_run_unless_they_are_set(home,
     changed = settings_of(dataset_dir=folder, max_sequences_per_pack=2)
     assert sized_by(changed).max_sequences_per_pack == 2
     own = tmp_path / "corpus.json"
-    own.write_text(json.dumps({"vocab_size": 4096}))
+    described = json.loads((home / "one" / "corpus.json").read_text())
+    own.write_text(json.dumps(described | {"vocab_size": 4096}))
     model = sized_by(settings_of(dataset_dir=str(tmp_path), bert_config={"hidden_size": 48}))
     assert (model.bert_config.vocab_size, model.bert_config.hidden_size) == (4096, 48)
     chosen = settings_of(dataset_dir=str(tmp_path), bert_config={"vocab_size": 30400})

@@ -127,7 +127,7 @@ def test_the_losses_of_a_hundred_steps_are_those_of_pytorch(home):
     from support.settings import plan_of
 
     from bert_cli.model.hf import hf_config, to_hf
-    from bert_cli.parallel.cluster import Processes
+    from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.run import build, corpora, resolve
 
     changes = {"total_num_train_samples": 400, "bert_config__hidden_dropout_prob": 0.0}
@@ -135,12 +135,13 @@ def test_the_losses_of_a_hundred_steps_are_those_of_pytorch(home):
     settings = corpora.with_sizes_of_records(load(PretrainSettings, flags, "test")[0])
     reader = corpora.open_stream(settings)
     plan = plan_of(settings, reader.epoch_size)
-    run = build.build_run(settings, resolve.open_mesh(settings, Processes(())), plan)
+    work = workload_of(settings)
+    _, state, step = build.build_run(work, resolve.open_mesh(work), plan)
     described = hf_config(settings.bert_config)
     model = transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(**described, attn_implementation="eager")
     )
-    weights = {name: weight.numpy() for name, weight in run.state.weights.items()}
+    weights = {name: weight.numpy() for name, weight in state.weights.items()}
     tensors = to_hf(weights, settings.bert_config)
     model.load_state_dict({n: torch.tensor(v) for n, v in tensors.items()}, strict=False)
     model.model.embeddings.tok_embeddings.padding_idx = None  # it drops a gradient
@@ -156,13 +157,13 @@ def test_the_losses_of_a_hundred_steps_are_those_of_pytorch(home):
         positions = batch["masked_lm_positions"].long()[row, prediction]
         labels[row, positions] = batch["masked_lm_ids"].long()[row, prediction]
         for group in optimizer.param_groups:
-            group["lr"] = run.step.learning_rate(number)
+            group["lr"] = step.learning_rate(number)
         optimizer.zero_grad()
         inputs = {"input_ids": batch["input_ids"].long(), "attention_mask": batch["input_mask"]}
         loss = model(**inputs, labels=labels).loss
         loss.backward()
         optimizer.step()
-        losses.append((run.step(reader[number])["mlm_loss"], float(loss.detach())))
+        losses.append((step(reader[number])["mlm_loss"], float(loss.detach())))
     ours, theirs = np.array(losses).T
     assert len(ours) == 100 and ours[-5:].mean() < ours[0] - 1.0
     assert np.abs(ours - theirs).max() < 1e-5

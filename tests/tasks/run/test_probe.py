@@ -15,6 +15,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import json_lines, read_lines
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.tasks.run import probe
 from bert_cli.train.checkpoint import complete_checkpoints
 
@@ -196,7 +197,9 @@ def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomen
         global_batch=GlobalBatch(micro_batch_size=4),
     )
     # Also with a vocabulary of little but letters.
-    assert len(probe.read_probe(settings, home / "records").sentences) == 2 * len(rows)
+    assert len(probe.read_probe(settings, TokenizerFolder(home / "records")).sentences) == 2 * len(
+        rows
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomen
     [
         ("good: a film", "p.jsonl (line 2): is not JSON"),
         ("[1]", "p.jsonl (line 2): is not a JSON object; give one object per line"),
-        ('{"good": "a film"}', "p.jsonl (line 2): has no text 'bad', only 'good'; give {\"good\""),
+        ('{"good": "a film"}', "p.jsonl (line 2): has no column 'bad', only 'good'; give {\"good\""),
         ('{"good": "a film", "bad": ""}', "p.jsonl (line 2): 'bad' has 0 tokens, not 1 to 30 as max_seq_length 32"),
         (json.dumps({"good": "film " * 31, "bad": "a"}), "p.jsonl (line 2): 'good' has 31 tokens"),
         ('{"good": "A film", "bad": "a film"}', "p.jsonl (line 2): 'good' and 'bad' are the same tokens in"),

@@ -22,7 +22,7 @@ from support.processes import wait_for
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_questions
 
 from bert_cli.cli import main
-from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints, read_state
+from bert_cli.train.checkpoint import MODEL, OPTIMIZER, Saved, complete_checkpoints
 
 STEPS = 6
 MANY = 400
@@ -93,7 +93,7 @@ def end(processes: list[Process], seconds: float = 120.0) -> tuple[list[int], li
 
 
 def step_of(run: Path) -> int:
-    return read_state(complete_checkpoints(run)[-1]).step
+    return Saved(complete_checkpoints(run)[-1]).state.step
 
 
 def assert_same_run(a: Path, b: Path, tolerance: float = 1e-5) -> None:

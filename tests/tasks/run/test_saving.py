@@ -86,7 +86,7 @@ def test_ranks_that_compute_differently_are_refused_on_all(
     name, values, kind, message, monkeypatch
 ):
     mesh = SimpleNamespace(kind="CPU")
-    resolved = SimpleNamespace(settings=SimpleNamespace(engine="tensorflow"), mesh=mesh)
+    job = SimpleNamespace(work=SimpleNamespace(engine="tensorflow"), mesh=mesh)
     number = threading.local()
     traits = lambda *_: {"version of bert_cli": "1", name: values[number.rank]}  # noqa: E731
     monkeypatch.setattr(saving, "traits_of_results", traits)
@@ -94,7 +94,7 @@ def test_ranks_that_compute_differently_are_refused_on_all(
 
     def check(group):
         number.rank = group.rank
-        saving._check_same_kind(resolved, group)
+        saving._check_same_kind(job, group)
 
     errors = on_each_rank(check)
     if kind is None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from support.runs import assert_same_end, continues_bit_for_bit, run_command
-from support.settings import small_run
+from support.settings import plan_of, small_run
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
 
 from bert_cli.cli import main
@@ -169,9 +169,10 @@ def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tm
         stages=[stage | {"micro_batch_size": 4, "total_num_train_samples": 160}],
     )
     stream, again = corpora.open_stream(settings), corpora.open_stream(settings)
-    plan = corpora.plan_for(settings, stream)
+    plan = plan_of(settings, stream.epoch_size, stream.sequences_per_example)
     assert plan.total_steps == 20
-    corpora.plan_for(settings, again)
+    stream.follow(plan)
+    again.follow(plan)
     for step in reversed(range(plan.total_steps)):
         batch = stream[step]
         assert batch["input_ids"].shape == ((4, 8, 32) if step < 10 else (4, 4, 48))

@@ -19,6 +19,7 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.tasks.run import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
@@ -181,7 +182,7 @@ def test_new_pieces_replace_padding_rows_first(new, padded, tmp_path):
     words = [f"good{number}" for number in range(new)]
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*PIECES, *words]))
     source = models.find_source(str(padded))
-    extended, before = models.extended(source, tmp_path), source.tensors()
+    extended, before = models.extended(source, TokenizerFolder(tmp_path)), source.tensors()
     assert extended.config.vocab_size == max(PADDED, ROWS + new)
     for name, value in extended.tensors().items():
         if len(value) == len(before[name]) != PADDED:

@@ -1,0 +1,32 @@
+"""The entries of a tokenizer's files that name tokens."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+
+class AddedToken(BaseModel):
+    """A token that a model's owner added to its vocabulary, with the fields of the `tokenizers` library."""
+
+    content: Annotated[str, Field(min_length=1)]
+    id: int | None = None  # None: the next free id
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class TokenizerFile(BaseModel):
+    """The entries of a tokenizer.json besides its model."""
+
+    added_tokens: list[AddedToken] = []
+
+
+class ConfigFile(BaseModel):
+    """The entries of a tokenizer_config.json on tokens that a model's owner added."""
+
+    added_tokens_decoder: dict[int, AddedToken] = {}
+    additional_special_tokens: list[str | AddedToken] | None = None
+    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
+    split_special_tokens: bool | None = False

@@ -1,0 +1,321 @@
+"""From an order to a run: `Draft`, the steps that complete it, which `bert doctor` reports one by one, and `Job`."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from bert_cli.config.markers import FIXED, marked
+from bert_cli.config.parallel import Cluster
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import TrainSettings
+from bert_cli.data.examples.reader import ExampleStream, Stream
+from bert_cli.data.tokens.tokenizer import TokenizerFolder
+from bert_cli.errors import ConfigError
+from bert_cli.files import JSONObject
+from bert_cli.parallel.cluster import Processes, StoppedWhileJoiningError, find_processes
+from bert_cli.parallel.engine import Batch, Engine
+from bert_cli.parallel.runtime import Mesh
+from bert_cli.planning import layout
+from bert_cli.planning.checks import Check
+from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.workload import Workload, workload_of
+from bert_cli.processes import print_error, print_line
+from bert_cli.tasks.run import corpora, probe, resolve
+from bert_cli.tasks.run.corpora import Read, RecordFolder
+from bert_cli.tasks.run.folder import Folder, Start, find_start
+from bert_cli.tasks.run.probe import Probe
+from bert_cli.tasks.run.resolve import Order
+from bert_cli.tasks.run.task import Task
+from bert_cli.text import count
+from bert_cli.train.loop import StopRequest
+
+NEW = Start(Folder(None), None, None)
+PRETRAINING = Task(labels=2, label_names=None, train=None)
+SAMPLE = 8
+"""Examples that are read to check the records."""
+
+
+class Output(NamedTuple):
+    """What a run saves, prints and tracks: settings by their names."""
+
+    saves: bool
+    dry_run: bool
+    save_ckpt_path: Path | None
+    pretrained_ckpt_path: str | None
+    checkpoint_every_steps: int | None
+    checkpoint_every_minutes: float | None
+    keep_checkpoints: int
+    keep_every_steps: int | None
+    log_every_steps: int
+    model_fields_set: set[str]
+    """The settings that are given."""
+    max_skipped_steps: int
+    tensorboard_dir: Path | None
+    cluster: Cluster
+    pools_by: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with all its values, before its engine is built."""
+
+    kind: type[TrainSettings]
+    """The settings of its command."""
+    record: JSONObject
+    """Its settings as they are saved: with the sizes of the model and of the records, and with the layout."""
+    output: Output
+    work: Workload
+    start: Start
+    mesh: Mesh
+    stop: StopRequest
+    plan: Plan
+    stream: Stream
+    """The batches of the run, this process' part of them."""
+    sample: Batch
+    """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
+    tokenizer: TokenizerFolder | None
+    """The tokenizer that is saved with the model."""
+    task: Task = PRETRAINING
+    """What the run is trained for."""
+    evaluate: Callable[[Engine, int], dict[str, float]] | None = None
+    """Return metrics on held-out examples after a step."""
+    held_out: str = ""
+    """Fingerprint of the held-out examples, which the processes divide among them."""
+    evaluate_every: int | None = None
+    """Steps between evaluations; the last step is evaluated, too."""
+    early_stop: int | None = None
+    """Evaluations in a row without a better score after which the run ends."""
+    unigram_entropy: float | None = None
+    """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
+    unsaved_steps: int = 2
+    """Steps of a run that saves nothing."""
+
+    def marked(self, marker: str) -> JSONObject:
+        """Return the settings that have a marker, as JSON."""
+        names = marked(self.kind, marker)
+        return {name: value for name, value in self.record.items() if name in names}
+
+    @property
+    def fixed(self) -> JSONObject:
+        """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
+        plan = self.plan
+        stored_names = {"length_buckets": "length_bins"}
+        settings = self.marked(FIXED)
+        sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
+        return {
+            **{stored_names.get(name, name): value for name, value in settings.items()},
+            # Dropout is a function of the micro-batch.
+            "micro_batch_size": self.work.batch.micro_batch_size,
+            "examples_per_step": plan.examples_per_step,
+            "total_steps": plan.total_steps,
+            "corpus": self.stream.fingerprint,
+            **sizes,
+        }
+
+    @property
+    def folder(self) -> Path:
+        """Return the run's folder."""
+        assert self.output.save_ckpt_path is not None
+        return self.output.save_ckpt_path
+
+
+@dataclass
+class Draft(Generic[Order]):
+    """A run whose order is being completed: a step sets what the steps after it read."""
+
+    order: Order
+    """Complete after the steps: with the sizes of the model and of the records, and with the layout."""
+    stack: ExitStack = field(default_factory=ExitStack)
+    """Ends what the steps have begun."""
+    start: Start = NEW
+    processes: Processes = resolve.ONE_PROCESS
+    mesh: Mesh = field(init=False)
+    stop: StopRequest = field(init=False)
+    read: Read = field(default_factory=lambda: cache(RecordFolder))
+    """Reads each folder of records once."""
+    configured: Order | None = None
+    """The order with the sizes of the model, but not those of the records."""
+    tokenizer: TokenizerFolder | None = None
+    """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
+    stream: ExampleStream | None = None
+    held_out: ExampleStream | None = None
+    pairs: Probe | None = None
+    plan: Plan | None = None
+    checks: list[Check] = field(default_factory=list)
+    """Checks of the text, whose warnings a run prints."""
+    lines: list[str] = field(default_factory=list)
+    """What a run prints of its steps."""
+
+    def job(self, **values: Any) -> Job:
+        """Return the run of the complete order, with the other `values` of a Job."""
+        order = self.order
+        return Job(
+            kind=type(order),
+            record=order.model_dump(mode="json"),
+            output=Output(*(getattr(order, name) for name in Output._fields)),
+            work=workload_of(order),
+            start=self.start,
+            mesh=self.mesh,
+            stop=self.stop,
+            tokenizer=self.tokenizer,
+            **values,
+        )
+
+
+# --- the steps; each returns what it has found as text, "" if it had nothing to do
+
+
+def find_model(draft: Draft[PretrainSettings]) -> str:
+    """Find the state from which the run starts, and take the sizes of its model."""
+    draft.start = find_start(draft.order, Folder(draft.order.save_ckpt_path))
+    source = draft.start.source
+    draft.order = resolve.with_shape_of(draft.order, source)
+    if source is not None:
+        return f"from {source.folder}"
+    return "" if draft.order.save_ckpt_path is None else "none: new weights"
+
+
+def take_sizes(draft: Draft[PretrainSettings]) -> str:
+    """Take the sizes of the records, on which memory and layout depend."""
+    draft.configured = draft.order
+    draft.order = corpora.with_sizes_of_records(draft.order, draft.start.source, draft.read)
+    return ""
+
+
+def take_devices(draft: Draft[Any]) -> str:
+    """Handle signals, find the other processes, choose the layout and take the devices.
+
+    Of several processes only rank 0 prints, as long as the stack of the draft is open.
+    """
+    draft.stop = draft.stack.enter_context(StopRequest())
+    order = draft.order
+    cluster = order.cluster
+    processes = draft.processes = find_processes(os.environ, cluster.workers, cluster.rank)
+    if processes.rank > 0:
+        nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        draft.stack.enter_context(redirect_stdout(nothing))
+    if order.about is not None:
+        print_line(f"{order.about.what}\n{order.about.expect}")
+    is_open = workload_of(order).is_open
+    if is_open or order.require_gpu:
+        devices = resolve.find_devices(order.engine, processes, require_gpu=order.require_gpu)
+    if is_open:
+        kind, number, memory = devices
+        is_auto = order.global_batch.examples_per_step is not None
+        order = draft.order = resolve.with_layout(order, devices, processes.count, draft.start)
+        what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
+        print_line(
+            f"{what}: chosen for {processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
+        )
+        for line in layout.idle_memory(workload_of(order), kind, memory):
+            print_line(line)
+    try:
+        draft.mesh = resolve.open_mesh(workload_of(order), processes, cluster, draft.stop)
+    except StoppedWhileJoiningError:
+        print_error("run: stopped before all processes had started; nothing was done")
+        raise SystemExit(order.exit_code_when_stopped) from None
+    # Installed again: TensorFlow's runtime for several processes replaces the handler of SIGTERM.
+    draft.stop.listen()
+    return ""
+
+
+def open_records(draft: Draft[PretrainSettings]) -> str:
+    """Open the process' part of the examples, whose vocabulary is that of the model or extends it."""
+    order = draft.order
+    processes = draft.processes
+    stream = corpora.open_stream(order, processes.rank, processes.count, draft.read)
+    draft.lines += corpora.describe_vocabulary(draft.configured or order, order, stream)
+    source = draft.start.source
+    if stream.folder is not None:
+        draft.tokenizer = draft.read(stream.folder)
+        if source is not None:
+            corpora.refuse_another_vocabulary(draft.tokenizer, source, order.save_ckpt_path)
+        draft.start = draft.start.extended(draft.tokenizer)
+    if order.new_rows_only_steps and order.decay_from is None:
+        known = draft.start.known_rows
+        draft.order = order.model_copy(update={"known_rows": known})
+        steps = count(order.new_rows_only_steps, "step")
+        draft.lines.append(f"new rows: the first {steps} train only the rows from {known:,} on")
+    _refuse_pairs(order, "dataset_dir", stream)
+    # Damaged records are refused before anything is built.
+    stream.rows(np.arange(SAMPLE))
+    draft.stream = stream
+    if draft.tokenizer is None:
+        return "synthetic examples"
+    draft.checks += corpora.text_checks(stream, order)
+    paths = ", ".join(order.dataset_paths)
+    return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
+
+
+def open_held_out(draft: Draft[PretrainSettings]) -> str:
+    """Open the evaluation examples, if there are any."""
+    order = draft.order
+    if draft.stream is None or not order.SAVES:
+        return ""
+    held_out = draft.held_out = corpora.open_held_out(order, read=draft.read)
+    if held_out is None:
+        return ""
+    _refuse_pairs(order, "validation_dir", held_out)
+    if draft.stream.has_next_sentences and not held_out.has_next_sentences:
+        draft.lines.append(
+            f"validation_dir ({order.validation_dir}): has no sentence pairs, so no next-sentence score; "
+            "make it without --no-nsp to get one"
+        )
+    return f"{held_out.epoch_size:,} records"
+
+
+def _refuse_pairs(order: PretrainSettings, name: str, stream: ExampleStream) -> None:
+    """Raise ConfigError for records with sentence pairs, which a model without segments reads as one text."""
+    has_segments = order.bert_config.type_vocab_size > 1
+    if not has_segments and stream.folder is not None and stream.has_next_sentences:
+        problem = "has sentence pairs, and this model has no segments"
+        remedy = "make it with bert tokenize --no-nsp"
+        raise ConfigError(f"{name} ({stream.folder})", problem, remedy)
+
+
+def read_pairs(draft: Draft[PretrainSettings]) -> str:
+    """Read the minimal pairs of the probe, if there is one."""
+    order = draft.order
+    if not order.SAVES or order.probe is None or draft.tokenizer is None:
+        return ""
+    pairs = draft.pairs = probe.read_probe(order, draft.tokenizer)
+    draft.lines.append(f"probe: {pairs.describe()}")
+    return pairs.describe()
+
+
+def plan_steps(draft: Draft[PretrainSettings]) -> str:
+    """Make the plan, and the stream follow it; a length in examples needs no records."""
+    order = draft.order
+    stream = draft.stream
+    length = length_of(order, order.decay_from)
+    if stream is not None:
+        sizes = stream.epoch_size, stream.sequences_per_example
+        plan = make_plan(workload_of(order), length, *sizes)
+        stream.follow(plan)
+    elif length.epochs is None:
+        plan = make_plan(workload_of(order), length, None)
+    else:
+        return ""
+    draft.plan = plan
+    return (
+        f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
+        f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
+    )
+
+
+STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], str]], ...] = (
+    ("model", find_model),
+    ("sizes", take_sizes),
+    ("devices", take_devices),
+    ("dataset_dir", open_records),
+    ("validation_dir", open_held_out),
+    ("probe", read_pairs),
+    ("plan", plan_steps),
+)
+"""The steps of pre-training from its order to its plan, by the names of their findings."""
