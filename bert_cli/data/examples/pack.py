@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import PackSettings, packed_predictions
+from bert_cli.config.markers import recorded
 from bert_cli.data.examples.source import Packs
 from bert_cli.data.io.manifest import Shard, Stats, Step, refuse_inside
 from bert_cli.data.io.runner import Workers, run_shards
@@ -42,28 +43,23 @@ def run(settings: PackSettings) -> None:
     # Workers of a cluster find the records by the absolute names in the shards.
     folder = settings.input.absolute()
     out = settings.out
-    pack_size = settings.max_sequences_per_pack
     corpus = read_corpus(folder)
     length = _pack_length(settings, corpus)
     files = [file for file in corpus["files"] if file["records"]]
-    recorded = {
-        "fingerprint": corpus["fingerprint"],
-        "sequence_length": length,
-        "max_sequences_per_pack": pack_size,
-        "random_seed": settings.random_seed,
-    }
+    recipe = {"fingerprint": corpus["fingerprint"], **recorded(settings), "sequence_length": length}
+    pack_size = settings.max_sequences_per_pack
     manifest = run_shards(
         Step(
             "pack",
             out,
-            settings=recorded,
+            settings=recipe,
             packages=("numpy", "google-crc32c"),
             counted="records",
             # Fewer positions, but more columns or lists.
             expected_bytes=sum(file["bytes"] for file in files),
         ),
         [Shard((folder / file["name"],), Path(file["name"])) for file in files],
-        partial(convert, folder=folder, recipe=recorded),
+        partial(convert, folder=folder, recipe=recipe),
         Workers(settings.processes, settings.scheduler),
     )
     counts = manifest["counts"]

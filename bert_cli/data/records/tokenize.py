@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
 from bert_cli.data.io.files import (
     Outputs,
@@ -59,7 +60,6 @@ from bert_cli.data.tokens.tokenizer import (
 )
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject
 from bert_cli.processes import print_line
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
@@ -128,12 +128,13 @@ def run(settings: TokenizeSettings) -> None:
     documents = sum(_counted_documents(settings.input, parts, recipe.reading).values())
     text = sum(map(text_bytes, parts))
     vocab_size = len(vocabulary.pieces)
-    recorded = {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256}
+    values = recorded(settings) | {"duplication_factor": recipe.copies}
+    values |= {"vocab_sha256": vocabulary.sha256, **normalization.changes()}
     manifest = run_shards(
         Step(
             "tokenize",
             settings.out,
-            settings=_recorded_settings(settings) | recorded | normalization.changes(),
+            settings=values,
             packages=("numpy", "tokenizers", "google-crc32c"),
             counted="records",
             expected_bytes=bytes_written(text, documents, recipe, vocab_size),
@@ -196,15 +197,6 @@ def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) 
     if settings.masking == "dynamic":
         size = DYNAMIC_BYTES + FILLED * settings.sequence_length * token_bytes(vocab_size)
     return round((records + documents) * recipe.copies * size)
-
-
-def _recorded_settings(settings: TokenizeSettings) -> JSONObject:
-    """Return the settings that change the bytes written, newer settings only where they differ from their defaults."""
-    without_effect = {"input", "out", "vocab", "processes", "executor", "scheduler"}
-    newer = ("nsp", "input_format", "text_field", "documents")
-    fields = TokenizeSettings.model_fields
-    defaults = {name for name in newer if getattr(settings, name) == fields[name].default}
-    return settings.model_dump(mode="json", exclude=without_effect | defaults)
 
 
 # --- groups of files

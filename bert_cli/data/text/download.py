@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.manifest import OutputFolder, Stats, Step, open_output, read_manifest
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
@@ -47,9 +48,8 @@ class ConnectionLostError(Exception):
 
 def run(settings: DownloadSettings) -> None:
     """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
-    recorded = settings.model_dump(include={"language", "date", "mirror", "sample"})
     packages = [] if settings.sample else ["httpx2"]
-    with open_output(Step("download", settings.out, recorded, packages)) as output:
+    with open_output(Step("download", settings.out, recorded(settings), packages)) as output:
         if settings.sample:
             _copy_sample(settings, output)
         else:

@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
@@ -54,10 +55,7 @@ def run(settings: ExtractSettings) -> None:
     command = _command(settings)
     dump = Dump(path)
     # The folders of older versions record the former setting expand_templates, too.
-    recorded: JSONObject = {
-        "expand_templates": False,
-        "chunk_megabytes": settings.chunk_megabytes,
-    }
+    values: JSONObject = {"expand_templates": False, **recorded(settings)}
     rules: dict[str, str] = {}
     if settings.templates:
         if command:
@@ -65,13 +63,13 @@ def run(settings: ExtractSettings) -> None:
             problem = "has no effect on another extractor"
             raise ConfigError(where, problem, "leave it out")
         rules = read_rules(settings.templates)
-        recorded["templates"] = file_crc32c(settings.templates)
+        values["templates"] = file_crc32c(settings.templates)
     extractor = settings.with_program or "bert"
     run_shards(
         Step(
             "extract",
             settings.out,
-            settings=recorded | {"extractor": extractor},
+            settings=values | {"extractor": extractor},
             packages=["wikiextractor"] if extractor == "wikiextractor" else [],
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),

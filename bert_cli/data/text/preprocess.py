@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.config.data import PreprocessSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import Kind, marked_lines, recognise_lines
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
@@ -24,6 +25,7 @@ from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
@@ -94,20 +96,18 @@ def run(settings: PreprocessSettings) -> None:
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     parameters = "installed" if splitter == "punkt" else splitter
-    recorded = {"language": language, "splitter": splitter, "parameters": parameters}
+    values: JSONObject = {"language": language, "splitter": splitter, "parameters": parameters}
     is_new = not begun or "abbreviations" in begun  # earlier versions cut after an abbreviation
     if is_new and splitter != "lines" and code in LISTS["languages"]:
-        recorded["abbreviations"] = LISTS["version"]
-    listed = code if "abbreviations" in recorded else ""
+        values["abbreviations"] = LISTS["version"]
+    listed = code if "abbreviations" in values else ""
     if reading.line_breaks != "keep":
-        recorded |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
-    # Recorded only where they are not the default, so that folders of earlier versions can be continued.
-    later = {"input_format", "text_field", "documents", "deduplicate", "near_duplicates"}
+        values |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
     run_shards(
         Step(
             "preprocess",
             settings.out,
-            settings=recorded | settings.model_dump(include=later, exclude_defaults=True),
+            settings=values | recorded(settings),
             packages={"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}[splitter],
             counted="sentences",
             expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
 from bert_cli.data.io.files import (
     Part,
@@ -188,10 +189,9 @@ def run(settings: VocabSettings) -> None:
         raise ConfigError(f"extend ({settings.extend})", problem, "use the vocabulary as it is")
     base_pieces = base.pieces if base else ()
     normalization = _normalization(settings, base)
-    recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
-    recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
-    recorded |= normalization.changes() | ({"extends": base.sha256} if base else {})
-    with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
+    values = recorded(settings) | normalization.changes()
+    values |= {"extends": base.sha256} if base else {}
+    with open_output(Step("vocab", settings.out, values, ["tokenizers"])) as output:
         started = monotonic()
         target = len(base_pieces) + int(settings.size)
         reading = Reading(settings.input_format, settings.text_field)
