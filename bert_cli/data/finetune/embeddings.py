@@ -116,7 +116,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
 def _by_id(path: Path) -> dict[str, str]:
     """Return the texts of a .jsonl by `_id`; a `title` is put before its text. Raises DataError for an `_id` twice."""
     texts: dict[str, str] = {}
-    for where, row in tables.json_lines(tables.read_lines(path), str(path)):
+    for where, row in tables.json_rows(path):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
         name = tables.label_of(row, "_id", where)
         if name in texts:

@@ -199,7 +199,7 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
 def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> tables.Rows:
     """Yield the (location, columns) of each row of a TSV or JSON-lines file."""
     if path.suffix == ".json":
-        yield from tables.json_lines(tables.read_lines(path), str(path))
+        yield from tables.json_rows(path)
         return
     lines = tables.read_lines(path)
     headless = task.headless if is_labelled else ()
@@ -240,8 +240,8 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, the sorted labels of the training file."""
     path = folder / LABELS_FILE
     path = path if path.is_file() else _find_file(folder, task, "train")
-    rows = tables.json_lines(tables.read_lines(path), str(path))
-    return tables.sorted_labels(tables.label_of(row, task.label, where) for where, row in rows)
+    words = (tables.label_of(row, task.label, where) for where, row in tables.json_rows(path))
+    return tables.sorted_labels(words)
 
 
 def write_server_file(

@@ -20,7 +20,7 @@ from glob import glob
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
-from bert_cli.data.io.kinds import COMPRESSED, refuse_other_kinds
+from bert_cli.data.io.kinds import COMPRESSED, check_encoding, refuse_array, refuse_other_kinds
 from bert_cli.data.io.manifest import (
     MANIFEST,
     Shard,
@@ -35,7 +35,6 @@ from bert_cli.data.io.margins import (
     has_two_columns,
     margins_of,
 )
-from bert_cli.data.io.rows import check_encoding, refuse_array
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError, import_extra
 
@@ -49,9 +48,13 @@ DECODERS: dict[str, Callable[[], Any]] = {
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
 LONGEST_MARK = 16  # of a compression
-JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
-TABLES: dict[str, Format] = {".csv": "csv", ".tsv": "tsv"}
+TABLES: tuple[Format, ...] = ("csv", "tsv")
+NAMED: dict[str, Format] = {
+    **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".parquet": "parquet"},
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".jsonlines"), "json-lines"),
+}
+"""Suffix of a name -> format; a compression may follow."""
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
 WRAPPED_BYTES = 1 << 17  # unpacked bytes that decide whether its lines are wrapped
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
@@ -180,18 +183,26 @@ def compression_of(path: Path) -> str:
     return (match.lastgroup if match else None) or ""
 
 
-def recognise(path: Path, reading: Reading) -> Part | None:
-    """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
+def part_of(path: Path) -> Part:
+    """Return a file as plain text with its compression. Raises DataError where its name has another one."""
     size = path.stat().st_size
     compression = compression_of(path)
-    if not size:
-        return None
-    where = f"{path} (line 1)"
     expected = SUFFIXES.get(path.suffix.lower(), "")
-    if expected and not compression:
+    if size and expected and not compression:
         problem = f"has a name for {expected}, but its content is not {expected}"
-        raise DataError(where, problem, "download it again, or rename it")
-    part = Part(path, "plain", compression, size)
+        raise DataError(f"{path} (line 1)", problem, "download it again, or rename it")
+    return Part(path, "plain", compression, size)
+
+
+def format_by_name(path: Path) -> Format | None:
+    """Return the format that the suffix of a name stands for, before that of a compression."""
+    name = path.stem if path.suffix.lower() in SUFFIXES else path.name
+    return NAMED.get(Path(name).suffix.lower())
+
+
+def recognise(path: Path, reading: Reading) -> Part | None:
+    """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
+    part = part_of(path)
     with report_damage(part), open_part(part) as unpacked:
         head = unpacked.read(HEAD_BYTES)
     if not head:
@@ -204,7 +215,7 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
     if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
         raise DataError(
-            where,
+            f"{path} (line 1)",
             "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
             "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
         )
@@ -232,10 +243,10 @@ def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET) and b"\0" in head:  # prose has no zeros
         return "parquet"
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
-    name = path.stem if path.suffix.lower() in SUFFIXES else path.name
-    if (suffix := Path(name).suffix.lower()) in TABLES:
-        return TABLES[suffix]
-    if name.lower().endswith(JSON_SUFFIXES) or JSON_OBJECT.match(text):
+    named = format_by_name(path)
+    if named in TABLES:
+        return named
+    if named == "json-lines" or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]
     if any(map(OPEN.fullmatch, lines)):
@@ -356,6 +367,23 @@ def report_damage(part: Part) -> Iterator[None]:
         raise DataError(str(part.path), problem, "get the file again") from error
 
 
+def decode(data: bytes, source: Part | str, offset: int = 0) -> str:
+    """Return bytes as text. Raises DataError with the line for bytes that are not UTF-8.
+
+    They begin at byte `offset` of an unpacked file.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if isinstance(source, str):
+            line = 1 + data.count(b"\n", 0, error.start)
+        else:
+            line = line_number(source, offset + error.start)
+            source = str(source.path)
+        problem = f"byte 0x{data[error.start]:02X} is not UTF-8"
+        raise DataError(f"{source} (line {line})", problem, "save it as UTF-8") from error
+
+
 def line_number(part: Part, offset: int) -> int:
     """Return the number, from 1, of the line with byte `offset` of the unpacked file."""
     lines = 1
@@ -376,7 +404,7 @@ def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = Fals
     and plain files that are one document are not split; Parquet files are split between row groups.
     """
     is_document = part.format == "plain" and reading.documents == "files" and not anywhere
-    is_table = part.format in TABLES.values()  # its header names the columns
+    is_table = part.format in TABLES  # its header names the columns
     if part.compression or is_document or is_table or part.size < 2 * size:
         return [part]
     if part.format == "parquet":

@@ -37,6 +37,13 @@ NOT_TEXT |= {
     mark: (kind, "write its text as Parquet or CSV first") for mark, kind in TABLES.items()
 }
 NOT_TEXT |= {mark: (kind, "unpack it first") for mark, kind in ARCHIVES.items()}
+# Byte order marks, or without one the zero bytes of ASCII letters.
+WIDE = {
+    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+    "UTF-16": rb"\xff\xfe|\xfe\xff",
+    "UTF-16LE": rb"([^\0]\0){4}",
+    "UTF-16BE": rb"(\0[^\0]){4}",
+}
 XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
 
 
@@ -55,3 +62,17 @@ def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
     is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
     if kind and not (is_plain and is_printable):
         raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))
+
+
+def check_encoding(head: bytes, where: str) -> None:
+    """Raise DataError for text that begins with units of 16 or 32 bits."""
+    for name, start in WIDE.items():
+        if re.match(start, head):
+            remedy = f"convert it with iconv -f {name} -t UTF-8"
+            raise DataError(where, f"is {name}, not UTF-8", remedy)
+
+
+def refuse_array(text: str, where: str) -> None:
+    """Raise DataError if a file of JSON lines begins as a JSON array."""
+    if text.lstrip("\ufeff \t\r\n").startswith("["):
+        raise DataError(where, "is a JSON array", "write one object on each line (jq -c .[])")

@@ -20,6 +20,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import MULTIPLE
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
+from bert_cli.data.io.rows import check_text
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
@@ -90,11 +91,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(text, str):
         problem = f"has no text '{name}', only {tables.listed(list(row))}"
         raise DataError(where, problem, 'give {"good": "...", "bad": "..."}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"'{name}' has an unpaired surrogate ({error.object[error.start]!r})"
-        raise DataError(where, problem, "remove it") from error
+    check_text(text, where)
     return text
 
 

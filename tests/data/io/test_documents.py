@@ -344,18 +344,18 @@ def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):
 def test_an_error_in_json_has_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     for row, problem in (
-        (b'{"text": "cut', r": is not a JSON object with text in 'text' \(Invalid"),
-        (b'{"body": "elsewhere"}', r".*only 'body'\); .* --text-field"),
-        (b'["text"]', r".*no fields"),
-        (b'{"text": ["a", "list"]}', r".*it is a list"),
-        (b'{"text": "a \\ud800 b"}', r".*surrogates not allowed"),
+        (b'{"text": "cut', r": is not JSON \(Invalid"),
+        (b'{"body": "elsewhere"}', r".*only 'body'; .* --text-field"),
+        (b'["text"]', r": is not a JSON object"),
+        (b'{"text": ["a", "list"]}', r": 'text' is not a string; .* --text-field"),
+        (b'{"text": "a \\ud800 b"}', r": has an unpaired surrogate"),
         (b"[" * 100_000 + b"]" * 100_000, r".*recursion"),
-        (b'{"text": "Caf\xe9"}', r", byte \d+\): not UTF-8"),
+        (b'{"text": "Caf\xe9"}', r": byte 0xE9 is not UTF-8"),
     ):
         text = b'{"text": "One \\ud83d\\ude00."}\n\n' + row + b'\n{"text": "Two."}\n'
         path.write_bytes(gzip.compress(text))
         for reader in (marked_lines, text_blocks):
-            with pytest.raises(DataError, match=rf"rows.jsonl \(line 3\)?{problem}"):
+            with pytest.raises(DataError, match=rf"rows.jsonl \(line 3\){problem}"):
                 list(reader(files.recognise(path, READING), READING))
 
 
@@ -366,11 +366,11 @@ def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path)
     parts = files.split_part(files.recognise(tmp_path / "a.jsonl", READING), 1000, READING)
     wrong = next(p for p in parts if "broken" in p.path.read_text()[p.start : p.stop])
     assert wrong.start > 0
-    with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is not a JSON"):
+    with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is not JSON"):
         read([wrong])
     (tmp_path / "b").write_bytes(b"One.\nTwo.\nCaf\xe9.\n")
     for reader in (marked_lines, text_blocks):
-        with pytest.raises(DataError, match=r"b \(line 3, byte 13\): not UTF-8"):
+        with pytest.raises(DataError, match=r"b \(line 3\): byte 0xE9 is not UTF-8"):
             list(reader(files.recognise(tmp_path / "b", READING), READING))
 
 
@@ -378,8 +378,8 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
     strings = pyarrow.array([b"One.", b"Caf\xe9"], pyarrow.binary()).view(pyarrow.string())
     for texts, field, problem in (
         (["One."], "body", "a: has no column 'body', only 'text'"),
-        ([1, 2], "text", r"a \(row 1\): has no UTF-8 text in 'text' \(it is a int\)"),
-        (strings, "text", r"a \(row 2\): has no UTF-8 text"),
+        ([1, 2], "text", r"a \(row 1\): 'text' is not a string"),
+        (strings, "text", r"a \(row 2\): is not UTF-8"),
     ):
         write_parquet(tmp_path / "a", texts)
         with pytest.raises(DataError, match=problem):
@@ -388,7 +388,7 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
         tmp_path / "a", pyarrow.concat_arrays([strings[:1]] * 5 + [strings]), row_group_size=2
     )
     part = replace(files.recognise(tmp_path / "a", READING), start=2)
-    with pytest.raises(DataError, match=r"a \(row 7\): has no UTF-8 text"):
+    with pytest.raises(DataError, match=r"a \(row 7\): is not UTF-8"):
         read([part], READING)
 
 
