@@ -14,7 +14,8 @@ import numpy.typing as npt
 from bert_cli.config.data import PackSettings, packed_predictions
 from bert_cli.config.markers import recorded
 from bert_cli.data.examples.source import Packs
-from bert_cli.data.io.manifest import Shard, Stats, Step, refuse_inside
+from bert_cli.data.io.inputs import refuse_inside
+from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import permute
 from bert_cli.data.records.corpus import RecordFiles, number_of_copies, read_corpus

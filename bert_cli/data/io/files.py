@@ -1,4 +1,4 @@
-"""Input files of text: find them, recognise their format by their first bytes, open them, split them into parts.
+"""Files of text: recognise their format by their first bytes, open them, split them into parts.
 
 Large files are split between documents and small ones are bundled. A compressed file cannot be read from its
 middle and is one part.
@@ -12,22 +12,14 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from glob import glob
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Any, Literal, cast
 
 from bert_cli.data.io.kinds import COMPRESSED, check_encoding, refuse_array, refuse_other_kinds
-from bert_cli.data.io.manifest import (
-    MANIFEST,
-    Shard,
-    each_once,
-    finished_files,
-    refuse_inside,
-)
+from bert_cli.data.io.manifest import Shard
 from bert_cli.data.io.margins import (
     CUT,
     TWO_COLUMNS,
@@ -36,7 +28,7 @@ from bert_cli.data.io.margins import (
     margins_of,
 )
 from bert_cli.data.io.wrapping import wrapped_width
-from bert_cli.errors import ConfigError, DataError, import_extra
+from bert_cli.errors import DataError, import_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
@@ -64,7 +56,6 @@ PARQUET_EXPANSION = 1.75  # with snappy, its default; 2.5 with zstandard
 
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
-GLOB = re.compile(r"[*?\[]")
 
 
 class DamagedError(Exception):
@@ -100,77 +91,6 @@ class Part:
 
 
 Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
-
-
-# --- which files
-
-
-def find_files(source: Path) -> list[Path]:
-    """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
-
-    For the folder of a step, these are its outputs. Raises DataError when there are no files.
-    """
-    if source.exists() or not GLOB.search(str(source)):
-        return finished_files(source)
-    paths = map(Path, glob(str(source), recursive=True))
-    files = each_once(path for path in paths if path.is_file())
-    if not files:
-        raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
-    return files
-
-
-def find_root(source: Path) -> Path:
-    """Return the folder that the names of output files are relative to."""
-    if source.is_dir():
-        return source
-    parts = source.parts
-    first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
-    return source.parent if source.exists() else Path(*parts[:first])
-
-
-def refuse_output_inside(source: Path, out: Path) -> None:
-    """Raise DataError for an output folder in an input folder, whose files the next run would read as text."""
-    is_searched = source.is_dir() and not (source / MANIFEST).exists()
-    if is_searched or (not source.exists() and "**" in source.parts):
-        refuse_inside(out, find_root(source), "where the next run would read its files as text")
-
-
-def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]]:
-    """Return every file of the input that is not empty, and notes for the manifest.
-
-    Raises DataError for a file that cannot be read as text, and when all are empty.
-    """
-    files = {path: recognise(path, reading) for path in find_files(source)}
-    empty = [path for path, part in files.items() if part is None]
-    parts = [part for part in files.values() if part is not None]
-    if not parts:
-        more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
-        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
-    notes = []
-    if empty and not (source / MANIFEST).exists():
-        notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
-    formats = Counter(part.format for part in parts)
-    if len(formats) > 1:
-        counts = ", ".join(f"{formats[kind]} {kind}" for kind in get_args(Format) if formats[kind])
-        notes.append(f"{source}: holds files of several formats: {counts}")
-    return parts, notes
-
-
-def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
-    """Raise ConfigError for a setting in `names` that applies to none of these files."""
-    formats = {part.format for part in parts}
-    applies = {
-        "text_field": {"json-lines", "csv", "tsv", "parquet"},
-        "documents": {"plain"},
-        "line_breaks": {"plain", "json-lines", "csv", "tsv", "parquet"},
-    }
-    for name in sorted(applies.keys() & names):
-        if not applies[name] & formats:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}",
-                f"has no effect, the input is {', '.join(sorted(formats))}",
-                "leave it out, or give the format of the files as --input-format",
-            )
 
 
 # --- format of a file

@@ -26,7 +26,6 @@ from bert_cli.files import (
     InnerPath,
     JSONObject,
     file_crc32c,
-    in_order,
     read_json,
     write_json_atomically,
 )
@@ -267,29 +266,28 @@ class OutputFolder:
         note = f"{different} shards were made with other versions of the packages"
         return total + Stats(notes=(note,)) if different else total
 
-    def write_manifest(
-        self,
-        total: Stats,
-        seconds: float,
-        bytes_read: int,
-        shards: Mapping[str, Stats],
-        **more: JSON,
-    ) -> Manifest:
-        """Write the manifest of a complete folder. `seconds` and `bytes_read` count this run only."""
-        manifest: Manifest = {
-            "step": self.step.name,
-            "settings": self.settings,
-            "counts": total.counts(),
-            "seconds": round(seconds, 3),
-            "mb_per_second": round(bytes_read / 1e6 / max(seconds, 1e-9), 3),
-            "bytes_in_this_run": bytes_read,
-            **more,
-            "versions": self.versions,
-            "notes": list(total.notes),
-            "shards": [{"output": name, **stats.counts()} for name, stats in shards.items()],
-        }
-        write_json_atomically(self.out / MANIFEST, manifest)
-        return manifest
+
+def write_manifest(
+    path: Path, step: Step, total: Stats, seconds: float, bytes_read: int, **values: JSON
+) -> Manifest:
+    """Write the manifest of a complete step; `values` are further entries.
+
+    `seconds` and `bytes_read` count this run only.
+    """
+    manifest: Manifest = {
+        "step": step.name,
+        "settings": _without_secrets(step.settings),
+        "counts": total.counts(),
+        "seconds": round(seconds, 3),
+        "mb_per_second": round(bytes_read / 1e6 / max(seconds, 1e-9), 3),
+        **values,
+        "versions": package_versions(step.packages),
+        "notes": list(total.notes),
+    }
+    if "shards" in values:
+        manifest["shards"] = manifest.pop("shards")  # the longest entry comes last
+    write_json_atomically(path, manifest)
+    return manifest
 
 
 @contextmanager
@@ -362,48 +360,6 @@ def recorded_settings(out: Path, step: str) -> JSONObject | None:
 def _without_secrets(settings: Mapping[str, JSON]) -> JSONObject:
     cleaned: JSONObject = json.loads(redact(json.dumps(settings)))
     return cleaned
-
-
-def finished_files(folder: Path) -> list[Path]:
-    """Return the output files of a finished step in their order, or the files of any other folder.
-
-    Raises DataError when the folder is missing, is empty, or holds the output of an unfinished step.
-    """
-    where = f"input ({folder})"
-    if folder.is_file():
-        return [folder]
-    if (folder / MANIFEST).exists():
-        files = [folder / shard["output"] for shard in read_manifest(folder).get("shards", [])]
-    elif (folder / DONE).exists():
-        problem = "the step that writes it has not finished"
-        raise DataError(where, problem, "run that step again; it continues")
-    else:
-        files = visible_files(folder)
-    if not files:
-        problem = "holds no files" if folder.exists() else "does not exist"
-        raise DataError(where, problem, "give a text, or the output folder of the previous step")
-    return files
-
-
-def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the files below a folder, each once; hidden files and folders, at any depth, belong to programs."""
-    paths = ((path, path.relative_to(folder).parts) for path in folder.rglob(pattern))
-    return each_once(p for p, parts in paths if p.is_file() and not any(n[0] == "." for n in parts))
-
-
-def each_once(paths: Iterable[Path]) -> list[Path]:
-    """Return paths in order, a file with several links once: by its own name if that is among them."""
-    paths = sorted(in_order(paths), key=Path.is_symlink)
-    return in_order({path.resolve(): path for path in reversed(paths)}.values())
-
-
-def refuse_inside(out: Path, folder: Path, problem: str) -> None:
-    """Raise DataError for an output folder that is, or is in, an input folder; one with a hidden name is not read."""
-    inner = out.resolve()
-    root = folder.resolve()
-    if inner.is_relative_to(root) and not any(n[0] == "." for n in inner.relative_to(root).parts):
-        where = f"out ({out})"
-        raise DataError(where, f"is inside {folder}, {problem}", "choose another folder")
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -94,8 +94,16 @@ def run_shards(
             record = manifest.read_manifest(output.out)
         else:
             made = {name: marker.stats for name, marker in output.markers.items() if marker}
-            used = workers.processes if workers.scheduler is None else None
-            record = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=used)
+            record = manifest.write_manifest(
+                output.out / manifest.MANIFEST,
+                step,
+                counts,
+                seconds,
+                fresh.bytes_in,
+                bytes_in_this_run=fresh.bytes_in,
+                processes=workers.processes if workers.scheduler is None else None,
+                shards=[{"output": name, **stats.counts()} for name, stats in made.items()],
+            )
     for note in record["notes"][:NOTES_SHOWN]:
         print_line(f"{step.name}: {note}")
     if (more := len(record["notes"]) - NOTES_SHOWN) > 0:

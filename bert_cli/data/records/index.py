@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.files import compression_of
+from bert_cli.data.io.inputs import visible_files
 from bert_cli.data.io.manifest import (
     Stats,
+    Step,
     checksums,
     known_checksums,
-    package_versions,
-    visible_files,
+    write_manifest,
 )
 from bert_cli.data.io.runner import run_in_threads, summary
 from bert_cli.data.records.corpus import (
@@ -99,19 +101,9 @@ def run(settings: IndexSettings) -> None:
         bytes_out=8 * corpus["records"] + _bytes([path.with_suffix(".index") for path in paths]),
     )
     indexed = {path.relative_to(folder).as_posix() for path in stale}
-    write_json_atomically(
-        folder / INDEX_MANIFEST,
-        {
-            "step": "index",
-            "settings": {"vocab": settings.vocab},
-            "counts": stats.counts(),
-            "seconds": round(seconds, 3),
-            "mb_per_second": round(read / 1e6 / max(seconds, 1e-9), 3),
-            "versions": package_versions(["numpy", "google-crc32c"]),
-            "notes": [],
-            "shards": [file | {"indexed": file["name"] in indexed} for file in corpus["files"]],
-        },
-    )
+    step = Step("index", folder, recorded(settings), ["numpy", "google-crc32c"])
+    shards = [file | {"indexed": file["name"] in indexed} for file in corpus["files"]]
+    write_manifest(folder / INDEX_MANIFEST, step, stats, seconds, read, shards=shards)
     fresh = len(paths) - len(stale)
     print_line(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from bert_cli.config.data import Masking
 from bert_cli.data.random import Ints, Keys, bits
 from bert_cli.data.tokens.tokenizer import SpecialIds
-from bert_cli.parse.load import changed
 
 Flags = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -43,7 +42,7 @@ class MaskRecipe:
         """Return the recipe with another fraction of masked tokens, unless that is None."""
         if probability is None:
             return self
-        return replace(self, masking=changed(self.masking, probability=probability))
+        return replace(self, masking=self.masking.model_copy(update={"probability": probability}))
 
 
 class _Words(NamedTuple):

@@ -7,12 +7,12 @@ randomness follows from the seed, the group's name and the numbers of copy and p
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,11 @@ from bert_cli.data.io.files import (
     Part,
     Reading,
     bundle,
-    recognise_all,
-    refuse_output_inside,
-    refuse_without_effect,
     shard_of,
     split_part,
     text_bytes,
 )
+from bert_cli.data.io.inputs import TextInput, open_text
 from bert_cli.data.io.manifest import MANIFEST, Stats, Step, read_manifest
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import Keys, row_keys
@@ -61,6 +59,7 @@ from bert_cli.data.tokens.tokenizer import (
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line
+from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
 HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
@@ -80,91 +79,103 @@ MUCH_TRUNCATED = 0.4
 """Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 24 % are at 64 positions."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """The values that a worker needs to make the records of a group."""
 
-    settings: TokenizeSettings
-    vocab: Path
-    vocab_sha256: str
-    normalization: Normalization
-
-    @property
-    def masks(self) -> Masking | None:
-        """Masking of static records; None for dynamic records, which are masked when they are read."""
-        if self.settings.masking == "dynamic":
-            return None
-        unit: Literal["word", "token"] = "word" if self.settings.whole_word_masking else "token"
-        return Masking(unit=unit, probability=self.settings.masked_lm_prob)
-
-    @property
-    def copies(self) -> int:
-        """Passes over the text."""
-        return self.settings.duplication_factor if self.masks else 1
+    vocabulary: tuple[Path, str, Normalization]
+    """Its path, its hash and the normalization of the text."""
+    reading: Reading
+    sequence_length: int
+    mask_tokens: int
+    masking: Masking | None
+    """Masking of static records; None for dynamic records, which are masked when they are read."""
+    copies: int
+    """Passes over the text."""
+    has_pairs: bool
+    short_seq_prob: float
+    seed: int
 
     @property
     def longest(self) -> int:
         """Tokens of an example without [CLS] and [SEP]."""
-        return self.settings.sequence_length - (3 if self.settings.nsp else 2)
-
-    @property
-    def reading(self) -> Reading:
-        """Settings for reading the text."""
-        settings = self.settings
-        return Reading(settings.input_format, settings.text_field, settings.documents)
+        return self.sequence_length - (3 if self.has_pairs else 2)
 
 
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
+    source = settings.input
+    out = settings.out
     vocabulary = vocabulary_of(settings)
-    path = vocabulary.path.absolute()
-    normalization = vocabulary.normalization
-    recipe = Recipe(settings, path, vocabulary.sha256, normalization)
+    masking = None
+    if settings.masking == "static":
+        unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
+        masking = Masking(unit=unit, probability=settings.masked_lm_prob)
+    recipe = Recipe(
+        vocabulary=(vocabulary.path.absolute(), vocabulary.sha256, vocabulary.normalization),
+        reading=Reading(settings.input_format, settings.text_field, settings.documents),
+        sequence_length=settings.sequence_length,
+        mask_tokens=settings.mask_tokens,
+        masking=masking,
+        copies=settings.duplication_factor if masking else 1,
+        has_pairs=settings.nsp,
+        short_seq_prob=settings.short_seq_prob,
+        seed=settings.random_seed,
+    )
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
-    refuse_output_inside(settings.input, settings.out)
-    groups, notes = plan_groups(settings.input, group_files, recipe.reading, pairs=settings.nsp)
-    parts = [part for _, group in groups for part in group]
-    refuse_without_effect(parts, settings.model_fields_set)
-    documents = sum(_counted_documents(settings.input, parts, recipe.reading).values())
-    text = sum(map(text_bytes, parts))
-    vocab_size = len(vocabulary.pieces)
+    text = open_text(source, out, recipe.reading, settings.model_fields_set)
+    groups, notes = plan_groups(text, group_files, pairs=settings.nsp)
+    documents = sum(_counted_documents(text, text.parts).values())
     values = recorded(settings) | {"duplication_factor": recipe.copies}
-    values |= {"vocab_sha256": vocabulary.sha256, **normalization.changes()}
+    values |= {"vocab_sha256": vocabulary.sha256, **vocabulary.normalization.changes()}
+    size = sum(map(text_bytes, text.parts))
     manifest = run_shards(
         Step(
             "tokenize",
-            settings.out,
+            out,
             settings=values,
             packages=("numpy", "tokenizers", "google-crc32c"),
             counted="records",
-            expected_bytes=bytes_written(text, documents, recipe, vocab_size),
+            expected_bytes=bytes_written(size, documents, recipe, len(vocabulary.pieces)),
         ),
         [shard_of(output, group) for output, group in groups],
         partial(convert, recipe=recipe),
         Workers(settings.processes, settings.scheduler),
         notes=notes,
     )
-    vocabulary.save(settings.out)
-    masks = recipe.masks
+    vocabulary.save(out)
     description = describe(
         vocabulary,
         format=settings.masking,
-        sequence_length=settings.sequence_length,
-        mask_tokens=settings.mask_tokens,
-        next_sentence=settings.nsp,
-        masked_lm_prob=masks.probability if masks else None,
-        whole_word_masking=masks.unit == "word" if masks else None,
+        sequence_length=recipe.sequence_length,
+        mask_tokens=recipe.mask_tokens,
+        next_sentence=recipe.has_pairs,
+        masked_lm_prob=masking.probability if masking else None,
+        whole_word_masking=masking.unit == "word" if masking else None,
     )
-    write_corpus(settings.out, description)
-    counts = manifest["counts"]
+    write_corpus(out, description)
+    warn_of_truncation(manifest["counts"], recipe.sequence_length, source)
+
+
+def warn_of_truncation(counts: Mapping[str, int], length: int, source: Path) -> None:
+    """Print a line if many tokens did not fit into the pairs, and why."""
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
-    if truncated > MUCH_TRUNCATED:
-        print_line(
-            f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{settings.sequence_length} positions and are lost: a pair has "
-            f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because {_cause(settings.input)}; "
-            "or give --no-nsp, which uses every token"
+    if truncated <= MUCH_TRUNCATED:
+        return
+    split = read_manifest(source).get("settings", {}) if (source / MANIFEST).exists() else {}
+    splitter = split.get("splitter", "lines")
+    if splitter == "lines":
+        cause = "lines are long; if they have several sentences, split them with `bert preprocess`"
+    else:
+        flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
+        cause = (
+            f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
+            f"another folder with {flag}the --language of the text"
         )
+    print_line(
+        f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and are "
+        f"lost: a pair has {counts['tokens'] / counts['records']:.0f} tokens before truncation, because {cause}; or "
+        "give --no-nsp, which uses every token"
+    )
 
 
 def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
@@ -177,25 +188,13 @@ def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
     return vocabulary
 
 
-def _cause(folder: Path) -> str:
-    """Return why sentences are long, and what to do, from the manifest of the input where it has one."""
-    split = read_manifest(folder).get("settings", {}) if (folder / MANIFEST).exists() else {}
-    if (splitter := split.get("splitter", "lines")) == "lines":
-        return "lines are long; if they have several sentences, split them with `bert preprocess`"
-    splitter_flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
-    return (
-        f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
-        f"another folder with {splitter_flag}the --language of the text"
-    )
-
-
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
     """Estimate the bytes of the records and indexes of `text` bytes; each of `documents` adds a record."""
-    settings = recipe.settings
-    records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[settings.nsp]
-    size: float = STATIC_BYTES + 4 * settings.sequence_length + 7 * settings.mask_tokens
-    if settings.masking == "dynamic":
-        size = DYNAMIC_BYTES + FILLED * settings.sequence_length * token_bytes(vocab_size)
+    length = recipe.sequence_length
+    records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[recipe.has_pairs]
+    size: float = STATIC_BYTES + 4 * length + 7 * recipe.mask_tokens
+    if recipe.masking is None:
+        size = DYNAMIC_BYTES + FILLED * length * token_bytes(vocab_size)
     return round((records + documents) * recipe.copies * size)
 
 
@@ -203,7 +202,7 @@ def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) 
 
 
 def plan_groups(
-    folder: Path, group_files: int | None, reading: Reading, *, pairs: bool = True
+    text: TextInput, group_files: int | None, *, pairs: bool = True
 ) -> tuple[Outputs, list[str]]:
     """Return the record files with the input files of each, in order, and notes for the user.
 
@@ -211,40 +210,38 @@ def plan_groups(
     of a dump often has a single article, which cannot make pairs: where the manifest of the input says so, it joins the
     group before it. Raises DataError for any other group of one document, before hours of work.
     """
-    files, notes = recognise_all(folder, reading)
+    reading = text.reading
     split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
-    parts = [piece for part in files for piece in split(part)]
+    parts = [piece for part in text.parts for piece in split(part)]
     if group_files is None and reading.documents == "files":
         groups = bundle(parts, BUNDLE_BYTES)
     else:
         step = group_files or 1
         groups = [parts[first : first + step] for first in range(0, len(parts), step)]
     last = groups[-1]
-    joins = False
-    if pairs:
-        counted = _counted_documents(folder, parts, reading)
-        joins = len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
-        if joins:
-            groups[-2:] = [groups[-2] + last]
-        for group in groups:
-            is_known = all(
-                not part.start and part.stop is None and part.path in counted for part in group
-            )
-            if is_known:
-                _check_documents(sum(counted[part.path] for part in group), group)
+    counted = _counted_documents(text, parts)
+    joins = pairs and len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
+    if joins:
+        groups[-2:] = [groups[-2] + last]
+    for group in groups if pairs else ():
+        is_complete = all(not part.start and part.stop is None for part in group)
+        if is_complete and all(part.path in counted for part in group):
+            _check_documents(sum(counted[part.path] for part in group), group)
     digits = max(3, len(str(len(groups) - 1)))  # so that the names sort in the order of the groups
     outputs = [(Path(f"wiki_{n:0{digits}d}.tfrecord"), group) for n, group in enumerate(groups)]
-    if joins:
-        notes.append(
-            f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
-            f"joined to the group before it, {outputs[-1][0]}"
-        )
-    return outputs, notes
+    if not joins:
+        return outputs, text.notes
+    note = (
+        f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
+        f"joined to the group before it, {outputs[-1][0]}"
+    )
+    return outputs, [*text.notes, note]
 
 
-def _counted_documents(folder: Path, parts: Sequence[Part], reading: Reading) -> dict[Path, int]:
+def _counted_documents(text: TextInput, parts: Sequence[Part]) -> dict[Path, int]:
     """Return the number of documents of each file, where the manifest or the settings say it."""
-    if reading.documents == "files":
+    folder = text.source
+    if text.reading.documents == "files":
         return {part.path: 1 for part in parts if part.format == "plain"}
     if not (folder / MANIFEST).exists():
         return {}
@@ -252,11 +249,11 @@ def _counted_documents(folder: Path, parts: Sequence[Part], reading: Reading) ->
     return {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
 
 
-def _check_documents(count: int, parts: Sequence[Part]) -> None:
+def _check_documents(number: int, parts: Sequence[Part]) -> None:
     """Raise DataError for a group of fewer than two documents, which cannot make pairs."""
-    if count < 2:
+    if number < 2:
         raise DataError(
-            f"{_span(parts)} ({count} document{'' if count == 1 else 's'} in the group)",
+            f"{_span(parts)} ({count(number, 'document')} in the group)",
             "a random next sentence must come from another document",
             "raise --group-files, separate documents by blank lines, or give --no-nsp",
         )
@@ -338,18 +335,17 @@ def convert(
 ) -> Stats:
     """Write the records of one group and their index."""
     documents = sentences = tokens = truncated = 0
-    pairs_needed = recipe.settings.nsp
     # Garbage collection would take 18 % of the time to search millions of strings for cycles.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.normalization)
+        encoder, vocabulary = _encoder(*recipe.vocabulary)
         limit = HELD_BYTES * len(parts)
-        least = 2 if pairs_needed else 1
+        least = 2 if recipe.has_pairs else 1
         groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
         with RecordWriter(output) as writer:
             for number, group in enumerate(groups):
-                if pairs_needed:
+                if recipe.has_pairs:
                     _check_documents(len(group.documents) - 1, parts)
                 name = f"{output.stem} {number}" if number else output.stem
                 pairs, keys, drawn = _pair_group(group, recipe, name)
@@ -378,11 +374,10 @@ def _encoder(
 
 def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:
     """Return the truncated pairs of all copies in shuffled order, their keys, and their tokens before truncation."""
-    settings = recipe.settings
-    seed = recipe.settings.random_seed
+    seed = recipe.seed
     sentences = group.sentences.tolist()
     documents = group.documents.tolist()
-    make_pairs = pair_sentences if settings.nsp else fill_sentences
+    make_pairs = pair_sentences if recipe.has_pairs else fill_sentences
     copies = []
     keys = []
     tokens = 0
@@ -390,8 +385,8 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
         pairs = make_pairs(
             sentences,
             documents,
-            sequence_length=settings.sequence_length,
-            short_seq_prob=settings.short_seq_prob,
+            sequence_length=recipe.sequence_length,
+            short_seq_prob=recipe.short_seq_prob,
             random=Random(f"{seed} {name} {copy}"),
         )
         keys.append(row_keys(np.arange(len(pairs.is_random)), seed, name, copy))
@@ -407,14 +402,13 @@ def _blocks(
     group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
-    length = recipe.settings.sequence_length
+    length = recipe.sequence_length
     special = vocabulary.special
     size = len(vocabulary.pieces)
     masks = None
-    if masking := recipe.masks:
-        predictions = recipe.settings.mask_tokens
+    if recipe.masking:
         continuations = vocabulary.is_continuation
-        masks = MaskRecipe(special, size, masking, predictions, continuations)
+        masks = MaskRecipe(special, size, recipe.masking, recipe.mask_tokens, continuations)
     step = max(1, BLOCK_POSITIONS // length)
     for first in range(0, len(keys), step):
         rows = slice(first, first + step)

@@ -19,7 +19,15 @@ from urllib.parse import urlsplit
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
 from bert_cli.config.markers import recorded
-from bert_cli.data.io.manifest import OutputFolder, Stats, Step, open_output, read_manifest
+from bert_cli.data.io.manifest import (
+    MANIFEST,
+    OutputFolder,
+    Stats,
+    Step,
+    open_output,
+    read_manifest,
+    write_manifest,
+)
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
 from bert_cli.files import name_path, write_atomically
@@ -281,8 +289,16 @@ def _write_manifest(
     seconds = time.monotonic() - started
     size = _size(target)
     stats = Stats(bytes_in=size, bytes_out=size)
-    output.write_manifest(
-        stats, seconds, received, {target.name: stats}, url=redact(url), sha1=sha1
+    write_manifest(
+        output.out / MANIFEST,
+        output.step,
+        stats,
+        seconds,
+        received,
+        bytes_in_this_run=received,
+        url=redact(url),
+        sha1=sha1,
+        shards=[{"output": target.name, **stats.counts()}],
     )
     print_line(f"download: {target}, SHA-1 {sha1}")
     print_line(summary("download", stats, seconds, received))

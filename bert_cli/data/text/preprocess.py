@@ -18,7 +18,8 @@ from typing import Any
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.markers import recorded
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import Kind, marked_lines, recognise_lines
+from bert_cli.data.io.documents import Kind, marked_lines
+from bert_cli.data.io.inputs import find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.io.margins import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.io.runner import Workers, run_shards
@@ -65,23 +66,19 @@ BREAKS = {
 
 def run(settings: PreprocessSettings) -> None:
     """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
-    files.refuse_output_inside(settings.input, settings.out)
     begun = recorded_settings(settings.out, "preprocess") or {}
     breaks: str = settings.line_breaks
     if begun and breaks == "auto":
         breaks = begun.get("line_breaks", "keep")  # earlier versions joined no lines
     reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
-    parts, notes = files.recognise_all(settings.input, reading)
-    files.refuse_without_effect(parts, settings.model_fields_set)
-    parts = recognise_lines(parts, reading)
-    if all(part.margins is None for part in parts):
-        reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
+    text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    source, parts, reading, notes = text
     keep = "--line-breaks keep splits at each line"
     report_joined_lines("preprocess", parts, reading, keep)
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
-    outputs = plan_outputs(settings.input, parts, reading)
+    outputs = plan_outputs(source, parts, reading)
     splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
     code = language_code(language).partition("-")[0]
     if splitter == "punkt":
@@ -202,7 +199,7 @@ def plan_outputs(
     """
     ranges = [piece for part in parts for piece in files.split_part(part, SHARD_BYTES, reading)]
     if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
-        root = files.find_root(source)
+        root = find_root(source)
         return [(Path(f"{part.path.relative_to(root)}.txt"), [part]) for part in parts]
     bundles = files.bundle(ranges, SHARD_BYTES)
     return [(Path(f"text_{number:05}.txt"), parts) for number, parts in enumerate(bundles)]

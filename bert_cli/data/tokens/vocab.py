@@ -20,14 +20,9 @@ import numpy as np
 from bert_cli.config.data import VocabSettings
 from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
-from bert_cli.data.io.files import (
-    Part,
-    Reading,
-    recognise_all,
-    refuse_output_inside,
-    refuse_without_effect,
-)
-from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output
+from bert_cli.data.io.files import Part, Reading
+from bert_cli.data.io.inputs import open_text
+from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output, write_manifest
 from bert_cli.data.io.runner import Progress, summary
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import BYTE_LEVEL, TOKENIZER_FILE, WORDPIECE
@@ -46,7 +41,7 @@ from bert_cli.data.tokens.tokenizer import (
     write_vocabulary,
 )
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, read_json, verify_checkpoint, write_json_atomically
+from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
@@ -182,7 +177,6 @@ def run(settings: VocabSettings) -> None:
 
     Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
-    refuse_output_inside(settings.input, settings.out)
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
     if base is not None and base.notation is BYTE_LEVEL:
         problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
@@ -191,12 +185,12 @@ def run(settings: VocabSettings) -> None:
     normalization = _normalization(settings, base)
     values = recorded(settings) | normalization.changes()
     values |= {"extends": base.sha256} if base else {}
+    target = len(base_pieces) + int(settings.size)
+    reading = Reading(settings.input_format, settings.text_field)
+    text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    parts = text.parts
     with open_output(Step("vocab", settings.out, values, ["tokenizers"])) as output:
         started = monotonic()
-        target = len(base_pieces) + int(settings.size)
-        reading = Reading(settings.input_format, settings.text_field)
-        parts, notes = recognise_all(settings.input, reading)
-        refuse_without_effect(parts, settings.model_fields_set)
         shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
         if output.is_complete(shard) and (settings.out / MANIFEST).exists():
             print_line(
@@ -220,19 +214,9 @@ def run(settings: VocabSettings) -> None:
         extra = {"pieces": len(pieces)}
         stats = Stats(sentences=sentences, bytes_in=size, bytes_out=len(data), extra=extra)
         output.commit(shard, stats)
-        write_json_atomically(
-            settings.out / MANIFEST,
-            {
-                "step": "vocab",
-                "settings": output.settings,
-                "counts": stats.counts(),
-                "seconds": round(seconds, 3),
-                "mb_per_second": round(size / 1e6 / seconds, 3),
-                "versions": output.versions,
-                "notes": notes,
-            },
-        )
-    for note in notes:
+        total = stats + Stats(notes=tuple(text.notes))
+        write_manifest(settings.out / MANIFEST, output.step, total, seconds, size)
+    for note in text.notes:
         print_line(f"vocab: {note}")
     new = len(pieces) - len(base_pieces)
     if len(pieces) < target:

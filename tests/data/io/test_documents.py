@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.bert import ROOT
 
-from bert_cli.data.io import documents, files
+from bert_cli.data.io import documents, files, inputs
 from bert_cli.data.io.documents import marked_lines, text_blocks
 from bert_cli.errors import ConfigError, DataError
 
@@ -268,42 +269,41 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
         ("**/*.txt", "a.txt b.txt deep/c.txt"),
         ("odd[1].md", "odd[1].md"),
     ):
-        assert files.find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
+        assert inputs.find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
     (tmp_path / "a_link.txt").symlink_to("b.txt")  # before the file in the order of names
     (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
     for hidden in (".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"):
         (tmp_path / hidden).parent.mkdir(exist_ok=True)
         (tmp_path / hidden).write_text("Stale.")
     names = ["a.txt", "b.txt", "d.md", "deep/c.txt", "odd[1].md"]
-    assert files.find_files(tmp_path) == [tmp_path / name for name in names]
-    assert files.find_files(tmp_path / "*.txt") == [tmp_path / "a.txt", tmp_path / "b.txt"]
+    assert inputs.find_files(tmp_path) == [tmp_path / name for name in names]
+    assert inputs.find_files(tmp_path / "*.txt") == [tmp_path / "a.txt", tmp_path / "b.txt"]
     (tmp_path / "links").mkdir()
     for name in ("1", "2"):
         (tmp_path / "links" / name).symlink_to(tmp_path / "a.txt")
-    assert files.find_files(tmp_path / "links") == [tmp_path / "links" / "1"]
+    assert inputs.find_files(tmp_path / "links") == [tmp_path / "links" / "1"]
     for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
         with pytest.raises(DataError, match=problem):
-            files.find_files(tmp_path / name)
+            inputs.find_files(tmp_path / name)
 
 
 def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):
     (tmp_path / "a").touch()
     (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match=r"input \(.*\): .*/a and 1 more files are empty; give"):
-        files.recognise_all(tmp_path, READING)
+        inputs.recognise_all(tmp_path, READING)
     (tmp_path / "c").write_text("Text.")
-    parts, _ = files.recognise_all(tmp_path, READING)
-    files.refuse_without_effect(parts, {"documents", "input"})
+    opened = partial(inputs.open_text, tmp_path, tmp_path / ".out", READING)
+    assert len(opened({"documents", "input"}).parts) == 1
     with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
-        files.refuse_without_effect(parts, {"text_field"})
+        opened({"text_field"})
     (tmp_path / "d").write_text('{"text": "Text."}')
-    parts, notes = files.recognise_all(tmp_path, READING)
+    _, parts, _, notes = opened({"documents", "text_field"})
     assert [part.path.name for part in parts] == ["c", "d"]
     assert notes == [
         f"{tmp_path / 'a'}: is empty and left out; empty files: 2",
         f"{tmp_path}: holds files of several formats: 1 plain, 1 json-lines",
     ]
-    files.refuse_without_effect(parts, {"documents", "text_field"})
 
 
 def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):

@@ -14,7 +14,7 @@ from support.processes import alive, wait_for
 
 from bert_cli import cli
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.io.files import find_files
+from bert_cli.data.io.inputs import find_files
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import extract, wikipedia
 from bert_cli.data.text.download import sample_dump
