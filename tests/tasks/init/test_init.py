@@ -285,8 +285,12 @@ def test_mistakes_are_refused(home, monkeypatch, capsys):
         ("few.txt x", 3, "has 2 documents of 7 words; give at least 1,000 words in 2 documents"),
         ("empty.txt x", 3, "empty"),
         ("records x", 3, "holds records, not text"),
-        ("text.jsonl x --from ./absent", 4, "no such folder"),
-        ("text.jsonl x --from other", 4, "other/config.json (model_type gpt2): is not a BERT"),
+        ("text.jsonl x --text-field body --from ./absent", 4, "no such folder"),
+        (
+            "text.jsonl x --text-field body --from other",
+            4,
+            "other/config.json (model_type gpt2): is not a BERT",
+        ),
         ("text.jsonl x --hours 0", 2, "hours"),
     ):
         assert main(["init", *words.split()]) == code, words
