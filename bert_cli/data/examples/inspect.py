@@ -28,6 +28,7 @@ from bert_cli.data.examples.source import Records
 from bert_cli.data.random import record_at
 from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
+from bert_cli.data.records.masking import continuations, unmasked
 from bert_cli.data.records.tfrecord import Ints
 from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
 from bert_cli.errors import ConfigError
@@ -148,14 +149,6 @@ def run(settings: InspectSettings) -> None:
 # --- statistics
 
 
-def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
-    """Return the tokens [B, S] before masking."""
-    tokens_BS = np.array(batch["input_ids"], np.int32)
-    row, column = np.nonzero(batch["masked_lm_weights"] > 0)
-    tokens_BS[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
-    return tokens_BS
-
-
 def labels_of(batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Return next-sentence labels [B, C], and a mask of the labels that count."""
     labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
@@ -183,10 +176,7 @@ class SampleStatistics:
         is_token_BS = batch["input_mask"] > 0
         is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
         is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
-        # A continuation whose first piece was truncated begins a word, as it does for masks.
-        continues_BS = is_text_BS & self._is_continuation_V[tokens_BS]
-        continues_BS[:, 0] = False
-        continues_BS[:, 1:] &= is_text_BS[:, :-1]
+        continues_BS = continuations(tokens_BS, is_text_BS, self._is_continuation_V)
         is_punctuation_BS = is_text_BS & ~continues_BS & self._is_punctuation_V[tokens_BS]
         is_piece_BS = is_text_BS & ~is_unknown_BS & ~is_punctuation_BS
         is_predicted_BP = batch["masked_lm_weights"] > 0

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from bert_cli.data.examples.reader import Batching, Stream
 from bert_cli.data.random import record_at
 from bert_cli.data.records.formats import Batch
+from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
@@ -299,42 +300,28 @@ def encode_texts(
         piece = slice(begin, begin + ENCODED_AT_ONCE)
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
+        sizes = [np.fromiter(map(len, side), np.int64) for side in (left, right)]
+        room = max_seq_length - np.where(sizes[1] > 0, 3, 2)
+        kept = truncated_lengths(*sizes, room)
+        cut += np.count_nonzero(sum(kept) < sum(sizes))
         tokens: list[int] = []
-        segments = bytearray()
-        lengths: list[int] = []
-        for a, b in zip(left, right, strict=True):
-            length_a, length_b = cut_longer(len(a), len(b), max_seq_length - (3 if b else 2))
-            cut += length_a + length_b < len(a) + len(b)
-            before = len(tokens)
+        for a, b, length_a, length_b in zip(
+            left, right, *map(np.ndarray.tolist, kept), strict=True
+        ):
             tokens += [special.cls, *a[:length_a], special.sep]
-            segments += bytes(length_a + 2)
-            if b:
-                tokens += [*b[:length_b], special.sep]
-                segments += b"\1" * (length_b + 1)
-            lengths.append(len(tokens) - before)
+            tokens += [*b[:length_b], special.sep] if b else []
+        # Tokens of each text with its special ones.
+        spans = np.stack([kept[0] + 2, np.where(sizes[1] > 0, kept[1] + 1, 0)], axis=1)
+        segments = np.repeat(np.tile(np.array([0, 1], np.int8), len(spans)), spans.ravel())
         # Python's integers would take twelve times the memory.
-        kinds = np.frombuffer(segments, np.int8)
-        parts.append((np.array(tokens, np.int32), kinds, np.array(lengths, np.int64)))
+        parts.append((np.array(tokens, np.int32), segments, spans.sum(axis=1)))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Features(columns[0], columns[1], columns[2].cumsum(), labels), cut
+    return Features(columns[0], columns[1], columns[2].cumsum(), labels), int(cut)
 
 
 def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
     encodings = tokenizer.library.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
-
-
-def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two texts after the longer text has lost its last piece until both fit.
-
-    At equal lengths the second text loses a piece.
-    """
-    over = max(0, first + second - room)
-    # First the longer text is truncated to the shorter length; then both are truncated alternately.
-    alone = min(over, abs(first - second))
-    first, second = (first - alone, second) if first > second else (first, second - alone)
-    rest = over - alone
-    return first - rest // 2, second - (rest - rest // 2)
 
 
 def cached(

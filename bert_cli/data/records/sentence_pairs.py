@@ -125,14 +125,19 @@ def fill_sentences(
     return _as_pairs(rows)
 
 
+def truncated_lengths(first: Ints, second: Ints, longest: Ints | int) -> tuple[Ints, Ints]:
+    """Return the lengths [n] of pairs whose longer text, the second if equal, loses tokens until both fit."""
+    # A text shrinks to the length of the other one, then both in turn.
+    least = np.minimum(first, (longest + 1) // 2)
+    new_first = np.clip(longest - second, least, first)
+    return new_first, np.minimum(second, longest - new_first)
+
+
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     """Truncate every pair to `longest` tokens, one by one from the longer segment (B if equal), at a random end."""
     first = pairs.first_length
     second = pairs.second_length
-    # A segment shrinks to the length of the other one, then both in turn, B first.
-    shrunk = np.clip(longest - second, (longest + 1) // 2, first)
-    new_first = np.minimum(first, np.where(first + second <= longest, first, shrunk))
-    new_second = np.minimum(second, longest - new_first)
+    new_first, new_second = truncated_lengths(first, second, longest)
     return Pairs(
         pairs.first_start + _count_heads(first - new_first, keys, 0),
         new_first,

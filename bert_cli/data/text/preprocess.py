@@ -7,8 +7,6 @@ stop of Japanese.
 """
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -37,9 +35,11 @@ SAMPLED_BYTES = 1 << 18
 """Read before the work to estimate the documents per file."""
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
+CURES = {
+    TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
+    CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
+}
 
-DATA = "punkt_tab"  # NLTK's name of Punkt's data
-DOWNLOAD_SECONDS = 30.0
 # NLTK's name of each language in its Punkt data, and its ISO 639 code, which sentencex takes.
 LANGUAGES = {
     "czech": "cs", "danish": "da", "dutch": "nl", "english": "en", "estonian": "et",
@@ -73,8 +73,7 @@ def run(settings: PreprocessSettings) -> None:
     reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
     text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     source, parts, reading, notes = text
-    keep = "--line-breaks keep splits at each line"
-    report_joined_lines("preprocess", parts, reading, keep)
+    report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
@@ -149,11 +148,7 @@ def report_joined_lines(
     A warning for each kind of lines that cannot be joined names the first of their files.
     """
     of_all = f"of {len(parts):,} files"
-    remedies = {
-        TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
-        CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
-    }
-    for fault, cure in remedies.items():
+    for fault, cure in CURES.items():
         if faulty := [part.path for part in parts if part.fault == fault]:
             what = f"the lines of {len(faulty):,} {of_all}, as {faulty[0]}, {fault}"
             print_error(f"{command}: warning: {what}; {cure}")
@@ -161,12 +156,10 @@ def report_joined_lines(
     if not wrapped:
         return
     ends = "a blank line still ends a document; add --documents files if each file is one document"
-    if reading.documents == "files" or all(part.format != "plain" for part in wrapped):
-        ends = (
-            "each file is one document"
-            if wrapped[0].format == "plain"
-            else "each text is one document"
-        )
+    if all(part.format != "plain" for part in wrapped):
+        ends = "each text is one document"
+    elif reading.documents == "files":
+        ends = "each file is one document"
     print_line(
         f"{command}: {len(wrapped):,} {of_all}, as {wrapped[0].path}, have hard line breaks; the lines of each "
         f"paragraph are joined ({ends}; {remedy})"
@@ -284,7 +277,10 @@ def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> 
 def load_splitter(name: str, language: str) -> Split:
     """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing."""
     if name == "punkt":
-        return _load_punkt(language)
+        from nltk.tokenize.punkt import PunktTokenizer
+
+        split: Split = PunktTokenizer(NLTK_NAMES.get(language, language)).tokenize
+        return split
     if name == "lines":
         return lambda text: [text]
     import sentencex
@@ -301,54 +297,16 @@ def load_splitter(name: str, language: str) -> Split:
 
 
 def check_punkt(language: str, out: Path, begun_with: str | None) -> None:
-    """Find Punkt's data for a language, or have NLTK download them.
-
-    `begun_with` is the kind of parameters that an earlier run on this folder recorded. Raises DataError for
-    parameters that an earlier version learned from the text, and without data.
-    """
+    """Raise DataError without Punkt's data for a language, and for a folder begun with learned parameters."""
     if begun_with == "learned":
         problem = "was begun with parameters of Punkt that an earlier version learned from the text"
         raise DataError(f"out ({out})", problem, "give another folder, or move this one away")
     remedy = "give --sentence-splitter sentencex and a new folder"
     if language_code(language) not in NLTK_NAMES:
         raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)
-    if _is_installed(language):
-        return
-    print_line(
-        f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
-        f"them ({DOWNLOAD_SECONDS:.0f} s at most)"
-    )
-    if not _download() or not _is_installed(language):
-        problem = "Punkt's data are not installed and could not be downloaded"
-        install = f"run python -m nltk.downloader {DATA} where there is a network, or {remedy}"
-        raise DataError("sentence_splitter (punkt)", problem, install)
-    print_line("preprocess: Punkt data were downloaded by NLTK")
-
-
-def _load_punkt(language: str) -> Split:
-    from nltk.tokenize.punkt import PunktTokenizer
-
-    split: Split = PunktTokenizer(NLTK_NAMES.get(language, language)).tokenize
-    return split
-
-
-def _is_installed(language: str) -> bool:
     try:
-        _load_punkt(language)
+        load_splitter("punkt", language)
     except LookupError:
-        return False
-    return True
-
-
-def _download() -> bool:
-    """Have NLTK download its data in a child process, and return whether it did.
-
-    Looking up a name in a dead network may block for minutes and takes no time limit.
-    """
-    program = f"import nltk, sys; sys.exit(not nltk.download({DATA!r}, quiet=True))"
-    command = [sys.executable, "-c", program]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=DOWNLOAD_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        problem = "Punkt's data are not installed"
+        remedy = f"run python -m nltk.downloader punkt_tab where there is a network, or {remedy}"
+        raise DataError("sentence_splitter (punkt)", problem, remedy) from None
