@@ -300,10 +300,9 @@ def encode_texts(
         piece = slice(begin, begin + ENCODED_AT_ONCE)
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
-        sizes = [np.fromiter(map(len, side), np.int64) for side in (left, right)]
-        room = max_seq_length - np.where(sizes[1] > 0, 3, 2)
-        kept = truncated_lengths(*sizes, room)
-        cut += np.count_nonzero(sum(kept) < sum(sizes))
+        size_a, size_b = (np.fromiter(map(len, side), np.int64) for side in (left, right))
+        kept = truncated_lengths(size_a, size_b, max_seq_length - np.where(size_b > 0, 3, 2))
+        cut += int(np.count_nonzero(kept[0] + kept[1] < size_a + size_b))
         tokens: list[int] = []
         for a, b, length_a, length_b in zip(
             left, right, *map(np.ndarray.tolist, kept), strict=True
@@ -311,12 +310,12 @@ def encode_texts(
             tokens += [special.cls, *a[:length_a], special.sep]
             tokens += [*b[:length_b], special.sep] if b else []
         # Tokens of each text with its special ones.
-        spans = np.stack([kept[0] + 2, np.where(sizes[1] > 0, kept[1] + 1, 0)], axis=1)
+        spans = np.stack([kept[0] + 2, np.where(size_b > 0, kept[1] + 1, 0)], axis=1)
         segments = np.repeat(np.tile(np.array([0, 1], np.int8), len(spans)), spans.ravel())
         # Python's integers would take twelve times the memory.
         parts.append((np.array(tokens, np.int32), segments, spans.sum(axis=1)))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Features(columns[0], columns[1], columns[2].cumsum(), labels), int(cut)
+    return Features(columns[0], columns[1], columns[2].cumsum(), labels), cut
 
 
 def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:

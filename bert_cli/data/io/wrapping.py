@@ -13,15 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 
-from bert_cli.data.io.margins import (
-    FINAL,
-    MAX_BEGUN,
-    MAX_FINAL,
-    Row,
-    continues,
-    is_prose,
-    row_of,
-)
+from bert_cli.data.io.margins import FINAL, MAX_BEGUN, MAX_FINAL, Row, continues, is_prose, row_of
 
 MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140

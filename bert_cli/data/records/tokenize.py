@@ -20,42 +20,20 @@ import numpy.typing as npt
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
 from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
-from bert_cli.data.io.files import (
-    Outputs,
-    Part,
-    Reading,
-    bundle,
-    shard_of,
-    split_part,
-    text_bytes,
-)
+from bert_cli.data.io.files import Outputs, Part, Reading, bundle, shard_of, split_part, text_bytes
 from bert_cli.data.io.inputs import TextInput, open_text
 from bert_cli.data.io.manifest import MANIFEST, Stats, Step, read_manifest
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import Keys, row_keys
-from bert_cli.data.records.formats import (
-    DynamicRecords,
-    dynamic_payloads,
-    static_payloads,
-    token_bytes,
-)
+from bert_cli.data.records import formats, sentence_pairs
+from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.data.records.index import describe, write_corpus
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.records.sentence_pairs import (
-    Pairs,
-    fill_sentences,
-    gather,
-    pair_sentences,
-    truncate_pairs,
-)
+from bert_cli.data.records.sentence_pairs import Pairs
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.tokens.encoder import LineEncoder, encoder_of
 from bert_cli.data.tokens.notation import BYTE_LEVEL
-from bert_cli.data.tokens.tokenizer import (
-    Normalization,
-    Vocabulary,
-    read_vocabulary,
-)
+from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line
@@ -194,7 +172,7 @@ def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) 
     records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[recipe.has_pairs]
     size: float = STATIC_BYTES + 4 * length + 7 * recipe.mask_tokens
     if recipe.masking is None:
-        size = DYNAMIC_BYTES + FILLED * length * token_bytes(vocab_size)
+        size = DYNAMIC_BYTES + FILLED * length * formats.token_bytes(vocab_size)
     return round((records + documents) * recipe.copies * size)
 
 
@@ -377,7 +355,9 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
     seed = recipe.seed
     sentences = group.sentences.tolist()
     documents = group.documents.tolist()
-    make_pairs = pair_sentences if recipe.has_pairs else fill_sentences
+    make_pairs = (
+        sentence_pairs.pair_sentences if recipe.has_pairs else sentence_pairs.fill_sentences
+    )
     copies = []
     keys = []
     tokens = 0
@@ -391,7 +371,7 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
         )
         keys.append(row_keys(np.arange(len(pairs.is_random)), seed, name, copy))
         tokens += pairs.tokens
-        copies.append(truncate_pairs(pairs, recipe.longest, keys[-1]))
+        copies.append(sentence_pairs.truncate_pairs(pairs, recipe.longest, keys[-1]))
     all_pairs = Pairs(*(np.concatenate(columns) for columns in zip(*copies, strict=True)))
     all_keys = np.concatenate(keys)
     order = np.argsort(row_keys(np.arange(len(all_keys)), seed, name, "order"), kind="stable")
@@ -413,7 +393,7 @@ def _blocks(
     for first in range(0, len(keys), step):
         rows = slice(first, first + step)
         block = pairs.take(rows)
-        tokens_BS, lengths_B = gather(group.tokens, block, special, length)
+        tokens_BS, lengths_B = sentence_pairs.gather(group.tokens, block, special, length)
         first_lengths_B = block.first_length + 2  # of a single segment all of it
         if masks is None:
             is_token_BS = np.arange(length) < lengths_B[:, None]
@@ -423,7 +403,7 @@ def _blocks(
                 first_lengths_B.astype(np.int32),
                 block.is_random.astype(np.int32),
             )
-            yield dynamic_payloads(records, token_bytes(size))
+            yield formats.dynamic_payloads(records, formats.token_bytes(size))
         else:
             pairs_B = tokens_BS, lengths_B, first_lengths_B, block.is_random
-            yield static_payloads(mask_examples(*pairs_B, keys[rows], masks))
+            yield formats.static_payloads(mask_examples(*pairs_B, keys[rows], masks))
