@@ -164,11 +164,9 @@ class Records:
         )  # fmt: skip
         for name, value, stored, command, fits in sizes:
             if value != stored and not (self.is_dynamic and fits):
-                raise DataError(
-                    f"{name} ({value})",
-                    f"the {corpus['format']} records in {self.folder} have {stored}",
-                    f"give {stored}, or records made with `bert {command} {value}`",
-                )
+                problem = f"the {corpus['format']} records in {self.folder} have {stored}"
+                remedy = f"give {stored}, or records made with `bert {command} {value}`"
+                raise DataError(f"{name} ({value})", problem, remedy)
 
 
 def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbers]:

@@ -123,6 +123,12 @@ class Features:
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 
 
+def runs(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return start, start + 1, ... of each run, one run after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+
+
 def padded_length(longest: int, limit: int) -> int:
     """Return the sequence length of a batch whose longest example has so many tokens; at most `limit`."""
     return next((length for length in LENGTHS if longest <= length < limit), limit)
@@ -220,16 +226,15 @@ class PackReader(TextReader):
         rows = min(texts, rows)
         # Micro-batches get packs in turn, so that each has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
-        position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        source = np.repeat(self.features.starts[examples], lengths) + position
-        target = np.repeat(row * size + offset, lengths) + position
+        source = runs(self.features.starts[examples], lengths)
+        target = runs(row * size + offset, lengths)
         token_column = partial(_placed, (micro_batches, rows, size), target)
         text_column = partial(_placed, (micro_batches, rows * slots), row * slots + slot)
         columns = {
             "input_ids": token_column(self.features.tokens[source]),
             "segment_ids": token_column(self.features.segments[source]),
             "input_mask": token_column(np.repeat(slot + 1, lengths)),
-            "position_ids": token_column(position),
+            "position_ids": token_column(runs(np.zeros_like(lengths), lengths)),
             "next_sentence_positions": text_column(offset).reshape(micro_batches, rows, slots),
             "text_index": text_column(np.arange(len(row)), fill=-1),
             "text_numbers": text_column(self._text_numbers(examples)),

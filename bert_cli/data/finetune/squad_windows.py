@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
-from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length
+from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length, runs
 from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
@@ -154,12 +154,6 @@ def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: boo
                 offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
     counts = np.array(lengths, np.int64)
     return _Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
-
-
-def runs(starts: Numbers, lengths: Numbers) -> Numbers:
-    """Return start, start + 1, ... of each run, one run after another."""
-    before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
 
 
 def _answer_pieces(

@@ -67,11 +67,9 @@ def run_on_cluster(
     except (OSError, CancelledError) as error:
         if isinstance(error, OSError) and client.status == "running":
             raise
-        raise DataError(
-            f"{output.step.name} (scheduler {scheduler})",
-            f"was lost ({_first_line(error)})",
-            "start it and its workers and run the command again; it keeps what is finished",
-        ) from None
+        problem = f"was lost ({_first_line(error)})"
+        remedy = "start it and its workers and run the command again; it keeps what is finished"
+        raise DataError(f"{output.step.name} (scheduler {scheduler})", problem, remedy) from None
     finally:
         cluster.close()
 

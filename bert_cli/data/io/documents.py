@@ -101,11 +101,11 @@ def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
     Raises DataError like `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
     """
     if part.format == "wikiextractor":
-        raise DataError(
-            f"{part.path} (<doc ...>)",
-            "holds articles, not one sentence per line",
-            "give it to `bert preprocess` first, or add --input-format plain if that is the text",
+        problem = "holds articles, not one sentence per line"
+        remedy = (
+            "give it to `bert preprocess` first, or add --input-format plain if that is the text"
         )
+        raise DataError(f"{part.path} (<doc ...>)", problem, remedy)
     if part.format == "plain":
         for text in _plain_blocks(part):
             if reading.documents == "files":

@@ -26,8 +26,8 @@ from bert_cli.data.io.margins import (
     ends_within_sentences,
     has_two_columns,
     margins_of,
+    wrapped_width,
 )
-from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import DataError, import_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
@@ -134,11 +134,9 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         refuse_array(head[:4096].decode(errors="replace"), str(path))
     has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
     if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
-        raise DataError(
-            f"{path} (line 1)",
-            "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
-            "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
-        )
+        problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
+        remedy = "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'"
+        raise DataError(f"{path} (line 1)", problem, remedy)
     part = replace(part, format=kind)
     if kind != "plain" or reading.line_breaks == "keep":
         return part

@@ -14,9 +14,9 @@ from typing import NamedTuple, get_args
 
 from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.files import Format, Part, Reading, recognise
-from bert_cli.data.io.manifest import DONE, MANIFEST, read_manifest
+from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import in_order
+from bert_cli.files import JSONObject, in_order
 
 GLOB = re.compile(r"[*?\[]")
 TABLE = {"json-lines", "csv", "tsv", "parquet"}
@@ -27,11 +27,14 @@ APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain",
 class TextInput(NamedTuple):
     """Files of text that a step reads, none of them empty."""
 
-    source: Path
     parts: list[Part]
     reading: Reading
     notes: list[str]
     """For the manifest."""
+    documents: dict[Path, int]
+    """The number of documents of each file, where the settings or the step that made it say it."""
+    made_with: JSONObject
+    """The settings of the step that made the files, none for other files."""
 
 
 def open_text(source: Path, out: Path, reading: Reading, names: Collection[str]) -> TextInput:
@@ -40,22 +43,27 @@ def open_text(source: Path, out: Path, reading: Reading, names: Collection[str])
     Raises DataError for a file that cannot be read as text, when all are empty, and for an output folder whose files
     the next run would read; ConfigError for a setting without effect on these files.
     """
-    is_searched = source.is_dir() and not (source / MANIFEST).exists()
+    manifest = read_manifest(source)
+    is_searched = source.is_dir() and not manifest
     if is_searched or (not source.exists() and "**" in source.parts):
         refuse_inside(out, find_root(source), "where the next run would read its files as text")
-    parts, notes = recognise_all(source, reading)
+    parts, notes = recognise_all(source, reading, manifest)
+    shards = manifest.get("shards", [])
+    documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
+    if reading.documents == "files":
+        documents = {part.path: 1 for part in parts if part.format == "plain"}
     _refuse_without_effect(parts, names)
     parts = recognise_lines(parts, reading)
     if all(part.margins is None for part in parts):
         reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
-    return TextInput(source, parts, reading, notes)
+    return TextInput(parts, reading, notes, documents, manifest.get("settings", {}))
 
 
-def find_files(source: Path) -> list[Path]:
+def find_files(source: Path, manifest: Manifest) -> list[Path]:
     """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
 
-    For the folder of a step, these are its outputs. Raises DataError when there are no files, and for the output of an
-    unfinished step.
+    For the folder of a step, which has a manifest, these are its outputs. Raises DataError when there are no files, and
+    for the output of an unfinished step.
     """
     where = f"input ({source})"
     if source.is_file():
@@ -65,8 +73,8 @@ def find_files(source: Path) -> list[Path]:
         if not files:
             raise DataError(where, "no file matches", "check the pattern, and quote it")
         return files
-    if (source / MANIFEST).exists():
-        files = [source / shard["output"] for shard in read_manifest(source).get("shards", [])]
+    if manifest:
+        files = [source / shard["output"] for shard in manifest.get("shards", [])]
     elif (source / DONE).exists():
         problem = "the step that writes it has not finished"
         raise DataError(where, problem, "run that step again; it continues")
@@ -111,19 +119,21 @@ def find_root(source: Path) -> Path:
     return source.parent if source.exists() else Path(*parts[:first])
 
 
-def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]]:
+def recognise_all(
+    source: Path, reading: Reading, manifest: Manifest
+) -> tuple[list[Part], list[str]]:
     """Return every file of the input that is not empty, and notes for the manifest.
 
     Raises DataError for a file that cannot be read as text, and when all are empty.
     """
-    files = {path: recognise(path, reading) for path in find_files(source)}
+    files = {path: recognise(path, reading) for path in find_files(source, manifest)}
     empty = [path for path, part in files.items() if part is None]
     parts = [part for part in files.values() if part is not None]
     if not parts:
         more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
         raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
     notes = []
-    if empty and not (source / MANIFEST).exists():
+    if empty and not manifest:
         notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
     formats = Counter(part.format for part in parts)
     if len(formats) > 1:
@@ -137,8 +147,6 @@ def _refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> Non
     formats = {part.format for part in parts}
     for name in sorted(APPLIES.keys() & names):
         if not APPLIES[name] & formats:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}",
-                f"has no effect, the input is {', '.join(sorted(formats))}",
-                "leave it out, or give the format of the files as --input-format",
-            )
+            problem = f"has no effect, the input is {', '.join(sorted(formats))}"
+            remedy = "leave it out, or give the format of the files as --input-format"
+            raise ConfigError(f"--{name.replace('_', '-')}", problem, remedy)

@@ -214,11 +214,9 @@ class OutputFolder:
         inputs = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
         # A hidden folder belongs to the step that contains it.
         root = self.out.parent if self.out.name.startswith(".") else self.out
-        return DataError(
-            str(self.out / marker.output),
-            f"was made from inputs ({inputs}) that have changed since",
-            f"remove {root} or choose another folder (names, sizes and modification times are compared)",
-        )
+        problem = f"was made from inputs ({inputs}) that have changed since"
+        remedy = f"remove {root} or choose another folder (names, sizes and modification times are compared)"
+        return DataError(str(self.out / marker.output), problem, remedy)
 
     def commit(self, shard: Shard, stats: Stats) -> None:
         """Rename the files of a shard to their final paths, its output last, and write its marker."""
@@ -257,11 +255,9 @@ class OutputFolder:
         total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))
         if not total.counts().get(self.step.counted):
             details = "".join(f" ({note})" for note in total.notes[:2])
-            raise DataError(
-                f"{self.step.name} ({self.out})",
-                f"no {self.step.counted} in {count(len(markers), 'shard')}{details}",
-                f"check that the input is what `bert {self.step.name}` reads",
-            )
+            problem = f"no {self.step.counted} in {count(len(markers), 'shard')}{details}"
+            remedy = f"check that the input is what `bert {self.step.name}` reads"
+            raise DataError(f"{self.step.name} ({self.out})", problem, remedy)
         different = sum(marker.versions != self.versions for marker in markers)
         note = f"{different} shards were made with other versions of the packages"
         return total + Stats(notes=(note,)) if different else total
@@ -363,7 +359,9 @@ def _without_secrets(settings: Mapping[str, JSON]) -> JSONObject:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a finished step. Raises DataError where there is none."""
+    """Return the manifest of a finished step, empty for another folder. Raises DataError for a damaged file."""
+    if not (folder / MANIFEST).exists():
+        return {}
     remedy = "remove it and run the step that writes it to its end"
     manifest = read_json(folder / MANIFEST, _Manifest, DataError, remedy)
     return manifest.model_dump(exclude_unset=True)

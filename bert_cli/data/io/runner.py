@@ -173,11 +173,9 @@ def _run_in_processes(
     except BrokenProcessPool:
         started = [s for s in running.values() if (output.work_folder(s) / "out").exists()]
         names = ", ".join(shard.output.as_posix() for shard in started) or "before the first shard"
-        raise DataError(
-            f"{output.step.name} ({names})",
-            "a worker process was killed, usually because memory ran out",
-            "run the command again with fewer --processes; it keeps what is finished",
-        ) from None
+        problem = "a worker process was killed, usually because memory ran out"
+        remedy = "run the command again with fewer --processes; it keeps what is finished"
+        raise DataError(f"{output.step.name} ({names})", problem, remedy) from None
     finally:
         write_end.close()  # kills the workers that are still busy
         pool.shutdown(cancel_futures=True)
@@ -211,11 +209,8 @@ def plan_disk_space(
     """
     free = free_bytes(out)
     if to_write > free:
-        raise DataError(
-            f"out ({out})",
-            f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there",
-            "make room or choose a folder on another disk",
-        )
+        problem = f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there"
+        raise DataError(f"out ({out})", problem, "make room or choose a folder on another disk")
     parts = [] if number is None else [count(number, unit)]
     rest = "nothing" if to_write == 0 else f"about {format_bytes(to_write)}"
     before = f" ({format_bytes(written)} are there)" if written else ""

@@ -118,7 +118,7 @@ def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
     if corpus["format"] != "static":
         return None
     copies = corpus.get("duplication_factor")
-    if copies is None and (folder / MANIFEST).is_file():
+    if copies is None:
         copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
     return copies if isinstance(copies, int) else None
 

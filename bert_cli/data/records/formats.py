@@ -148,11 +148,9 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> np
     lengths: npt.NDArray[np.int32] = table[np.where(inside, frame_bytes, 0)]
     if len(lengths) and int(lengths.min()) < 1:
         size = frame_bytes[int(np.argmin(lengths))]
-        raise DataError(
-            f"records (a frame of {size} bytes)",
-            f"does not have the size of a dynamic record of up to {longest} tokens",
-            "run `bert index`, and if that does not help make the records again",
-        )
+        problem = f"does not have the size of a dynamic record of up to {longest} tokens"
+        remedy = "run `bert index`, and if that does not help make the records again"
+        raise DataError(f"records (a frame of {size} bytes)", problem, remedy)
     return lengths
 
 
@@ -204,11 +202,9 @@ def parse_static(
             except ValueError:
                 wrong.append(name)
         if wrong:
-            raise DataError(
-                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
-                f"are not static records of these lengths (features {', '.join(wrong)})",
-                "give the lengths that the records were made with",
-            )
+            where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
+            problem = f"are not static records of these lengths (features {', '.join(wrong)})"
+            raise DataError(where, problem, "give the lengths that the records were made with")
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
@@ -288,11 +284,8 @@ def _parse_lists(
 
 
 def _not_these(names: Sequence[str]) -> DataError:
-    return DataError(
-        "records",
-        f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json",
-        "run `bert index`, or make the records again",
-    )
+    problem = f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json"
+    return DataError("records", problem, "run `bert index`, or make the records again")
 
 
 def _dynamic(
@@ -338,11 +331,11 @@ def pack_columns(
         ("masked positions", masked_B, predictions),
     ):
         if int(totals.max(initial=0)) > room:
-            raise DataError(
-                f"a pack ({totals.max()} {unit})",
-                f"is more than the {room} that fit the lengths and masked_lm_prob in corpus.json",
-                "make the records again: they were made with other settings",
+            problem = (
+                f"is more than the {room} that fit the lengths and masked_lm_prob in corpus.json"
             )
+            remedy = "make the records again: they were made with other settings"
+            raise DataError(f"a pack ({totals.max()} {unit})", problem, remedy)
 
     packed: Batch = {}
 

@@ -22,7 +22,7 @@ from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
 from bert_cli.data.io.files import Outputs, Part, Reading, bundle, shard_of, split_part, text_bytes
 from bert_cli.data.io.inputs import TextInput, open_text
-from bert_cli.data.io.manifest import MANIFEST, Stats, Step, read_manifest
+from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import Keys, row_keys
 from bert_cli.data.records import formats, sentence_pairs
@@ -36,6 +36,7 @@ from bert_cli.data.tokens.notation import BYTE_LEVEL
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import JSONObject
 from bert_cli.processes import print_line
 from bert_cli.text import count
 
@@ -81,9 +82,10 @@ class Recipe(NamedTuple):
 
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
-    source = settings.input
-    out = settings.out
     vocabulary = vocabulary_of(settings)
+    of_vocabulary: JSONObject = {"vocab_sha256": vocabulary.sha256}
+    of_vocabulary |= vocabulary.normalization.changes()
+    values = recorded(settings)
     masking = None
     if settings.masking == "static":
         unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
@@ -100,27 +102,23 @@ def run(settings: TokenizeSettings) -> None:
         seed=settings.random_seed,
     )
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
-    text = open_text(source, out, recipe.reading, settings.model_fields_set)
+    text = open_text(settings.input, settings.out, recipe.reading, settings.model_fields_set)
     groups, notes = plan_groups(text, group_files, pairs=settings.nsp)
-    documents = sum(_counted_documents(text, text.parts).values())
-    values = recorded(settings) | {"duplication_factor": recipe.copies}
-    values |= {"vocab_sha256": vocabulary.sha256, **vocabulary.normalization.changes()}
     size = sum(map(text_bytes, text.parts))
-    manifest = run_shards(
-        Step(
-            "tokenize",
-            out,
-            settings=values,
-            packages=("numpy", "tokenizers", "google-crc32c"),
-            counted="records",
-            expected_bytes=bytes_written(size, documents, recipe, len(vocabulary.pieces)),
+    step = Step(
+        "tokenize",
+        settings.out,
+        settings={**values, "duplication_factor": recipe.copies, **of_vocabulary},
+        packages=("numpy", "tokenizers", "google-crc32c"),
+        counted="records",
+        expected_bytes=bytes_written(
+            size, sum(text.documents.values()), recipe, len(vocabulary.pieces)
         ),
-        [shard_of(output, group) for output, group in groups],
-        partial(convert, recipe=recipe),
-        Workers(settings.processes, settings.scheduler),
-        notes=notes,
     )
-    vocabulary.save(out)
+    workers = Workers(settings.processes, settings.scheduler)
+    shards = [shard_of(output, group) for output, group in groups]
+    manifest = run_shards(step, shards, partial(convert, recipe=recipe), workers, notes=notes)
+    vocabulary.save(step.out)
     description = describe(
         vocabulary,
         format=settings.masking,
@@ -130,24 +128,25 @@ def run(settings: TokenizeSettings) -> None:
         masked_lm_prob=masking.probability if masking else None,
         whole_word_masking=masking.unit == "word" if masking else None,
     )
-    write_corpus(out, description)
-    warn_of_truncation(manifest["counts"], recipe.sequence_length, source)
+    write_corpus(step.out, description)
+    warn_of_truncation(manifest["counts"], recipe.sequence_length, text.made_with)
 
 
-def warn_of_truncation(counts: Mapping[str, int], length: int, source: Path) -> None:
-    """Print a line if many tokens did not fit into the pairs, and why."""
+def warn_of_truncation(
+    counts: Mapping[str, int], length: int, made_with: Mapping[str, str]
+) -> None:
+    """Print a line if many tokens did not fit into the pairs, and why; the text was `made_with` these settings."""
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
     if truncated <= MUCH_TRUNCATED:
         return
-    split = read_manifest(source).get("settings", {}) if (source / MANIFEST).exists() else {}
-    splitter = split.get("splitter", "lines")
+    splitter = made_with.get("splitter", "lines")
     if splitter == "lines":
         cause = "lines are long; if they have several sentences, split them with `bert preprocess`"
     else:
         flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
         cause = (
-            f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
-            f"another folder with {flag}the --language of the text"
+            f"{splitter}, for language {made_with['language']}, found few ends of sentences; run `bert preprocess` "
+            f"into another folder with {flag}the --language of the text"
         )
     print_line(
         f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and are "
@@ -197,7 +196,7 @@ def plan_groups(
         step = group_files or 1
         groups = [parts[first : first + step] for first in range(0, len(parts), step)]
     last = groups[-1]
-    counted = _counted_documents(text, parts)
+    counted = text.documents
     joins = pairs and len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
     if joins:
         groups[-2:] = [groups[-2] + last]
@@ -214,17 +213,6 @@ def plan_groups(
         f"joined to the group before it, {outputs[-1][0]}"
     )
     return outputs, [*text.notes, note]
-
-
-def _counted_documents(text: TextInput, parts: Sequence[Part]) -> dict[Path, int]:
-    """Return the number of documents of each file, where the manifest or the settings say it."""
-    folder = text.source
-    if text.reading.documents == "files":
-        return {part.path: 1 for part in parts if part.format == "plain"}
-    if not (folder / MANIFEST).exists():
-        return {}
-    shards = read_manifest(folder).get("shards", [])
-    return {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
 
 
 def _check_documents(number: int, parts: Sequence[Part]) -> None:

@@ -6,6 +6,7 @@ language. F1 of sentence boundaries in English articles: sentencex 95.1, Punkt 9
 stop of Japanese.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,28 +41,12 @@ CURES = {
     CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
 }
 
-# NLTK's name of each language in its Punkt data, and its ISO 639 code, which sentencex takes.
-LANGUAGES = {
-    "czech": "cs", "danish": "da", "dutch": "nl", "english": "en", "estonian": "et",
-    "finnish": "fi", "french": "fr", "german": "de", "greek": "el", "italian": "it",
-    "malayalam": "ml", "norwegian": "no", "polish": "pl", "portuguese": "pt", "russian": "ru",
-    "slovene": "sl", "spanish": "es", "swedish": "sv", "turkish": "tr",
-}  # fmt: skip
-NLTK_NAMES = {code: name for name, code in LANGUAGES.items()}
+LANGUAGES = json.loads(Path(__file__).with_name("languages.json").read_text(encoding="utf-8"))
+NLTK_CODES = LANGUAGES["nltk"]
+NLTK_NAMES = {code: name for name, code in NLTK_CODES.items()}
+ENDS = LANGUAGES["ends"]
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
-# The languages whose abbreviations sentencex knows.
-RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it kk kn ml mr my nl pa pl pt ru sk ta te uk"
 WITHOUT_RULES = "it splits at the punctuation of every script, with the abbreviations of a related language or English"
-# Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
-# Lao have no such marks and end phrases with a space.
-BREAKS = {
-    "ja": r"(?<=[。！？])(?=[0-9a-z])",
-    "zh": r"(?<=[。！？])(?=[0-9a-z])",
-    "bo": r"(?<=[།༎]) (?![།༎])",
-    "km": r"(?<=[។៕])",
-    "lo": r"(?<=[\u0e81-\u0ec4\u0ec8-\u0edf]) (?=[\u0e81-\u0ec4])",  # not at the mark of repetition
-    "th": r"(?<=[\u0e01-\u0e45\u0e47-\u0e5b]) (?=[\u0e01-\u0e45])",
-}
 
 
 def run(settings: PreprocessSettings) -> None:
@@ -72,20 +57,20 @@ def run(settings: PreprocessSettings) -> None:
         breaks = begun.get("line_breaks", "keep")  # earlier versions joined no lines
     reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
     text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
-    source, parts, reading, notes = text
+    parts, reading, notes = text[:3]
     report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
-    outputs = plan_outputs(source, parts, reading)
+    outputs = plan_outputs(settings.input, parts, reading)
     splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
     code = language_code(language).partition("-")[0]
     if splitter == "punkt":
         check_punkt(language, settings.out, begun.get("parameters"))
     else:
         load_splitter(splitter, language)  # fails early for a language that is no code
-        known = (*RULES.split(), *BREAKS)
-        if splitter == "sentencex" and code not in known:
+        is_known = code in LANGUAGES["sentencex"] or code in ENDS
+        if splitter == "sentencex" and not is_known:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
     if splitter != "lines":
         print_line(f"preprocess: {splitter} splits the sentences, language {language}")
@@ -263,7 +248,7 @@ def _all_lines(
 
 def language_code(language: str) -> str:
     """Return the ISO 639 code of a language that is named by it or by NLTK's name, or else the name."""
-    return LANGUAGES.get(language, language.lower().replace("_", "-"))
+    return NLTK_CODES.get(language, language.lower().replace("_", "-"))
 
 
 def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
@@ -290,7 +275,7 @@ def load_splitter(name: str, language: str) -> Split:
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, such as `en`")
     segment: Split = partial(sentencex.segment, code)
-    pattern = BREAKS.get(code.partition("-")[0])
+    pattern = ENDS.get(code.partition("-")[0])
     if pattern is None:
         return segment
     return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]

@@ -48,7 +48,8 @@ def rules_of(language: str, more: Mapping[str, str]) -> Rules:
     A parser function has a colon after its name; a name in `more` is that of a template and of a function.
     """
     rules: dict[str, str | Function] = {}
-    for names, rule in {**TEMPLATES, **FUNCTIONS}.items():
+    table: dict[str, str | Function] = {**TEMPLATES, **FUNCTIONS}
+    for names, rule in table.items():
         for name in names.split("|"):
             prefix, colon, bare = name.partition(":")
             if not colon:

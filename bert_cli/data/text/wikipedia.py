@@ -194,11 +194,9 @@ class Dump:
                 break
         begin = text.find(b"<page>")
         if begin < 0 or b"<mediawiki" not in text[:begin]:
-            raise DataError(
-                f"dump ({self.path})",
-                f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})",
-                "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
-            )
+            problem = f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})"
+            remedy = "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst"
+            raise DataError(f"dump ({self.path})", problem, remedy)
         header = text[:begin]
         rest = text[begin:]
         if b"</siteinfo>" not in header:

@@ -41,7 +41,7 @@ from bert_cli.data.tokens.tokenizer import (
     write_vocabulary,
 )
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, read_json, verify_checkpoint
+from bert_cli.files import verify_checkpoint
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
@@ -76,16 +76,11 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
         path = vocabulary_path(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
-    config_path = path.with_name(CONFIG_FILE)
-    config = {}
-    if path.suffix == ".json":
-        config_path = path
-        config = normalizer_entries(path)
-    elif config_path.is_file():
-        config = read_json(config_path, JSONObject, DataError, "fix or remove it")
-    if config.get("do_lower_case", not cased) == cased:
-        raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
     vocabulary = read_vocabulary(path)
+    config = normalizer_entries(path)
+    if config.get("do_lower_case", not cased) == cased:
+        source = path if path.suffix == ".json" else path.with_name(CONFIG_FILE)
+        raise _wrong_case(name, cased, f"{source} says do_lower_case {json.dumps(cased)}")
     if vocabulary.notation is BYTE_LEVEL:
         if cased:
             raise _wrong_case(name, cased, f"has no effect on {BYTE_LEVEL.name}")
@@ -154,7 +149,7 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
     with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
     capital = sum(piece.lower() != piece for piece in with_case)
-    accents = any(unicodedata.normalize("NFD", piece) != piece for piece in with_case)
+    accents = any(not unicodedata.is_normalized("NFD", piece) for piece in with_case)
     is_cased = capital > CAPITALS * len(with_case)
     is_uncased = bool(with_case) and not capital and not accents
     if is_uncased if cased else is_cased:

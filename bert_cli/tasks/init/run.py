@@ -55,9 +55,8 @@ def run(settings: InitSettings) -> None:
     form = settings.input_format
     field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
-    _, parts, reading, _ = open_text(
-        settings.input, settings.out, reading, settings.model_fields_set
-    )
+    opened = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    parts, reading = opened[:2]
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     keep = "to keep them, give the output of `bert preprocess --line-breaks keep`"
     report_joined_lines("init", parts, reading, keep)

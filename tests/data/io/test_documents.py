@@ -269,36 +269,38 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
         ("**/*.txt", "a.txt b.txt deep/c.txt"),
         ("odd[1].md", "odd[1].md"),
     ):
-        assert inputs.find_files(tmp_path / pattern) == [tmp_path / name for name in names.split()]
+        assert inputs.find_files(tmp_path / pattern, {}) == [
+            tmp_path / name for name in names.split()
+        ]
     (tmp_path / "a_link.txt").symlink_to("b.txt")  # before the file in the order of names
     (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
     for hidden in (".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"):
         (tmp_path / hidden).parent.mkdir(exist_ok=True)
         (tmp_path / hidden).write_text("Stale.")
     names = ["a.txt", "b.txt", "d.md", "deep/c.txt", "odd[1].md"]
-    assert inputs.find_files(tmp_path) == [tmp_path / name for name in names]
-    assert inputs.find_files(tmp_path / "*.txt") == [tmp_path / "a.txt", tmp_path / "b.txt"]
+    assert inputs.find_files(tmp_path, {}) == [tmp_path / name for name in names]
+    assert inputs.find_files(tmp_path / "*.txt", {}) == [tmp_path / "a.txt", tmp_path / "b.txt"]
     (tmp_path / "links").mkdir()
     for name in ("1", "2"):
         (tmp_path / "links" / name).symlink_to(tmp_path / "a.txt")
-    assert inputs.find_files(tmp_path / "links") == [tmp_path / "links" / "1"]
+    assert inputs.find_files(tmp_path / "links", {}) == [tmp_path / "links" / "1"]
     for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
         with pytest.raises(DataError, match=problem):
-            inputs.find_files(tmp_path / name)
+            inputs.find_files(tmp_path / name, {})
 
 
 def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):
     (tmp_path / "a").touch()
     (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match=r"input \(.*\): .*/a and 1 more files are empty; give"):
-        inputs.recognise_all(tmp_path, READING)
+        inputs.recognise_all(tmp_path, READING, {})
     (tmp_path / "c").write_text("Text.")
     opened = partial(inputs.open_text, tmp_path, tmp_path / ".out", READING)
     assert len(opened({"documents", "input"}).parts) == 1
     with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
         opened({"text_field"})
     (tmp_path / "d").write_text('{"text": "Text."}')
-    _, parts, _, notes = opened({"documents", "text_field"})
+    parts, _, notes, *_ = opened({"documents", "text_field"})
     assert [part.path.name for part in parts] == ["c", "d"]
     assert notes == [
         f"{tmp_path / 'a'}: is empty and left out; empty files: 2",
