@@ -49,7 +49,7 @@ class Check(NamedTuple):
     """A range of a statistic without a warning, and the words of the warning."""
 
     least: float
-    most: float
+    highest: float
     counted: str
     """The statistic whose minimum is `enough`; below it a deviation may be chance."""
     enough: int
@@ -234,16 +234,16 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
         number = report[check.counted]
         if value is None or number < check.enough:
             continue
-        least, most = check[:2]
+        least, highest = check[:2]
         if name == "random_next_fraction":
             # A small number of pairs deviates by chance: allow three standard deviations of a half.
             chance = 1.5 / math.sqrt(number)
             least = min(least, 0.5 - chance)
-            most = max(most, 0.5 + chance)
+            highest = max(highest, 0.5 + chance)
         if name == "repeats":
             # Static records repeat each pair with other masks; records of other tools do not say how often.
-            most *= report["copies"] or (math.inf if report["format"] == "static" else 1)
-        if not least <= value <= most:
+            highest *= report["copies"] or (math.inf if report["format"] == "static" else 1)
+        if not least <= value <= highest:
             yield Finding(check.problem.format(value), value, check.remedy)
     if report["predictions"] == 0:
         yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")

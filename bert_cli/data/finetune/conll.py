@@ -81,9 +81,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             columns = columns or max(2, len(cells))
             if len(cells) != columns or not cells[0] or not is_label:
                 problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
-                remedy = (
-                    "fix the line; labels are O, B-type or I-type (convert other schemes to BIO)"
-                )
+                remedy = "fix the line, or convert another scheme to labels O, B-type and I-type"
                 raise DataError(where, problem, remedy)
             rows[-1].append((where, cells))
     rows = list(filter(None, rows))
@@ -293,6 +291,5 @@ def entity_scores(
         return EntityScore(*(sum(chunk[1] == kind for chunk in side) for side in sides))
 
     types = sorted({chunk[1] for chunk in gold | predicted})
-    return EntityScore(len(right), len(predicted), len(gold)), {
-        name: of_type(name) for name in types
-    }
+    by_type = {name: of_type(name) for name in types}
+    return EntityScore(len(right), len(predicted), len(gold)), by_type

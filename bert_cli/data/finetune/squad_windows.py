@@ -29,9 +29,7 @@ Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of training: their answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
-LONG_ANSWERS = (
-    "questions whose answer has more tokens than max_answer_length, so that it is never given"
-)
+LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64

@@ -103,7 +103,7 @@ def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
     if part.format == "wikiextractor":
         problem = "holds articles, not one sentence per line"
         remedy = (
-            "give it to `bert preprocess` first, or add --input-format plain if that is the text"
+            "run `bert preprocess` on it first, or add --input-format plain if that is the text"
         )
         raise DataError(f"{part.path} (<doc ...>)", problem, remedy)
     if part.format == "plain":

@@ -247,9 +247,8 @@ class OutputFolder:
 
         Raises DataError when the total is empty, or when the folder holds a shard of other inputs.
         """
-        if unexpected := {*self.done.rglob("*.shard")} - {
-            self.done / f"{n}.shard" for n in self.markers
-        }:
+        expected = {self.done / f"{name}.shard" for name in self.markers}
+        if unexpected := {*self.done.rglob("*.shard")} - expected:
             raise self._changed_inputs(_read_marker(min(unexpected)))
         markers = [marker for marker in self.markers.values() if marker]
         total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 JOINED_BY = "margins"  # recorded, because earlier versions joined other lines
 COLUMNS = range(30, 201)
-MIN_EVIDENCE = (
-    12  # broken lines; a line with a split word or stretched blanks counts STRONG_EVIDENCE times
-)
-STRONG_EVIDENCE = 3
+MIN_EVIDENCE = 12  # broken lines
+STRONG_EVIDENCE = 3  # times that a line with a split word or stretched blanks counts
 MIN_BROKEN = 0.6  # of the lines that end in the last quarter before the margin, or behind it
 MIN_WORDS = 0.6  # of the words of prose consist of letters
 SAMPLED_ROWS = 8  # of a paragraph
@@ -182,12 +180,12 @@ def _margin_of(breaks: Sequence[Break], columns: Sequence[int]) -> int:
     return margin if weight >= MIN_EVIDENCE and _are_prose(broken) else 0
 
 
-def _are_prose(broken: Sequence[Break], more: int = 2) -> bool:
+def _are_prose(broken: Sequence[Break], slack: int = 2) -> bool:
     """Return whether few breaks are after the end of a sentence, or before a word that may begin one."""
     final = sum(bool(FINAL.search(first.text)) for first, _ in broken)
     begun = sum(second.text[0].isupper() or not second.text[0].isalpha() for _, second in broken)
     count = len(broken)
-    return final <= MAX_FINAL * count + more and begun <= MAX_BEGUN * count + more
+    return final <= MAX_FINAL * count + slack and begun <= MAX_BEGUN * count + slack
 
 
 def supports(breaks: Sequence[Break], margins: Sequence[int]) -> bool:

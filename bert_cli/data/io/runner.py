@@ -136,11 +136,9 @@ def _results(
         for shard in shards:
             if output.is_complete(shard):
                 yield shard, None
-            else:
-                yield (
-                    shard,
-                    manifest.make_shard(output.prepare(shard), output.work_folder(shard), convert),
-                )
+                continue
+            prepared = output.prepare(shard)
+            yield shard, manifest.make_shard(prepared, output.work_folder(shard), convert)
 
 
 def _run_in_processes(
@@ -164,9 +162,8 @@ def _run_in_processes(
                 yield shard, None
                 continue
             folder = output.work_folder(shard)
-            running[pool.submit(manifest.make_shard, output.prepare(shard), folder, convert)] = (
-                shard
-            )
+            future = pool.submit(manifest.make_shard, output.prepare(shard), folder, convert)
+            running[future] = shard
             yield from finished(2 * processes - 1)
         yield from finished(0)
         pool.shutdown()

@@ -126,9 +126,8 @@ def refuse_compressed(path: Path) -> None:
     """Raise DataError for a record file that was written compressed, in which no record can be found by its byte."""
     with path.open("rb") as file:
         head = file.read(tfrecord.HEAD_BYTES)
-    kind = (
-        "zlib" if head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0 else compression_of(path)
-    )
+    is_zlib = head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0
+    kind = "zlib" if is_zlib else compression_of(path)
     if kind and tfrecord.payload_bytes(head) is None:
         raise DataError(str(path), f"is compressed with {kind}", "unpack it first")
 

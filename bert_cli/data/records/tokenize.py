@@ -343,9 +343,9 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
     seed = recipe.seed
     sentences = group.sentences.tolist()
     documents = group.documents.tolist()
-    make_pairs = (
-        sentence_pairs.pair_sentences if recipe.has_pairs else sentence_pairs.fill_sentences
-    )
+    make_pairs = sentence_pairs.fill_sentences
+    if recipe.has_pairs:
+        make_pairs = sentence_pairs.pair_sentences
     copies = []
     keys = []
     tokens = 0

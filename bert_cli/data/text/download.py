@@ -231,8 +231,7 @@ def _get(client: "httpx2.Client", url: str, headers: dict[str, str]) -> Iterator
             yield response
     except httpx2.UnsupportedProtocol:
         problem = "is not an http(s) address"
-        remedy = "begin with https://"
-        raise ConfigError(f"mirror ({url})", problem, remedy) from None
+        raise ConfigError(f"mirror ({url})", problem, "begin with https://") from None
     except (httpx2.TransportError, httpx2.StreamError) as error:
         raise ConnectionLostError(str(error) or type(error).__name__) from None
 

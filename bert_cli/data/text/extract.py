@@ -107,9 +107,8 @@ def _command(settings: ExtractSettings) -> list[str]:
     try:
         command = shlex.split(settings.with_program)
     except ValueError as error:
-        raise ConfigError(
-            where, f"is not a valid command line ({error})", "close the quotation"
-        ) from error
+        problem = f"is not a valid command line ({error})"
+        raise ConfigError(where, problem, "close the quotation") from error
     if not command or shutil.which(command[0]) is None:
         raise ConfigError(where, "no such program", "install it or give its path")
     return command
@@ -135,9 +134,8 @@ def output_name(number: int) -> Path:
 
 
 def _shards(dump: Dump, size: int) -> Iterator[Shard]:
-    for number, chunk in enumerate(
-        dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
-    ):
+    chunks = dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
+    for number, chunk in enumerate(chunks):
         output = output_name(number)
         arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}
         prepare = None if chunk.streams else partial(_write_pages, pages=chunk.pages)

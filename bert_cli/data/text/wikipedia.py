@@ -96,9 +96,8 @@ class Dump:
         for page in self.pages():
             head = page[: page.find(b"<revision")]
             in_namespace = self._is_in_main_namespace(head)
-            is_redirect = b"<redirect" in head or REDIRECT.match(
-                page, page.find(b"<text", len(head))
-            )
+            text = page.find(b"<text", len(head))
+            is_redirect = b"<redirect" in head or REDIRECT.match(page, text)
             match = MODEL.search(page, len(head))
             model = match[1].decode(errors="replace") if match else WIKITEXT
             is_article = in_namespace and not is_redirect and model == WIKITEXT
@@ -177,11 +176,8 @@ class Dump:
         if not is_last and rest.strip():
             problem = f"a bzip2 stream ends within a page, at byte {self._stop:,}"
             raise DataError(f"dump ({self.path})", problem, "unpack it first, with bunzip2")
-        if (
-            is_last
-            and b"</mediawiki>" not in rest
-            and not any(DAMAGED in note for note in self.notes)
-        ):
+        is_reported = any(DAMAGED in note for note in self.notes)
+        if is_last and b"</mediawiki>" not in rest and not is_reported:
             problem = f"(no </mediawiki>): pages may be missing after the last of {count:,}"
             self.notes.append(f"{self.path.name} {DAMAGED} {problem}")
 

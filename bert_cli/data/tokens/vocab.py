@@ -152,11 +152,10 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     accents = any(not unicodedata.is_normalized("NFD", piece) for piece in with_case)
     is_cased = capital > CAPITALS * len(with_case)
     is_uncased = bool(with_case) and not capital and not accents
-    if is_uncased if cased else is_cased:
-        problem = (
-            f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter, "
-        )
-        raise _wrong_case(name, cased, f"{problem}and no {CONFIG_FILE} defines the case")
+    contradicts = is_uncased if cased else is_cased
+    if contradicts:
+        problem = f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter"
+        raise _wrong_case(name, cased, f"{problem}, and no {CONFIG_FILE} defines the case")
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
@@ -188,9 +187,8 @@ def run(settings: VocabSettings) -> None:
         started = monotonic()
         shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
         if output.is_complete(shard) and (settings.out / MANIFEST).exists():
-            print_line(
-                f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)"
-            )
+            path = settings.out / VOCAB_FILE
+            print_line(f"vocab: {path} is complete for this text (nothing to do)")
             return
         size = sum(part.size for part in parts)
         is_packed = any(part.compression or part.format == "parquet" for part in parts)
@@ -233,9 +231,8 @@ def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normaliz
     for name, value in settings.model_dump(include=names, exclude_none=True).items():
         if replace(base.normalization, **{name: value}) != base.normalization:
             where = f"--{name.replace('_', '-')} ({json.dumps(value)})"
-            problem = (
-                f"an extended vocabulary keeps the {json.dumps(not value)} of {settings.extend}"
-            )
+            kept = json.dumps(not value)
+            problem = f"an extended vocabulary keeps the {kept} of {settings.extend}"
             raise ConfigError(where, problem, "leave it out")
     return base.normalization
 
@@ -245,8 +242,13 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     from tokenizers.normalizers import BertNormalizer
 
     words = Counter(text.split())
-    is_lower = not normalization.cased
-    strip = BertNormalizer(False, False, normalization.strip_accents, is_lower).normalize_str
+    normalizer = BertNormalizer(
+        clean_text=False,
+        handle_chinese_chars=False,
+        strip_accents=normalization.strip_accents,
+        lowercase=not normalization.cased,
+    )
+    strip = normalizer.normalize_str
     changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
     if changed > MANY_STRIPPED * words.total():
         print_line(
@@ -291,9 +293,8 @@ def _train(
     tokenizer = library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), tokenizer, size // 4)
     if not letters:
-        where = f"input ({settings.input})"
         remedy = "give a folder that `bert preprocess` wrote"
-        raise DataError(where, "no text", remedy)
+        raise DataError(f"input ({settings.input})", "no text", remedy)
     fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:

@@ -114,7 +114,7 @@ def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, k
         if kind != "wikiextractor":
             assert read_blocks(parts) == read_blocks([part]) == lines
     if kind == "wikiextractor":
-        with pytest.raises(DataError, match="give it to `bert preprocess` first"):
+        with pytest.raises(DataError, match="run `bert preprocess` on it first"):
             read_blocks(parts)
         return
     for size in (1, 40, 10**6):
