@@ -10,7 +10,7 @@ from pydantic import (
     Field,
 )
 
-from bert_cli.config.markers import PathOrName, Positional
+from bert_cli.config.markers import PathOrName, Positional, Recorded, RecordedIfSet
 from bert_cli.config.settings import (
     SettingError,
     Settings,
@@ -28,11 +28,11 @@ LineBreaks = Literal["auto", "keep", "join"]
 class TextSettings(Settings):
     """Formats of text files."""
 
-    input_format: Literal[
-        "auto", "wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"
+    input_format: RecordedIfSet[
+        Literal["auto", "wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
     ] = "auto"
     """Format of the files; `auto` detects it for each. gzip, xz, bzip2 and zstandard are decompressed."""
-    text_field: str = Field("text", min_length=1)
+    text_field: RecordedIfSet[str] = Field("text", min_length=1)
     """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
 
 
@@ -110,13 +110,13 @@ class DownloadSettings(Settings):
 
     out: Positional[Path]
     """Folder of the dump file."""
-    language: str = Field("en", pattern=r"^[a-z][a-z0-9_-]*$")
+    language: Recorded[str] = Field("en", pattern=r"^[a-z][a-z0-9_-]*$")
     """Language code of Wikipedia: en, de, simple, zh_yue, ..."""
-    date: str = Field("latest", pattern=r"^(latest|\d{8})$")
+    date: Recorded[str] = Field("latest", pattern=r"^(latest|\d{8})$")
     """`latest`, or the date of a dump as YYYYMMDD."""
-    mirror: str = "https://dumps.wikimedia.org"
+    mirror: Recorded[str] = "https://dumps.wikimedia.org"
     """Base address of the dump server or of a mirror."""
-    sample: bool = False
+    sample: Recorded[bool] = False
     """Copy the small sample that ships with the tool instead of downloading."""
 
 
@@ -145,7 +145,7 @@ class ExtractSettings(ExtractorSettings, ExecutorSettings):
     """A MediaWiki dump: .xml, or compressed as .bz2, .xz, .gz or .zst; or a folder with exactly one dump."""
     out: Positional[Path]
     """Folder of the text."""
-    chunk_megabytes: Size = 16
+    chunk_megabytes: Recorded[Size] = 16
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
 
@@ -159,9 +159,9 @@ class SplittingSettings(Settings):
     sentence_splitter: Splitter = "auto"
     """`sentencex`, `punkt` (NLTK's, with its data for the language), or `lines` for text with one sentence on each
     line. `auto` uses the splitter of a partly written output folder, otherwise sentencex."""
-    deduplicate: bool = False
+    deduplicate: RecordedIfSet[bool] = False
     """Drop documents that equal an earlier document except for white space."""
-    near_duplicates: float | None = Field(None, gt=0.0, le=1.0)
+    near_duplicates: RecordedIfSet[float | None] = Field(None, gt=0.0, le=1.0)
     """Also drop documents that share at least this fraction of five-word sequences, such as 0.8, with an earlier
     document (needs the extra `near-duplicates`)."""
 
@@ -177,7 +177,7 @@ class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
     """The output of `bert extract`, or your own text: a folder, a file, or a quoted 'pattern*'."""
     out: Positional[Path]
     """Folder of the sentences."""
-    documents: Documents = "blank-lines"
+    documents: RecordedIfSet[Documents] = "blank-lines"
     """End of a document in plain text: a blank line, or only the end of its file."""
     line_breaks: LineBreaks = "auto"
     """How to treat hard line breaks within paragraphs, for example from a PDF, a manual or an e-mail: `join` lines and
@@ -198,27 +198,27 @@ class RecipeSettings(Settings):
 
     vocab: PathOrName
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
-    sequence_length: int = Field(128, ge=8, le=65535)
+    sequence_length: Recorded[int] = Field(128, ge=8, le=65535)
     """Sequence length S of an example, including special tokens."""
-    mask_tokens: int = Field(20, ge=1)
+    mask_tokens: Recorded[int] = Field(20, ge=1)
     """Maximum number P of masked positions of an example (20 for 128, 56 for 384, 76 for 512)."""
-    masking: Literal["static", "dynamic"] = "static"
+    masking: Recorded[Literal["static", "dynamic"]] = "static"
     """`static` writes masked examples; `dynamic` stores each example once and masks it when it is read."""
-    duplication_factor: int = Field(5, ge=1)
+    duplication_factor: Recorded[int] = Field(5, ge=1)
     """Number of passes over the text, each with different pairs and masks; only for static masking."""
-    short_seq_prob: float = Field(0.1, ge=0.0, le=1.0)
+    short_seq_prob: Recorded[float] = Field(0.1, ge=0.0, le=1.0)
     """Fraction of examples with a random shorter target length."""
-    masked_lm_prob: float = Field(0.15, gt=0.0, lt=1.0)
+    masked_lm_prob: Recorded[float] = Field(0.15, gt=0.0, lt=1.0)
     """Fraction of an example's tokens that are masked, at most P tokens; only for static masking."""
-    nsp: bool = True
+    nsp: RecordedIfSet[bool] = True
     """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences."""
-    whole_word_masking: bool = False
+    whole_word_masking: Recorded[bool] = False
     """Mask complete words with all their tokens; only for static masking."""
-    cased: bool = False
+    cased: Recorded[bool] = False
     """Preserve case and accents; by default text is lower-cased, as for the uncased models."""
-    random_seed: int = Field(12345, ge=0)
+    random_seed: Recorded[int] = Field(12345, ge=0)
     """Seed of pairs and masks; the same seed and input give the same bytes."""
-    group_files: int = Field(1, ge=1)
+    group_files: Recorded[int] = Field(1, ge=1)
     """Number of input files that one process pairs and shuffles together in memory (51 MB of text: 0.3 GB) and
     writes as one record file; of a larger file, at most 64 MB count."""
 
@@ -238,7 +238,7 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
     out: Positional[Path]
     """Folder of the records."""
-    documents: Documents = "blank-lines"
+    documents: RecordedIfSet[Documents] = "blank-lines"
     """End of a document in plain text: a blank line, or only the end of its file."""
 
 
@@ -266,18 +266,18 @@ class VocabSettings(TextSettings):
     """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
     out: Positional[Path]
     """Folder of vocab.txt and the tokenizer's settings."""
-    size: Annotated[int | str, BeforeValidator(_check_vocabulary_size)] = 30522
+    size: Recorded[Annotated[int | str, BeforeValidator(_check_vocabulary_size)]] = 30522
     """Vocabulary size, including special tokens; with `extend` the number of new pieces, such as +2000."""
     extend: PathOrName | None = None
     """Vocabulary to extend: a vocab.txt, a folder with one, or a model on the hub. Its pieces keep their order; the
     most frequent missing pieces of this text are appended."""
-    cased: bool = False
+    cased: Recorded[bool] = False
     """Preserve case and accents."""
     strip_accents: bool | None = None
     """Strip accents and marks, which are parts of letters in many scripts; by default only in lower-cased text."""
     split_chinese: bool = True
     """Treat each Chinese character as a separate word, also in Japanese and Korean text, as BERT does."""
-    min_frequency: int = Field(2, ge=1)
+    min_frequency: Recorded[int] = Field(2, ge=1)
     """Minimum number of occurrences of a WordPiece in the text."""
 
     def _check(self) -> None:
@@ -296,7 +296,7 @@ class IndexSettings(Settings):
 
     folder: Positional[Path]
     """Folder of .tfrecord files."""
-    vocab: PathOrName | None = None
+    vocab: Recorded[PathOrName | None] = None
     """Vocabulary of records made by another tool (a folder without corpus.json)."""
     check: bool = False
     """Read every record and check the checksums, lengths and values that a run checks."""
@@ -329,9 +329,9 @@ class PackSettings(ExecutorSettings):
     """Folder of records, static or dynamic, without packs."""
     out: Positional[Path]
     """Folder of the packed records, of the same kind."""
-    sequence_length: int | None = Field(None, ge=8, le=65535)
+    sequence_length: Recorded[int | None] = Field(None, ge=8, le=65535)
     """Sequence length S of a pack; at least, and by default, the sequence length of the records."""
-    max_sequences_per_pack: int = Field(3, ge=2)
+    max_sequences_per_pack: Recorded[int] = Field(3, ge=2)
     """Maximum sequences in a pack."""
-    random_seed: int = Field(12345, ge=0)
+    random_seed: Recorded[int] = Field(12345, ge=0)
     """Seed of the choice among records of equal length; the same seed and input give the same bytes."""

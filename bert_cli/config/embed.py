@@ -47,7 +47,8 @@ class EmbedSettings(FinetuneSettings):
     distillation: Taught[VectorDistillation] = VectorDistillation()
     """Learn the vectors of a larger model, instead of an objective."""
     train_file: Path | None = None
-    """Training texts: .csv, .tsv or .jsonl, also with .gz; without pairs also .txt with one text on each line."""
+    """Training texts: .csv, .tsv, .jsonl or .parquet, also compressed (.gz, .bz2, .xz, .zst); without pairs also .txt
+    with one text on each line."""
     text_column: list[str] | None = None
     """Columns of anchor, positive and hard negatives; by default `anchor` and `positive`, or `text` without pairs."""
     validation_file: Path | None = None
@@ -108,7 +109,7 @@ class EmbedSettings(FinetuneSettings):
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"give {least}")
         file = self.train_file
-        if self.objective == "pairs" and file and file.name.removesuffix(".gz").endswith(".txt"):
+        if self.objective == "pairs" and file and ".txt" in file.suffixes[-2:]:
             problem = "has a text on each line, not pairs"
             remedy = "give a table, or --objective simcse, or --distillation.teacher"
             raise SettingError("train_file", problem, remedy)

@@ -252,7 +252,7 @@ class ClassifySettings(TaskSettings):
     NEEDS = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
 
     train_file: Path | None = None
-    """Rows for training: .csv, .tsv, .jsonl, also with .gz."""
+    """Rows for training: .csv, .tsv, .jsonl or .parquet, also compressed (.gz, .bz2, .xz, .zst)."""
     validation_file: Path | None = None
     """Rows for scoring; by default `held_out_fraction` of train_file, also without do_training."""
     text_column: list[str] = ["text"]

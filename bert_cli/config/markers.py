@@ -35,6 +35,13 @@ Collective = Annotated[T, COLLECTIVE]
 UNTRACKED = "untracked"
 Untracked = Annotated[T, UNTRACKED]
 """A setting that cannot influence the quality of a run, and is no hyperparameter for a tracker."""
+RECORDED = "recorded"
+Recorded = Annotated[T, RECORDED]
+"""A setting that changes the files of a data step, which its manifest records."""
+RECORDED_IF_SET = "recorded if set"
+RecordedIfSet = Annotated[T, RECORDED_IF_SET]
+"""A recorded setting that older versions lack: only a value other than the default is recorded, so that their folders
+can be continued."""
 Taught = Annotated[T, Field(exclude_if=lambda distillation: distillation.teacher is None)]
 """Settings of a teacher, which are written only with a teacher."""
 
@@ -55,6 +62,16 @@ def markers_of(settings: type[BaseModel]) -> Iterator[tuple[str, Any]]:
 def marked(settings: type[BaseModel], marker: str) -> set[str]:
     """Return the names of the settings with a marker."""
     return {name for name, present in markers_of(settings) if present == marker}
+
+
+def recorded(settings: BaseModel) -> dict[str, Any]:
+    """Return the settings of a data step that its manifest records, as JSON."""
+    kind = type(settings)
+    names = marked(kind, RECORDED)
+    for name in marked(kind, RECORDED_IF_SET):
+        if getattr(settings, name) != kind.model_fields[name].default:
+            names.add(name)
+    return settings.model_dump(mode="json", include=names)
 
 
 def kinds_of(annotation: Any) -> list[Any]:

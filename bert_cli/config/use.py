@@ -37,7 +37,7 @@ class PredictSettings(Answering):
     the texts of --input by their similarity to TEXT. By default the task that the model was trained for."""
     input: Path | None = None
     """File with one text on each line, or .jsonl with one object on each line: `text` and, for pairs, `second`, or
-    `question` and `context`. Also with .gz."""
+    `question` and `context`; or .parquet with these columns. Also compressed: .gz, .bz2, .xz, .zst."""
     second: str | None = None
     """The second text of a pair, for text-classification."""
     question: str | None = None

@@ -6,6 +6,7 @@ It reads what a run would read: the first records in the order of a seed, which 
 Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
 """
 
+import json
 import math
 import sys
 import unicodedata
@@ -28,6 +29,7 @@ from bert_cli.data.examples.source import Records
 from bert_cli.data.random import record_at
 from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
+from bert_cli.data.records.masking import continuations, unmasked
 from bert_cli.data.records.tfrecord import Ints
 from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
 from bert_cli.errors import ConfigError
@@ -43,52 +45,16 @@ BAR_WIDTH = 50
 MASK_STYLE = "yellow"
 
 
-# Statistic -> (the range without a warning, a count and its minimum, below which a deviation may be chance), the
-# problem outside the range, and the remedy.
-CHECKS = {
-    "pieces_per_word": (
-        (0.0, 2.5, "tokens", 1000),
-        "words are split into {:.2f} pieces on average",
-        "if spaces separate words, the vocabulary does not suit it: train one with `bert vocab`, or choose another",
-    ),
-    "unknown_token_fraction": (
-        (0.0, 0.01, "tokens", 1000),
-        "{:.1%} of the tokens are [UNK]",
-        "the vocabulary lacks letters of this text: train one with `bert vocab`, or choose one for its language",
-    ),
-    "repeats": (
-        (0.0, MAX_REPEATS, "records", 1),
-        f"a sequence of {N} tokens recurs {{:.2f}} times on average",
-        WITHOUT_COPIES,
-    ),
-    "largest_shard_fraction": (
-        (0.0, 0.75, "files", 2),
-        "{:.0%} of the records are in one shard",
-        "its texts are paired only with each other; split its input into files of similar size",
-    ),
-    "masked_token_fraction": (
-        (0.1, 0.2, "tokens", 1000),
-        "{:.1%} of the tokens are predicted",
-        "for dynamic records give the run --masking.probability 0.15 and enough max_predictions_per_seq; make static "
-        "ones again with --masked-lm-prob 0.15 and enough --mask-tokens",
-    ),
-    "masks_shown_as_mask": (
-        (0.75, 0.85, "predictions", 1000),
-        "{:.1%} of the predicted tokens are shown as [MASK], not 80 %",
-        "the records were made by another recipe; make them again with `bert tokenize`",
-    ),
-    "random_next_fraction": (
-        (0.4, 0.6, "next_sentence_labels", 20),
-        "{:.1%} of the pairs are random, not half",
-        "documents of one sentence have no next sentence: split the text with `bert preprocess`, use --documents files "
-        "where blank lines separate the paragraphs of a file, join short documents, or train without pairs",
-    ),
-    "real_token_fraction": (
-        (0.5, 1.0, "records", 1),
-        "only {:.1%} of the positions hold a token, the others are padding",
-        "pack more sequences into an example with `bert pack`, or choose a shorter --sequence-length",
-    ),
-}
+class Check(NamedTuple):
+    """A range of a statistic without a warning, and the words of the warning."""
+
+    least: float
+    highest: float
+    counted: str
+    """The statistic whose minimum is `enough`; below it a deviation may be chance."""
+    enough: int
+    problem: str
+    remedy: str
 
 
 class Finding(NamedTuple):
@@ -97,6 +63,17 @@ class Finding(NamedTuple):
     what: str
     number: float
     remedy: str
+
+
+CHECKS = {
+    name: Check(**row)
+    for name, row in json.loads(Path(__file__).with_suffix(".json").read_bytes()).items()
+}
+CHECKS["repeats"] = Check(
+    *(0.0, MAX_REPEATS, "records", 1),
+    f"a sequence of {N} tokens recurs {{:.2f}} times on average",
+    WITHOUT_COPIES,
+)
 
 
 def run(settings: InspectSettings) -> None:
@@ -148,14 +125,6 @@ def run(settings: InspectSettings) -> None:
 # --- statistics
 
 
-def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
-    """Return the tokens [B, S] before masking."""
-    tokens_BS = np.array(batch["input_ids"], np.int32)
-    row, column = np.nonzero(batch["masked_lm_weights"] > 0)
-    tokens_BS[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
-    return tokens_BS
-
-
 def labels_of(batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Return next-sentence labels [B, C], and a mask of the labels that count."""
     labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
@@ -183,10 +152,7 @@ class SampleStatistics:
         is_token_BS = batch["input_mask"] > 0
         is_text_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
         is_unknown_BS = is_text_BS & (tokens_BS == special.unk)
-        # A continuation whose first piece was truncated begins a word, as it does for masks.
-        continues_BS = is_text_BS & self._is_continuation_V[tokens_BS]
-        continues_BS[:, 0] = False
-        continues_BS[:, 1:] &= is_text_BS[:, :-1]
+        continues_BS = continuations(tokens_BS, is_text_BS, self._is_continuation_V)
         is_punctuation_BS = is_text_BS & ~continues_BS & self._is_punctuation_V[tokens_BS]
         is_piece_BS = is_text_BS & ~is_unknown_BS & ~is_punctuation_BS
         is_predicted_BP = batch["masked_lm_weights"] > 0
@@ -263,30 +229,28 @@ def _folder_report(name: str, source: Records) -> JSONObject:
 
 def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding for each property of the records that is bad for training."""
-    for name, ((least, maximum, counted, enough), problem, remedy) in CHECKS.items():
+    for name, check in CHECKS.items():
         value = report[name]
-        count = report[counted]
-        if value is None or count < enough:
+        number = report[check.counted]
+        if value is None or number < check.enough:
             continue
+        least, highest = check[:2]
         if name == "random_next_fraction":
             # A small number of pairs deviates by chance: allow three standard deviations of a half.
-            chance = 1.5 / math.sqrt(count)
+            chance = 1.5 / math.sqrt(number)
             least = min(least, 0.5 - chance)
-            maximum = max(maximum, 0.5 + chance)
+            highest = max(highest, 0.5 + chance)
         if name == "repeats":
             # Static records repeat each pair with other masks; records of other tools do not say how often.
-            maximum *= report["copies"] or (math.inf if report["format"] == "static" else 1)
-        if not least <= value <= maximum:
-            yield Finding(problem.format(value), value, remedy)
+            highest *= report["copies"] or (math.inf if report["format"] == "static" else 1)
+        if not least <= value <= highest:
+            yield Finding(check.problem.format(value), value, check.remedy)
     if report["predictions"] == 0:
         yield Finding("no token is masked (0 predictions)", 0, "make the records again with masks")
     if report["copies"] == 1:
-        problem = (
-            "static records of one copy (duplication_factor 1): every epoch has the same masks"
-        )
-        yield Finding(
-            problem, 1, "make them with --masking dynamic, or with --duplication-factor 5"
-        )
+        problem = "static records of one copy: every epoch has the same masks"
+        remedy = "make them with --masking dynamic, or with --duplication-factor 5"
+        yield Finding(problem, 1, remedy)
 
 
 # --- as text

@@ -12,19 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import PackSettings, packed_predictions
+from bert_cli.config.markers import recorded
 from bert_cli.data.examples.source import Packs
-from bert_cli.data.io.manifest import Shard, Stats, Step, refuse_inside
+from bert_cli.data.io.inputs import refuse_inside
+from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import permute
+from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles, number_of_copies, read_corpus
-from bert_cli.data.records.formats import (
-    BLOCK,
-    DynamicPacks,
-    pack_columns,
-    pack_payloads,
-    parse_dynamic,
-    static_payloads,
-)
+from bert_cli.data.records.formats import DynamicPacks
 from bert_cli.data.records.index import DESCRIPTION, write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.tokens.tokenizer import FILES
@@ -42,28 +38,23 @@ def run(settings: PackSettings) -> None:
     # Workers of a cluster find the records by the absolute names in the shards.
     folder = settings.input.absolute()
     out = settings.out
-    pack_size = settings.max_sequences_per_pack
     corpus = read_corpus(folder)
     length = _pack_length(settings, corpus)
     files = [file for file in corpus["files"] if file["records"]]
-    recorded = {
-        "fingerprint": corpus["fingerprint"],
-        "sequence_length": length,
-        "max_sequences_per_pack": pack_size,
-        "random_seed": settings.random_seed,
-    }
+    recipe = {"fingerprint": corpus["fingerprint"], **recorded(settings), "sequence_length": length}
+    pack_size = settings.max_sequences_per_pack
     manifest = run_shards(
         Step(
             "pack",
             out,
-            settings=recorded,
+            settings=recipe,
             packages=("numpy", "google-crc32c"),
             counted="records",
             # Fewer positions, but more columns or lists.
             expected_bytes=sum(file["bytes"] for file in files),
         ),
         [Shard((folder / file["name"],), Path(file["name"])) for file in files],
-        partial(convert, folder=folder, recipe=recorded),
+        partial(convert, folder=folder, recipe=recipe),
         Workers(settings.processes, settings.scheduler),
     )
     counts = manifest["counts"]
@@ -118,7 +109,7 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
     packs = Packs(lengths, length, pack_size, seed)
     order = permute(np.arange(len(packs)), len(packs), seed, 0)
     with RecordWriter(output) as writer:
-        step = max(1, BLOCK // pack_size)
+        step = max(1, formats.BLOCK // pack_size)
         for start in range(0, len(order), step):
             chosen = order[start : start + step]
             rows = packs.records(chosen, np.zeros(len(chosen), np.int64))
@@ -126,11 +117,11 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
             within = rows[rows >= 0]
             numbers = within + first
             if is_dynamic:
-                sequences = parse_dynamic(files.payloads(numbers), corpus["token_bytes"])
+                sequences = formats.parse_dynamic(files.payloads(numbers), corpus["token_bytes"])
                 block = DynamicPacks(sequences, numbers, counts.astype(np.int32))
-                writer.write_all(pack_payloads(block, corpus["token_bytes"]))
+                writer.write_all(formats.pack_payloads(block, corpus["token_bytes"]))
             else:
-                packed = pack_columns(
+                packed = formats.pack_columns(
                     files.static(numbers),
                     counts,
                     sequence_length=length,
@@ -138,7 +129,7 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
                     predictions=packed_predictions(length, pack_size, *masked),
                     pad=corpus["special_ids"]["pad"],
                 )
-                writer.write_all(static_payloads(packed))
+                writer.write_all(formats.static_payloads(packed))
     return Stats(
         records=writer.records,
         extra={"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))},
@@ -148,7 +139,7 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
 def _static_lengths(files: RecordFiles, first: int, end: int) -> Lengths:
     """Read the lengths of static records."""
     lengths = np.empty(end - first, np.uint16)
-    for start in range(first, end, BLOCK):
-        numbers = np.arange(start, min(start + BLOCK, end))
+    for start in range(first, end, formats.BLOCK):
+        numbers = np.arange(start, min(start + formats.BLOCK, end))
         lengths[numbers - first] = files.static(numbers)["input_mask"].sum(axis=1)
     return lengths

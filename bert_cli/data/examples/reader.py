@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -52,11 +52,9 @@ class Batching:
         size = self.micro_batch_size
         if step < 1 or step % (size * self.world_size):
             processes = count(self.world_size, "process")
-            raise ConfigError(
-                f"global_batch ({count(step, 'example')} a step)",
-                f"cannot be divided among {processes} with micro_batch_size {size}",
-                "change one of these numbers",
-            )
+            problem = f"cannot be divided among {processes} with micro_batch_size {size}"
+            remedy = "change one of these numbers"
+            raise ConfigError(f"global_batch ({count(step, 'example')} a step)", problem, remedy)
 
     def sample_indices(self, step: int) -> Numbers:
         """Return the sample indices of this process in a step."""
@@ -199,15 +197,22 @@ def _in_blocks(
     source: Records, epochs: Ints, numbers: Ints, length: int | None, probability: float | None
 ) -> Batch:
     """Return examples as `source.examples` does, read in blocks of BLOCK sequences."""
-    columns: Batch = {}
     size = max(1, BLOCK // source.max_sequences_per_pack)
-    for start in range(0, len(numbers), size):
-        part = slice(start, start + size)
-        block = source.examples(epochs[part], numbers[part], length, probability)
+    parts = (slice(start, start + size) for start in range(0, len(numbers), size))
+    blocks = (
+        (part, source.examples(epochs[part], numbers[part], length, probability)) for part in parts
+    )
+    return _assembled(len(numbers), blocks)
+
+
+def _assembled(number: int, blocks: Iterable[tuple[Numbers | slice, Batch]]) -> Batch:
+    """Return the columns of so many examples from blocks with their rows."""
+    columns: Batch = {}
+    for rows, block in blocks:
         for name, column in block.items():
-            if start == 0:
-                columns[name] = np.empty((len(numbers), *column.shape[1:]), column.dtype)
-            columns[name][part] = column
+            if name not in columns:
+                columns[name] = np.empty((number, *column.shape[1:]), column.dtype)
+            columns[name][rows] = column
     return columns
 
 
@@ -332,15 +337,12 @@ class Mixture(ExampleStream):
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
         corpora, indices = self.locate(sample_indices)
-        batch: Batch = {}
-        for number in np.unique(corpora):
-            chosen = np.flatnonzero(corpora == number)
-            rows = shuffled(self.sources[number], indices[chosen], probability)
-            for name, column in rows.items():
-                if name not in batch:
-                    batch[name] = np.empty((len(corpora), *column.shape[1:]), column.dtype)
-                batch[name][chosen] = column
-        return batch
+        chosen = ((number, np.flatnonzero(corpora == number)) for number in np.unique(corpora))
+        blocks = (
+            (rows, shuffled(self.sources[number], indices[rows], probability))
+            for number, rows in chosen
+        )
+        return _assembled(len(corpora), blocks)
 
     def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
         """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora."""
@@ -378,10 +380,10 @@ class Stages(ExampleStream):
         by_folder = {source.folder: source for stream in streams for source in stream.sources}
         self.sources = list(by_folder.values())
         vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
-        if len(vocabularies) > 1 or any(
-            source.max_sequences_per_pack > 1 for source in self.sources
-        ):
-            problem = "are packs" if len(vocabularies) < 2 else "differ in their vocabularies"
+        problem = "differ in their vocabularies" if len(vocabularies) > 1 else ""
+        if any(source.max_sequences_per_pack > 1 for source in self.sources):
+            problem = "are packs"
+        if problem:
             listed = ", ".join(str(source.folder) for source in self.sources)
             remedy = "give records of one vocabulary that are not packed"
             raise DataError(f"stages ({listed})", problem, remedy)

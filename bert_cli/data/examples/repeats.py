@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_cli.data.random import GOLDEN, mix
 from bert_cli.data.records.formats import Batch
+from bert_cli.data.records.masking import unmasked
 
 N = 8
 TEXT_SAMPLE = 4000
@@ -26,9 +27,7 @@ def repeats(rows: Batch, records: int) -> float:
 
     For text with c copies in different records it returns (c - 1) / 2 from a small sample and c - 1 from all `records`.
     """
-    tokens_nS = rows["input_ids"].astype(np.uint64)
-    row, slot = np.nonzero(rows["masked_lm_weights"])
-    tokens_nS[row, rows["masked_lm_positions"][row, slot]] = rows["masked_lm_ids"][row, slot]
+    tokens_nS = unmasked(rows).astype(np.uint64)
     length = max(0, tokens_nS.shape[1] - N + 1)
     hashes = np.zeros((len(tokens_nS), length), np.uint64)
     for offset in range(N):

@@ -13,16 +13,9 @@ import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.random import Ints, permute, row_keys
+from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
-from bert_cli.data.records.formats import (
-    FIELDS,
-    PACKED_FIELDS,
-    Batch,
-    DynamicRecords,
-    pack_columns,
-    parse_dynamic,
-    parse_packs,
-)
+from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.tokens.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
 from bert_cli.errors import DataError
@@ -105,7 +98,7 @@ class Records:
             columns = self._dynamic(epochs, numbers, length or self.sequence_length, recipe)
         else:
             columns = self.files.static(numbers)
-        names = PACKED_FIELDS if self.max_sequences_per_pack > 1 else FIELDS
+        names = formats.PACKED_FIELDS if self.max_sequences_per_pack > 1 else formats.FIELDS
         return {name: columns[name] for name in names}
 
     def _dynamic(self, epochs: Ints, numbers: Ints, length: int, recipe: MaskRecipe) -> Batch:
@@ -118,18 +111,20 @@ class Records:
         payloads = self.files.payloads(numbers)
         is_packed = self.max_sequences_per_pack > 1
         if is_packed and self.packs is None:
-            sequences, stored_numbers, counts = parse_packs(payloads, self.corpus["token_bytes"])
+            sequences, stored_numbers, counts = formats.parse_packs(
+                payloads, self.corpus["token_bytes"]
+            )
             self.files.check_dynamic(sequences, np.repeat(numbers, counts))
             numbers = stored_numbers
         else:
-            sequences = parse_dynamic(payloads, self.corpus["token_bytes"])
+            sequences = formats.parse_dynamic(payloads, self.corpus["token_bytes"])
             self.files.check_dynamic(sequences, numbers)
         columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
         if not is_packed:
             return columns
         pack_size = self.max_sequences_per_pack
         probability = self._masks.masking.highest_probability
-        return pack_columns(
+        return formats.pack_columns(
             columns,
             counts,
             sequence_length=length,
@@ -171,11 +166,9 @@ class Records:
         )  # fmt: skip
         for name, value, stored, command, fits in sizes:
             if value != stored and not (self.is_dynamic and fits):
-                raise DataError(
-                    f"{name} ({value})",
-                    f"the {corpus['format']} records in {self.folder} have {stored}",
-                    f"give {stored}, or records made with `bert {command} {value}`",
-                )
+                problem = f"the {corpus['format']} records in {self.folder} have {stored}"
+                remedy = f"give {stored}, or records made with `bert {command} {value}`"
+                raise DataError(f"{name} ({value})", problem, remedy)
 
 
 def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbers]:

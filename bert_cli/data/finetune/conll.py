@@ -82,7 +82,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             if len(cells) != columns or not cells[0] or not is_label:
                 problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
                 remedy = (
-                    "fix the line; labels are O, B-type or I-type (convert other schemes to BIO)"
+                    "fix the line; labels are O, B-type or I-type: convert other schemes to BIO"
                 )
                 raise DataError(where, problem, remedy)
             rows[-1].append((where, cells))
@@ -293,6 +293,5 @@ def entity_scores(
         return EntityScore(*(sum(chunk[1] == kind for chunk in side) for side in sides))
 
     types = sorted({chunk[1] for chunk in gold | predicted})
-    return EntityScore(len(right), len(predicted), len(gold)), {
-        name: of_type(name) for name in types
-    }
+    by_type = {name: of_type(name) for name in types}
+    return EntityScore(len(right), len(predicted), len(gold)), by_type

@@ -31,18 +31,8 @@ PACKAGE = "sentence_transformers.models"
 MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
 KINDS = ("Transformer", "Pooling", "Normalize")
 """Kinds of the modules, in their order."""
-APPLIED: Mapping[str, Sequence[JSON]] = {
-    **dict.fromkeys(("max_seq_length", "do_lower_case", "pooling_mode", *MODES, "__version__"), ()),
-    **dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), ()),
-    **dict.fromkeys(("include_prompt", "prompts", "requirements"), ()),
-    "model_type": ["SentenceTransformer"],
-    "similarity_fn_name": ["cosine"],
-    "transformer_task": ["feature-extraction"],
-    "modality_config": [{"text": {"method": "forward", "method_output_name": "last_hidden_state"}}],
-    "module_input_name": ["sentence_embedding"],
-    "module_output_name": ["token_embeddings", "sentence_embedding"],
-}
-"""Setting of these files -> values that are applied, () for all. Empty values of any setting have no effect."""
+APPLIED: Mapping[str, Sequence[JSON]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
+"""Setting of these files -> values that are applied, none for all. Empty values of any setting have no effect."""
 BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
 DEPTHS = (10, 100)  # of the recall; nDCG uses the first
 
@@ -116,7 +106,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
 def _by_id(path: Path) -> dict[str, str]:
     """Return the texts of a .jsonl by `_id`; a `title` is put before its text. Raises DataError for an `_id` twice."""
     texts: dict[str, str] = {}
-    for where, row in tables.json_lines(tables.read_lines(path), str(path)):
+    for where, row in tables.json_rows(path):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
         name = tables.label_of(row, "_id", where)
         if name in texts:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from bert_cli.data.examples.reader import Batching, Stream
 from bert_cli.data.random import record_at
 from bert_cli.data.records.formats import Batch
+from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.files import atomic_file
@@ -33,6 +34,7 @@ ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be tr
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
+Numbers = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -42,7 +44,7 @@ class Features:
 
     tokens: npt.NDArray[np.int32]  # [T] ids of all examples, with special tokens
     segments: npt.NDArray[np.int8]  # [T] 0 in the first text, 1 in the second
-    ends: npt.NDArray[np.int64]  # [n] end of each example
+    ends: Numbers  # [n] end of each example
     labels: Arrays = field(default_factory=dict)  # columns [n]
     position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
     origin: str = ""  # the fingerprint, if columns are outputs of a model
@@ -52,12 +54,12 @@ class Features:
         return len(self.ends)
 
     @property
-    def starts(self) -> npt.NDArray[np.int64]:
+    def starts(self) -> Numbers:
         """Return the start of each example [n]."""
         return np.append(0, self.ends[:-1]).astype(np.int64)
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> Numbers:
         """Return the number of tokens of each example [n]."""
         return self.ends - self.starts
 
@@ -102,7 +104,7 @@ class Features:
         joined["ends"][len(self) :] += len(self.tokens)
         return Features.of(joined)
 
-    def batch(self, numbers: npt.NDArray[np.int64], sequence_length: int) -> Batch:
+    def batch(self, numbers: Numbers, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
         inside = np.arange(sequence_length) < self.lengths[numbers, None]
         # In padding, the index points at another example's token, which is zeroed.
@@ -122,12 +124,18 @@ class Features:
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 
 
+def runs(starts: Numbers, lengths: Numbers) -> Numbers:
+    """Return start, start + 1, ... of each run, one run after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+
+
 def padded_length(longest: int, limit: int) -> int:
     """Return the sequence length of a batch whose longest example has so many tokens; at most `limit`."""
     return next((length for length in LENGTHS if longest <= length < limit), limit)
 
 
-def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.int64]]:
+def by_length(features: Features, micro_batch_size: int) -> list[Numbers]:
     """Return the numbers of all examples in batches of similar length, the longest first."""
     order = np.argsort(-features.lengths, kind="stable")
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
@@ -168,7 +176,7 @@ class FeatureReader(Stream):
         size = self.batching.micro_batch_size * self.group
         return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
 
-    def _numbers(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self, indices: Numbers) -> Numbers:
         """Return the example numbers of the groups at these sample indices."""
         _, groups = record_at(indices, self.epoch_size, self.seed)
         return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
@@ -186,7 +194,7 @@ class TextReader(FeatureReader):
         numbers = self._text_numbers(self._numbers(self.batching.step_indices(step)))
         return batch | {"text_index": index, "text_numbers": numbers[index]}
 
-    def _text_numbers(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _text_numbers(self, examples: Numbers) -> npt.NDArray[np.int32]:
         """Return a number for each example of a step, equal for equal tokens and the same in every process."""
         numbers: dict[bytes, int] = {}
         ends = self.features.ends[examples]
@@ -219,16 +227,15 @@ class PackReader(TextReader):
         rows = min(texts, rows)
         # Micro-batches get packs in turn, so that each has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
-        position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        source = np.repeat(self.features.starts[examples], lengths) + position
-        target = np.repeat(row * size + offset, lengths) + position
+        source = runs(self.features.starts[examples], lengths)
+        target = runs(row * size + offset, lengths)
         token_column = partial(_placed, (micro_batches, rows, size), target)
         text_column = partial(_placed, (micro_batches, rows * slots), row * slots + slot)
         columns = {
             "input_ids": token_column(self.features.tokens[source]),
             "segment_ids": token_column(self.features.segments[source]),
             "input_mask": token_column(np.repeat(slot + 1, lengths)),
-            "position_ids": token_column(position),
+            "position_ids": token_column(runs(np.zeros_like(lengths), lengths)),
             "next_sentence_positions": text_column(offset).reshape(micro_batches, rows, slots),
             "text_index": text_column(np.arange(len(row)), fill=-1),
             "text_numbers": text_column(self._text_numbers(examples)),
@@ -250,9 +257,7 @@ def _placed(
     return array
 
 
-def pack_texts(
-    lengths: npt.NDArray[np.int64], size: int, slots: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def pack_texts(lengths: Numbers, size: int, slots: int) -> tuple[Numbers, Numbers, Numbers]:
     """Return the pack of each text, its number in the pack and its first position.
 
     A pack has at most `size` tokens and `slots` texts. The longest text comes first, each into the fullest pack with
@@ -299,22 +304,20 @@ def encode_texts(
         piece = slice(begin, begin + ENCODED_AT_ONCE)
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
+        size_a, size_b = (np.fromiter(map(len, side), np.int64) for side in (left, right))
+        kept = truncated_lengths(size_a, size_b, max_seq_length - np.where(size_b > 0, 3, 2))
+        cut += int(np.count_nonzero(kept[0] + kept[1] < size_a + size_b))
         tokens: list[int] = []
-        segments = bytearray()
-        lengths: list[int] = []
-        for a, b in zip(left, right, strict=True):
-            length_a, length_b = cut_longer(len(a), len(b), max_seq_length - (3 if b else 2))
-            cut += length_a + length_b < len(a) + len(b)
-            before = len(tokens)
+        for a, b, length_a, length_b in zip(
+            left, right, *map(np.ndarray.tolist, kept), strict=True
+        ):
             tokens += [special.cls, *a[:length_a], special.sep]
-            segments += bytes(length_a + 2)
-            if b:
-                tokens += [*b[:length_b], special.sep]
-                segments += b"\1" * (length_b + 1)
-            lengths.append(len(tokens) - before)
+            tokens += [*b[:length_b], special.sep] if b else []
+        # Tokens of each text with its special ones.
+        spans = np.stack([kept[0] + 2, np.where(size_b > 0, kept[1] + 1, 0)], axis=1)
+        segments = np.repeat(np.tile(np.array([0, 1], np.int8), len(spans)), spans.ravel())
         # Python's integers would take twelve times the memory.
-        kinds = np.frombuffer(segments, np.int8)
-        parts.append((np.array(tokens, np.int32), kinds, np.array(lengths, np.int64)))
+        parts.append((np.array(tokens, np.int32), segments, spans.sum(axis=1)))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Features(columns[0], columns[1], columns[2].cumsum(), labels), cut
 
@@ -322,19 +325,6 @@ def encode_texts(
 def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
     encodings = tokenizer.library.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
-
-
-def cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two texts after the longer text has lost its last piece until both fit.
-
-    At equal lengths the second text loses a piece.
-    """
-    over = max(0, first + second - room)
-    # First the longer text is truncated to the shorter length; then both are truncated alternately.
-    alone = min(over, abs(first - second))
-    first, second = (first - alone, second) if first > second else (first, second - alone)
-    rest = over - alone
-    return first - rest // 2, second - (rest - rest // 2)
 
 
 def cached(

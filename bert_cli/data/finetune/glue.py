@@ -15,24 +15,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
 from bert_cli.data.io.rows import check_columns
 from bert_cli.errors import DataError
-from bert_cli.files import JSONObject
 
 SHORT_ROW = "rows with too few columns, left out"
 LONG_ROW = "rows with more columns than the header, which are ignored"
 UNLABELLED = 'rows without a label of the annotators ("-"), left out'
 GLUE_FILES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
-MNLI_FILES = {
-    "train": "train.tsv",
-    "validation": "dev_matched.tsv",
-    "validation_mismatched": "dev_mismatched.tsv",
-    "test": "test_matched.tsv",
-    "test_mismatched": "test_mismatched.tsv",
-}
-CLUE_FILES = {"train": "train.json", "validation": "dev.json", "test": "test.json"}
 LARGEST_TRAIN_FILE = "train.50k.json"  # of OCNLI, which has no train.json
 LABELS_FILE = "labels.json"
 HIGHEST_SIMILARITY = 5.0  # STS-B's similarities are 0 to 5
@@ -40,7 +32,7 @@ HIGHEST_SIMILARITY = 5.0  # STS-B's similarities are 0 to 5
 
 @dataclass(frozen=True)
 class Task:
-    """The files, columns, labels and metrics of a task."""
+    """The files, columns, labels and metrics of a task, as glue.json has them."""
 
     folders: tuple[str, ...]  # accepted names of its folder
     columns: tuple[str, ...]  # of the texts
@@ -53,8 +45,6 @@ class Task:
     files: Mapping[str, str] = field(default_factory=lambda: GLUE_FILES)  # split -> file
     ids: tuple[str, ...] = ("index",)  # possible columns of the ids
     headless: tuple[str, ...] = ()  # columns of labelled files without a header
-    make_texts: Callable[[tables.Row, str], tuple[str, ...]] | None = None
-    """Make one text or two from a row and its location, where columns alone do not suffice."""
     may_lack_columns: bool = False  # labelled rows that are too short are left out
     may_lack_label: bool = False  # labelled rows whose label is "-" are left out
     is_regression: bool = False
@@ -88,68 +78,12 @@ def _marked(row: tables.Row, where: str) -> tuple[str]:
     return (text,)
 
 
-def _clue(task: str, columns: tuple[str, ...], **more: Any) -> Task:
-    """Return a task of CLUE; by default its server file is named as for version 1.1 of 2021."""
-    values: JSONObject = {
-        "folders": (task, f"{task}_public"),
-        "label_names": ("0", "1"),
-        "server_files": {"test": f"{task}_predict.json"},
-        "files": CLUE_FILES,
-        "ids": ("id", "idx"),
-    }
-    return Task(columns=columns, **{**values, **more})
-
-
-_PAIR = ("sentence1", "sentence2")
-_BINARY = ("0", "1")
-_ENTAILS = ("entailment", "not_entailment")
-_NLI = ("entailment", "neutral", "contradiction")
-
-TASKS: Mapping[str, Task] = {
-    "cola": Task(
-        ("CoLA",), ("sentence",), ("unacceptable", "acceptable"), {"test": "CoLA.tsv"}, labels=_BINARY,
-        metrics=("matthews",), best="matthews", headless=("source", "label", "star", "sentence"),
-    ),
-    "mnli": Task(
-        ("MNLI",), _PAIR, _NLI, {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-        label="gold_label", files=MNLI_FILES,
-    ),
-    "mrpc": Task(
-        ("MRPC",), ("#1 String", "#2 String"), ("not_equivalent", "equivalent"), {"test": "MRPC.tsv"},
-        label="Quality", labels=_BINARY, metrics=("accuracy", "f1"), best="f1",
-    ),
-    "qnli": Task(("QNLI",), ("question", "sentence"), _ENTAILS, {"test": "QNLI.tsv"}),
-    "qqp": Task(
-        ("QQP",), ("question1", "question2"), ("not_duplicate", "duplicate"), {"test": "QQP.tsv"},
-        label="is_duplicate", labels=_BINARY, metrics=("accuracy", "f1"), best="f1", ids=("id",),
-        may_lack_columns=True,
-    ),
-    "rte": Task(("RTE",), _PAIR, _ENTAILS, {"test": "RTE.tsv"}),
-    "sst2": Task(
-        ("SST-2",), ("sentence",), ("negative", "positive"), {"test": "SST-2.tsv"}, labels=_BINARY
-    ),
-    "stsb": Task(
-        ("STS-B",), _PAIR, None, {"test": "STS-B.tsv"}, label="score",
-        metrics=("pearson", "spearman"), best="spearman", is_regression=True,
-    ),
-    "wnli": Task(
-        ("WNLI",), _PAIR, ("not_entailment", "entailment"), {"test": "WNLI.tsv"}, labels=_BINARY
-    ),
-    "afqmc": _clue("afqmc", _PAIR),
-    "tnews": _clue(
-        "tnews", ("sentence",), label_names=None, server_files={"test": "tnews11_predict.json"}
-    ),
-    "iflytek": _clue("iflytek", ("sentence",), label_names=None),
-    "cmnli": _clue("cmnli", _PAIR, label_names=_NLI, may_lack_label=True),
-    "ocnli": _clue(
-        "ocnli", _PAIR, label_names=_NLI, may_lack_label=True, server_files={"test": "ocnli_50k_predict.json"}
-    ),
-    "wsc": _clue(
-        "wsc", (), label_names=("false", "true"), make_texts=_marked,
-        folders=("cluewsc2020", "cluewsc2020_public", "wsc"), server_files={"test": "cluewsc11_predict.json"},
-    ),
-    "csl": _clue("csl", (), make_texts=_keywords),
-}  # fmt: skip
+TASKS = TypeAdapter(dict[str, Task]).validate_json(Path(__file__).with_suffix(".json").read_bytes())
+MAKE_TEXTS: Mapping[str, Callable[[tables.Row, str], tuple[str, ...]]] = {
+    "csl": _keywords,
+    "wsc": _marked,
+}
+"""Task -> what makes one text or two from a row and its location, where columns alone do not suffice."""
 
 
 def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
@@ -172,8 +106,8 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
                 remarks[UNLABELLED] += 1
                 continue
             words.append((where, word))
-        if task.make_texts is not None:
-            texts.append(task.make_texts(row, where))
+        if name in MAKE_TEXTS:
+            texts.append(MAKE_TEXTS[name](row, where))
         else:
             texts.append(tuple(tables.text_of(row, column, where) for column in task.columns))
         ids.append(next((str(row[column]) for column in task.ids if column in row), str(number)))
@@ -199,7 +133,7 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
 def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> tables.Rows:
     """Yield the (location, columns) of each row of a TSV or JSON-lines file."""
     if path.suffix == ".json":
-        yield from tables.json_lines(tables.read_lines(path), str(path))
+        yield from tables.json_rows(path)
         return
     lines = tables.read_lines(path)
     headless = task.headless if is_labelled else ()
@@ -240,8 +174,8 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, the sorted labels of the training file."""
     path = folder / LABELS_FILE
     path = path if path.is_file() else _find_file(folder, task, "train")
-    rows = tables.json_lines(tables.read_lines(path), str(path))
-    return tables.sorted_labels(tables.label_of(row, task.label, where) for where, row in rows)
+    words = (tables.label_of(row, task.label, where) for where, row in tables.json_rows(path))
+    return tables.sorted_labels(words)
 
 
 def write_server_file(

@@ -20,9 +20,7 @@ from bert_cli.files import parse_json
 
 LISTED_IDS = 3
 MISPLACED = "answers whose text is not at their answer_start, left out"
-MISPLACED_KEPT = (
-    "answers whose text is not at their answer_start, included: only their text is scored"
-)
+MISPLACED_KEPT = "answers whose text is not at their answer_start, included, as only texts count"
 UNUSABLE = "questions left out of training: none of their answers is at its answer_start"
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -45,9 +43,8 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...]  # none for an impossible question, and in a test file
-    is_impossible: (
-        bool  # marked so or, without a mark, with no answers in a file where others have some
-    )
+    is_impossible: bool
+    """Marked so or, without a mark, with no answers in a file where others have some."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +144,8 @@ def _fault(
     if not question.context.strip():
         return "has an empty context", "fix or leave out the paragraph"
     if question.is_impossible and not version_2:
-        return (
-            "is marked impossible or has no answer, which SQuAD 1.1 does not allow",
-            "give --version-2",
-        )
+        problem = "is marked impossible or has no answer, which SQuAD 1.1 does not allow"
+        return problem, "give --version-2"
     if question.is_impossible and question.answers:
         return "is marked impossible and has answers", "leave out one of them"
     if training and not question.is_impossible and not question.answers:
@@ -184,12 +179,10 @@ def gold_of(questions: Sequence[Question]) -> Gold:
 
 def squad_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float | int]:
     """Return F1 and exact match in per cent under the official names of 1.1 or 2.0."""
-    scores = [
-        best_score(texts, predictions[name], version_2=gold.version_2)
-        if name in predictions
-        else (0.0, 0.0)
-        for name, texts in gold.answers.items()
-    ]
+    scores = [(0.0, 0.0)] * len(gold.answers)
+    for number, (name, texts) in enumerate(gold.answers.items()):
+        if name in predictions:
+            scores[number] = best_score(texts, predictions[name], version_2=gold.version_2)
     if not gold.version_2:
         _, f1, exact = _means(scores)
         return {"f1": f1, "exact_match": exact}

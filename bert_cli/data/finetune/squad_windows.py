@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
-from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length
+from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length, runs
 from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
@@ -29,9 +29,7 @@ Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of training: their answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
-LONG_ANSWERS = (
-    "questions whose answer has more tokens than max_answer_length, so that it is never given"
-)
+LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
@@ -154,12 +152,6 @@ def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: boo
                 offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
     counts = np.array(lengths, np.int64)
     return _Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
-
-
-def runs(starts: Numbers, lengths: Numbers) -> Numbers:
-    """Return start, start + 1, ... of each run, one run after another."""
-    before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
 
 
 def _answer_pieces(

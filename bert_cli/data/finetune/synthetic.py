@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.examples.synthetic import FIRST_WORD, check_sizes
-from bert_cli.data.finetune.features import Arrays, Features
+from bert_cli.data.finetune.features import Arrays, Features, runs
 from bert_cli.facts.heads import Head
 
 
@@ -35,7 +35,7 @@ def synthetic_features(
     is_short[0] = False
     some = drawn.integers(2 * first_text, sequence_length, number)
     lengths = np.where(is_short, some, sequence_length)
-    positions = _positions(lengths)
+    positions = runs(np.zeros_like(lengths), lengths)
     ids = drawn.integers(FIRST_WORD, vocab_size, len(positions), np.int32)
     segments = (positions >= first_text).astype(np.int8)
     add_labels: Callable[[Texts, int], Features] = pkgutil.resolve_name(head.synthetic)
@@ -53,7 +53,7 @@ def span_labels(texts: Texts, labels: int) -> Features:
 
 def token_labels(texts: Texts, labels: int) -> Features:
     """Add a label for every token but the first and the last of an example, which is a single text."""
-    positions = _positions(texts.lengths)
+    positions = runs(np.zeros_like(texts.lengths), texts.lengths)
     inside = (positions > 0) & (positions < np.repeat(texts.lengths - 1, texts.lengths))
     each = texts.drawn.integers(0, labels, len(texts.ids), np.int32) * inside
     by_token: Arrays = {"labels": each, "label_weights": inside.astype(np.float32)}
@@ -68,9 +68,3 @@ def example_labels(texts: Texts, labels: int) -> Features:
     if labels == 1:
         column = {"labels": texts.drawn.uniform(0.0, 5.0, number).astype(np.float32)}
     return Features(texts.ids, texts.segments, np.cumsum(texts.lengths), column)
-
-
-def _positions(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the position of every token in its example."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)

@@ -3,12 +3,9 @@
 A line ends at a line feed only, because real text contains U+2028, U+0085 and form feeds.
 """
 
-import gzip
 import io
-import json
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -18,24 +15,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.io.rows import check_columns, check_encoding, check_text, listed, refuse_array
+from bert_cli.data.io import files
+from bert_cli.data.io.files import Part
+from bert_cli.data.io.kinds import check_encoding, refuse_array
+from bert_cli.data.io.rows import (
+    Row,
+    Rows,
+    check_columns,
+    check_object,
+    check_text,
+    json_object,
+    listed,
+    parquet_rows,
+    parse,
+    text_of,
+)
 from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
-from bert_cli.files import JSONObject, write_atomically
+from bert_cli.files import write_atomically
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
-Row = Mapping[str, Any]
-Rows = Iterator[tuple[str, Mapping[str, Any]]]  # "FILE (line 3)", columns
 Column = npt.NDArray[Any]
 
 EMPTY_TEXT = "rows with an empty text, included"
 BLANK = "blank lines, left out"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
-KINDS = (".csv", ".tsv", ".jsonl", ".json", ".txt")
 MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
-MOST_EXPANSION = 100  # times the size of a .gz; text has some 3 to 10
-SMALL = 1 << 24  # bytes to which any .gz may unpack
+MOST_EXPANSION = 100  # times the size of a compressed file; text has some 3 to 10
+SMALL = 1 << 24  # bytes to which any file may unpack
 
 
 @dataclass(frozen=True)
@@ -66,47 +74,42 @@ class TextExamples:
         )
 
 
+def open_file(path: Path) -> Part:
+    """Return a person's file. Raises DataError when it is missing or cannot be opened."""
+    try:
+        return files.part_of(path)
+    except FileNotFoundError:
+        siblings = {sibling.stem: sibling for sibling in path.parent.glob("*")}
+        near = nearest(path.stem, siblings)
+        remedy = f"did you mean '{siblings[near]}'?" if near else "check the path"
+        raise DataError(str(path), "no such file", remedy) from None
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), problem, "check the path and the file") from error
+
+
 def read_text(path: Path) -> str:
-    """Return a file as text, decompressed if its name ends in .gz, without a byte order mark.
+    """Return a file as text, unpacked, without a byte order mark.
 
     Raises DataError when it is missing, empty, damaged, not UTF-8 (with the line), or expands as no text does.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            limit = SMALL + MOST_EXPANSION * path.stat().st_size
-            data = file.read(limit if path.suffix == ".gz" else -1)
-        if len(data) == limit:
-            problem = f"unpacks to more than {MOST_EXPANSION} times its size"
-            raise DataError(str(path), problem, "unpack it with gunzip if that is right")
-    except FileNotFoundError:
-        files = {sibling.stem: sibling for sibling in path.parent.glob("*")}
-        near = nearest(path.stem, files)
-        remedy = f"did you mean '{files[near]}'?" if near else "check the path"
-        raise DataError(str(path), "no such file", remedy) from None
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        problem = f"cannot be read ({reason})"
-        raise DataError(str(path), problem, "check the path and the file") from error
+    part = open_file(path)
+    limit = SMALL + MOST_EXPANSION * part.size
+    with files.report_damage(part), files.open_part(part) as file:
+        data = file.read(limit if part.compression else -1)
+    if len(data) == limit:
+        problem = f"unpacks to more than {MOST_EXPANSION} times its size"
+        raise DataError(str(path), problem, "unpack it first if that is right")
     return decoded(data, str(path))
 
 
 def decoded(data: bytes, source: str) -> str:
     """Return bytes as text without a byte order mark. Raises DataError for none, and, with the line, for no UTF-8."""
     check_encoding(data, source)
-    try:
-        text = data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        problem = f"byte 0x{data[error.start]:02X} is not UTF-8"
-        raise DataError(f"{source} (line {line})", problem, "save it as UTF-8") from error
+    text = files.decode(data, source).removeprefix("\ufeff")
     if not text.strip():
         raise DataError(source, "is empty", "give examples, such as one on each line")
     return text
-
-
-def file_kind(path: Path) -> str:
-    """Return the suffix of a file's name; for a compressed file, the suffix before .gz."""
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def read_lines(path: Path) -> list[str]:
@@ -125,21 +128,7 @@ def json_lines(lines: Iterable[str], source: str) -> Rows:
         if number == 1:
             refuse_array(line, source)
         where = f"{source} (line {number})"
-        yield where, _object(_parsed(line, where), where)
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(where, f"is not JSON ({error})", "fix it or get the file again") from error
-
-
-def _object(value: object, where: str) -> JSONObject:
-    if not isinstance(value, dict):
-        raise DataError(where, "is not a JSON object", "give one object per line or item")
-    check_text(value, where)
-    return value
+        yield where, json_object(line, where)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -150,15 +139,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise DataError(str(path), problem, "choose another folder") from error
-
-
-def text_of(row: Row, name: str, where: str) -> str:
-    """Return a row's text in a column; null is an empty text. Raises DataError for other types."""
-    check_columns(where, [name], row)
-    value = row[name]
-    if not isinstance(value, str | None):
-        raise DataError(where, f"'{name}' is not a string", "write it as a string")
-    return value or ""
 
 
 def label_of(row: Row, name: str, where: str) -> str:
@@ -172,6 +152,7 @@ def label_of(row: Row, name: str, where: str) -> str:
     if value is None or isinstance(value, list | dict) or word.lower() in MISSING:
         problem = f"'{name}' is empty or not a label ({repr(value)[:40]})"
         raise DataError(where, problem, "give each row a label, or leave the row out")
+    check_text(word, where)
     return word
 
 
@@ -230,7 +211,7 @@ def read_table(
             words.append((where, label_of(row, label_column, where)))
     if not texts:
         raise DataError(str(path), "contains no rows", "give a file that contains examples")
-    if file_kind(path) == ".tsv":
+    if files.format_by_name(path) == "tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
     names = None
@@ -258,23 +239,26 @@ def examples_of(
 
 
 def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows:
-    """Yield the (location, columns) of each row of a CSV, TSV or JSON table; count problems in `remarks`.
+    """Yield the (location, columns) of each row of a table; count problems in `remarks`.
 
     The lines of a .txt are the rows of a single column.
     """
-    kind = file_kind(path)
-    if kind not in KINDS:
-        remedy = f"name it {', '.join(KINDS)}, or one of them with .gz"
+    kind = files.format_by_name(path)
+    if kind is None:
+        remedy = (
+            f"name it {', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
+        )
         raise DataError(str(path), "is of an unknown kind", remedy)
-    if kind in (".csv", ".tsv"):
+    if kind == "parquet":
+        yield from parquet_rows(open_file(path), needed)
+    elif kind in ("csv", "tsv"):
         # A carriage return alone ends a line of CSV, too.
-        ends = "" if kind == ".csv" else "\n"
-        lines = io.TextIOWrapper(io.BytesIO(read_text(path).encode()), "utf-8", newline=ends)
-        for where, row in rows_of_table(lines, str(path), kind[1:], needed):
+        lines = io.StringIO(read_text(path), newline="" if kind == "csv" else "\n")
+        for where, row in rows_of_table(lines, str(path), kind, needed):
             remarks[BLANK] += not row
             if row:
                 yield where, row
-    elif kind == ".txt":
+    elif kind == "plain":
         if len(needed) > 1:
             problem = f"has a text on each line, not the columns {listed(needed)}"
             raise DataError(str(path), problem, "give a table with these columns")
@@ -283,12 +267,19 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
                 yield f"{path} (line {number})", {needed[0]: line}
             else:
                 remarks[BLANK] += 1
-    elif (text := read_text(path)).lstrip().startswith("["):
-        for number, item in enumerate(_parsed(text, str(path)), 1):
-            where = f"{path} (item {number})"
-            yield where, _object(item, where)
     else:
-        yield from json_lines(read_lines(path), str(path))
+        yield from json_rows(path)
+
+
+def json_rows(path: Path) -> Rows:
+    """Yield the (location, JSON object) of each line of a file, or of each item of one JSON list."""
+    text = read_text(path)
+    if not text.lstrip().startswith("["):
+        yield from json_lines(lines_of(text), str(path))
+        return
+    for number, item in enumerate(parse(text, str(path)), 1):
+        where = f"{path} (item {number})"
+        yield where, check_object(item, where)
 
 
 def hold_out(

@@ -39,8 +39,8 @@ def run_on_cluster(
     shards: Iterable[manifest.Shard],
     convert: manifest.Convert,
     scheduler: str,
-) -> Generator[tuple[manifest.Shard, manifest.Stats | None], None, None]:
-    """Yield each shard when it is finished, with its counts; None where it was complete before.
+) -> Generator[tuple[manifest.Shard, manifest.Stats], None, None]:
+    """Yield each shard when it is finished, with its counts.
 
     Raises ConfigError without dask, DataError when the scheduler is lost or one shard kills worker after worker.
     """
@@ -55,9 +55,6 @@ def run_on_cluster(
     finished = as_completed(loop=client.loop)
     try:
         for shard in shards:
-            if output.is_complete(shard):
-                yield shard, None
-                continue
             finished.add(cluster.submit(shard, function))
             while len(cluster.running) >= 2 * max(1, cluster.count_workers()):
                 yield cluster.result(next(finished))
@@ -67,11 +64,9 @@ def run_on_cluster(
     except (OSError, CancelledError) as error:
         if isinstance(error, OSError) and client.status == "running":
             raise
-        raise DataError(
-            f"{output.step.name} (scheduler {scheduler})",
-            f"was lost ({_first_line(error)})",
-            "start it and its workers and run the command again; it keeps what is finished",
-        ) from None
+        problem = f"was lost ({_first_line(error)})"
+        remedy = "start it and its workers and run the command again; it keeps what is finished"
+        raise DataError(f"{output.step.name} (scheduler {scheduler})", problem, remedy) from None
     finally:
         cluster.close()
 

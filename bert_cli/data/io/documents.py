@@ -4,7 +4,6 @@
 `text_blocks` has the speed that `bert tokenize` needs.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,12 +11,11 @@ from typing import Literal
 
 from bert_cli.data.io import files
 from bert_cli.data.io.margins import margins_of
-from bert_cli.data.io.rows import table_rows
+from bert_cli.data.io.rows import json_object, parquet_rows, table_rows, text_of
 from bert_cli.data.io.wrapping import Joiner
 from bert_cli.errors import DataError
 
 BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB
-ROWS = 128  # rows of a Parquet file that are read at once
 
 PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
 EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
@@ -76,7 +74,7 @@ def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Ki
     is_new = True
     lines = _lines(part)
     if part.margins is not None:
-        texts = (_decode(line, part, offset) for line, offset in _raw_lines(part))
+        texts = (files.decode(line, part, offset) for line, offset in _raw_lines(part))
         lines = _joiner(part, reading).paragraphs(texts)
     for line in lines:
         if not line:
@@ -103,11 +101,11 @@ def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
     Raises DataError like `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
     """
     if part.format == "wikiextractor":
-        raise DataError(
-            f"{part.path} (<doc ...>)",
-            "holds articles, not one sentence per line",
-            "give it to `bert preprocess` first, or add --input-format plain if that is the text",
+        problem = "holds articles, not one sentence per line"
+        remedy = (
+            "run `bert preprocess` on it first, or add --input-format plain if that is the text"
         )
+        raise DataError(f"{part.path} (<doc ...>)", problem, remedy)
     if part.format == "plain":
         for text in _plain_blocks(part):
             if reading.documents == "files":
@@ -143,7 +141,7 @@ def _raw_lines(part: files.Part) -> Iterator[tuple[bytes, int]]:
 
 def _lines(part: files.Part) -> Iterator[str]:
     for line, offset in _raw_lines(part):
-        yield _decode(line, part, offset).strip()
+        yield files.decode(line, part, offset).strip()
 
 
 def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list[files.Part]:
@@ -201,79 +199,32 @@ def _plain_blocks(part: files.Part) -> Iterator[str]:
             if part.stop is None or offset + size < part.stop:
                 data += file.readline()
             text = data.removesuffix(b"\n")
-            yield _decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
+            yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
             offset += len(data)
-
-
-def _decode(data: bytes, part: files.Part, offset: int) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        wrong = offset + error.start
-        where = f"{part.path} (line {files.line_number(part, wrong)}, byte {wrong})"
-        raise DataError(where, "not UTF-8", "write it as UTF-8") from error
 
 
 def _field_texts(part: files.Part, field: str) -> Iterator[str]:
     """Yield the texts of JSON lines, or of the rows of a table or Parquet; a null is a document without text."""
-    texts = {"json-lines": _json_texts, "parquet": _parquet_texts}.get(part.format, _table_texts)
-    for text in texts(part, field):
+    if part.format == "json-lines":
+        texts = _json_texts(part, field)
+    else:
+        rows = parquet_rows(part, [field], FIELD_REMEDY)
+        if part.format != "parquet":
+            lines = (files.decode(line, part, offset) for line, offset in _raw_lines(part))
+            rows = table_rows(lines, str(part.path), part.format, [field], FIELD_REMEDY)
+        texts = (text_of(row, field, where, FIELD_REMEDY) for where, row in rows if row)
+    for text in texts:
         yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
 def _json_texts(part: files.Part, field: str) -> Iterator[str]:
     for data, offset in _raw_lines(part):
-        line = _decode(data, part, offset)
+        line = files.decode(data, part, offset)
         if not line.strip():
             continue
         try:
-            text = _json_text(line, field)
-        except (ValueError, RecursionError) as error:
+            text = text_of(json_object(line, ""), field, "", FIELD_REMEDY)
+        except DataError as error:  # lines are counted for an error alone
             where = f"{part.path} (line {files.line_number(part, offset)})"
-            problem = f"is not a JSON object with text in {field!r} ({error})"
-            raise DataError(where, problem, f"fix that line, or {FIELD_REMEDY}") from None
+            raise DataError(where, error.problem, error.remedy) from None
         yield text
-
-
-def _json_text(line: str, field: str) -> str:
-    row = json.loads(line)
-    if not isinstance(row, dict) or field not in row:
-        fields = ", ".join(map(repr, row)) if isinstance(row, dict) else "no fields"
-        raise ValueError(f"only {fields[:200]}")
-    text = row[field]
-    if not isinstance(text, str | None):
-        raise ValueError(f"it is a {type(text).__name__}")
-    if text and "\\u" in line:
-        text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-    return text or ""
-
-
-def _table_texts(part: files.Part, field: str) -> Iterator[str]:
-    """Yield the cells of a column."""
-    lines = (_decode(line, part, offset) for line, offset in _raw_lines(part))
-    for _, row in table_rows(lines, str(part.path), part.format, [field], FIELD_REMEDY):
-        if row:
-            yield row[field]
-
-
-def _parquet_texts(part: files.Part, field: str) -> Iterator[str]:
-    with files.open_parquet(part) as file:
-        names = file.schema_arrow.names
-        if field not in names:
-            problem = f"has no column {field!r}, only {', '.join(map(repr, names))[:200]}"
-            raise DataError(str(part.path), problem, FIELD_REMEDY)
-        stop = file.metadata.num_row_groups if part.stop is None else part.stop
-        row = sum(file.metadata.row_group(number).num_rows for number in range(part.start))
-        groups = list(range(part.start, stop))
-        batches = file.iter_batches(ROWS, row_groups=groups, columns=[field], use_threads=False)
-        for value in (value for batch in batches for value in batch.column(0)):
-            row += 1
-            try:
-                text = value.as_py()
-                if not isinstance(text, str | None):
-                    raise ValueError(f"it is a {type(text).__name__}")
-            except ValueError as error:
-                where = f"{part.path} (row {row})"
-                problem = f"has no UTF-8 text in {field!r} ({error})"
-                raise DataError(where, problem, f"fix that row, or {FIELD_REMEDY}") from None
-            yield text or ""

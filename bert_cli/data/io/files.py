@@ -1,4 +1,4 @@
-"""Input files of text: find them, recognise their format by their first bytes, open them, split them into parts.
+"""Files of text: recognise their format by their first bytes, open them, split them into parts.
 
 Large files are split between documents and small ones are bundled. A compressed file cannot be read from its
 middle and is one part.
@@ -12,32 +12,23 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from glob import glob
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Any, Literal, cast
 
-from bert_cli.data.io.kinds import COMPRESSED, refuse_other_kinds
-from bert_cli.data.io.manifest import (
-    MANIFEST,
-    Shard,
-    each_once,
-    finished_files,
-    refuse_inside,
-)
+from bert_cli.data.io.kinds import COMPRESSED, check_encoding, refuse_array, refuse_other_kinds
+from bert_cli.data.io.manifest import Shard
 from bert_cli.data.io.margins import (
     CUT,
     TWO_COLUMNS,
     ends_within_sentences,
     has_two_columns,
     margins_of,
+    wrapped_width,
 )
-from bert_cli.data.io.rows import check_encoding, refuse_array
-from bert_cli.data.io.wrapping import wrapped_width
-from bert_cli.errors import ConfigError, DataError, import_extra
+from bert_cli.errors import DataError, import_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
 
@@ -49,9 +40,13 @@ DECODERS: dict[str, Callable[[], Any]] = {
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
 LONGEST_MARK = 16  # of a compression
-JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".jsonlines")
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
-TABLES: dict[str, Format] = {".csv": "csv", ".tsv": "tsv"}
+TABLES: tuple[Format, ...] = ("csv", "tsv")
+NAMED: dict[str, Format] = {
+    **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".parquet": "parquet"},
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".jsonlines"), "json-lines"),
+}
+"""Suffix of a name -> format; a compression may follow."""
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
 WRAPPED_BYTES = 1 << 17  # unpacked bytes that decide whether its lines are wrapped
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
@@ -61,7 +56,6 @@ PARQUET_EXPANSION = 1.75  # with snappy, its default; 2.5 with zstandard
 
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
-GLOB = re.compile(r"[*?\[]")
 
 
 class DamagedError(Exception):
@@ -99,77 +93,6 @@ class Part:
 Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
 
 
-# --- which files
-
-
-def find_files(source: Path) -> list[Path]:
-    """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
-
-    For the folder of a step, these are its outputs. Raises DataError when there are no files.
-    """
-    if source.exists() or not GLOB.search(str(source)):
-        return finished_files(source)
-    paths = map(Path, glob(str(source), recursive=True))
-    files = each_once(path for path in paths if path.is_file())
-    if not files:
-        raise DataError(f"input ({source})", "no file matches", "check the pattern, and quote it")
-    return files
-
-
-def find_root(source: Path) -> Path:
-    """Return the folder that the names of output files are relative to."""
-    if source.is_dir():
-        return source
-    parts = source.parts
-    first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
-    return source.parent if source.exists() else Path(*parts[:first])
-
-
-def refuse_output_inside(source: Path, out: Path) -> None:
-    """Raise DataError for an output folder in an input folder, whose files the next run would read as text."""
-    is_searched = source.is_dir() and not (source / MANIFEST).exists()
-    if is_searched or (not source.exists() and "**" in source.parts):
-        refuse_inside(out, find_root(source), "where the next run would read its files as text")
-
-
-def recognise_all(source: Path, reading: Reading) -> tuple[list[Part], list[str]]:
-    """Return every file of the input that is not empty, and notes for the manifest.
-
-    Raises DataError for a file that cannot be read as text, and when all are empty.
-    """
-    files = {path: recognise(path, reading) for path in find_files(source)}
-    empty = [path for path, part in files.items() if part is None]
-    parts = [part for part in files.values() if part is not None]
-    if not parts:
-        more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
-        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
-    notes = []
-    if empty and not (source / MANIFEST).exists():
-        notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
-    formats = Counter(part.format for part in parts)
-    if len(formats) > 1:
-        counts = ", ".join(f"{formats[kind]} {kind}" for kind in get_args(Format) if formats[kind])
-        notes.append(f"{source}: holds files of several formats: {counts}")
-    return parts, notes
-
-
-def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
-    """Raise ConfigError for a setting in `names` that applies to none of these files."""
-    formats = {part.format for part in parts}
-    applies = {
-        "text_field": {"json-lines", "csv", "tsv", "parquet"},
-        "documents": {"plain"},
-        "line_breaks": {"plain", "json-lines", "csv", "tsv", "parquet"},
-    }
-    for name in sorted(applies.keys() & names):
-        if not applies[name] & formats:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}",
-                f"has no effect, the input is {', '.join(sorted(formats))}",
-                "leave it out, or give the format of the files as --input-format",
-            )
-
-
 # --- format of a file
 
 
@@ -180,18 +103,26 @@ def compression_of(path: Path) -> str:
     return (match.lastgroup if match else None) or ""
 
 
-def recognise(path: Path, reading: Reading) -> Part | None:
-    """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
+def part_of(path: Path) -> Part:
+    """Return a file as plain text with its compression. Raises DataError where its name has another one."""
     size = path.stat().st_size
     compression = compression_of(path)
-    if not size:
-        return None
-    where = f"{path} (line 1)"
     expected = SUFFIXES.get(path.suffix.lower(), "")
-    if expected and not compression:
+    if size and expected and not compression:
         problem = f"has a name for {expected}, but its content is not {expected}"
-        raise DataError(where, problem, "download it again, or rename it")
-    part = Part(path, "plain", compression, size)
+        raise DataError(f"{path} (line 1)", problem, "download it again, or rename it")
+    return Part(path, "plain", compression, size)
+
+
+def format_by_name(path: Path) -> Format | None:
+    """Return the format that the suffix of a name stands for, before that of a compression."""
+    name = path.stem if path.suffix.lower() in SUFFIXES else path.name
+    return NAMED.get(Path(name).suffix.lower())
+
+
+def recognise(path: Path, reading: Reading) -> Part | None:
+    """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
+    part = part_of(path)
     with report_damage(part), open_part(part) as unpacked:
         head = unpacked.read(HEAD_BYTES)
     if not head:
@@ -203,11 +134,9 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         refuse_array(head[:4096].decode(errors="replace"), str(path))
     has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
     if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
-        raise DataError(
-            where,
-            "is not UTF-8 text with line ends (zero bytes or carriage returns alone)",
-            "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'",
-        )
+        problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
+        remedy = "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'"
+        raise DataError(f"{path} (line 1)", problem, remedy)
     part = replace(part, format=kind)
     if kind != "plain" or reading.line_breaks == "keep":
         return part
@@ -232,10 +161,10 @@ def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET) and b"\0" in head:  # prose has no zeros
         return "parquet"
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
-    name = path.stem if path.suffix.lower() in SUFFIXES else path.name
-    if (suffix := Path(name).suffix.lower()) in TABLES:
-        return TABLES[suffix]
-    if name.lower().endswith(JSON_SUFFIXES) or JSON_OBJECT.match(text):
+    by_name = format_by_name(path)
+    if by_name in TABLES:
+        return by_name
+    if by_name == "json-lines" or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]
     if any(map(OPEN.fullmatch, lines)):
@@ -356,6 +285,23 @@ def report_damage(part: Part) -> Iterator[None]:
         raise DataError(str(part.path), problem, "get the file again") from error
 
 
+def decode(data: bytes, source: Part | str, offset: int = 0) -> str:
+    """Return bytes as text. Raises DataError with the line for bytes that are not UTF-8.
+
+    They begin at byte `offset` of an unpacked file.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if isinstance(source, str):
+            line = 1 + data.count(b"\n", 0, error.start)
+        else:
+            line = line_number(source, offset + error.start)
+            source = str(source.path)
+        problem = f"byte 0x{data[error.start]:02X} is not UTF-8"
+        raise DataError(f"{source} (line {line})", problem, "save it as UTF-8") from error
+
+
 def line_number(part: Part, offset: int) -> int:
     """Return the number, from 1, of the line with byte `offset` of the unpacked file."""
     lines = 1
@@ -376,7 +322,7 @@ def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = Fals
     and plain files that are one document are not split; Parquet files are split between row groups.
     """
     is_document = part.format == "plain" and reading.documents == "files" and not anywhere
-    is_table = part.format in TABLES.values()  # its header names the columns
+    is_table = part.format in TABLES  # its header names the columns
     if part.compression or is_document or is_table or part.size < 2 * size:
         return [part]
     if part.format == "parquet":

@@ -21,15 +21,7 @@ from pydantic import BaseModel
 
 from bert_cli import __version__, files
 from bert_cli.errors import DataError, redact
-from bert_cli.files import (
-    JSON,
-    InnerPath,
-    JSONObject,
-    file_crc32c,
-    in_order,
-    read_json,
-    write_json_atomically,
-)
+from bert_cli.files import JSON, InnerPath, JSONObject
 from bert_cli.processes import print_error
 from bert_cli.text import count
 
@@ -157,7 +149,7 @@ class OutputFolder:
             path.unlink(missing_ok=True)  # of a killed run
         self.is_ours = self._check_settings()
         record: JSON = {"step": step.name, "settings": self.settings}
-        write_json_atomically(self.done / "settings.json", record)
+        files.write_json_atomically(self.done / "settings.json", record)
 
     def _check_settings(self) -> bool:
         old = recorded_settings(self.out, self.step.name)
@@ -215,11 +207,9 @@ class OutputFolder:
         inputs = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
         # A hidden folder belongs to the step that contains it.
         root = self.out.parent if self.out.name.startswith(".") else self.out
-        return DataError(
-            str(self.out / marker.output),
-            f"was made from inputs ({inputs}) that have changed since",
-            f"remove {root} or choose another folder (names, sizes and modification times are compared)",
-        )
+        problem = f"was made from inputs ({inputs}) that have changed since"
+        remedy = f"remove {root} or choose another folder (names, sizes and modification times are compared)"
+        return DataError(str(self.out / marker.output), problem, remedy)
 
     def commit(self, shard: Shard, stats: Stats) -> None:
         """Rename the files of a shard to their final paths, its output last, and write its marker."""
@@ -241,7 +231,7 @@ class OutputFolder:
             stats=stats,
             versions=self.versions,
         )
-        write_json_atomically(path, marker.model_dump(mode="json"))
+        files.write_json_atomically(path, marker.model_dump(mode="json"))
         # A cluster's worker that was given up may still write into it.
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
@@ -250,46 +240,42 @@ class OutputFolder:
 
         Raises DataError when the total is empty, or when the folder holds a shard of other inputs.
         """
-        if unexpected := {*self.done.rglob("*.shard")} - {
-            self.done / f"{n}.shard" for n in self.markers
-        }:
+        expected = {self.done / f"{name}.shard" for name in self.markers}
+        if unexpected := {*self.done.rglob("*.shard")} - expected:
             raise self._changed_inputs(_read_marker(min(unexpected)))
         markers = [marker for marker in self.markers.values() if marker]
         total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))
         if not total.counts().get(self.step.counted):
             details = "".join(f" ({note})" for note in total.notes[:2])
-            raise DataError(
-                f"{self.step.name} ({self.out})",
-                f"no {self.step.counted} in {count(len(markers), 'shard')}{details}",
-                f"check that the input is what `bert {self.step.name}` reads",
-            )
+            problem = f"no {self.step.counted} in {count(len(markers), 'shard')}{details}"
+            remedy = f"check that the input is what `bert {self.step.name}` reads"
+            raise DataError(f"{self.step.name} ({self.out})", problem, remedy)
         different = sum(marker.versions != self.versions for marker in markers)
         note = f"{different} shards were made with other versions of the packages"
         return total + Stats(notes=(note,)) if different else total
 
-    def write_manifest(
-        self,
-        total: Stats,
-        seconds: float,
-        bytes_read: int,
-        shards: Mapping[str, Stats],
-        **more: JSON,
-    ) -> Manifest:
-        """Write the manifest of a complete folder. `seconds` and `bytes_read` count this run only."""
-        manifest: Manifest = {
-            "step": self.step.name,
-            "settings": self.settings,
-            "counts": total.counts(),
-            "seconds": round(seconds, 3),
-            "mb_per_second": round(bytes_read / 1e6 / max(seconds, 1e-9), 3),
-            "bytes_in_this_run": bytes_read,
-            **more,
-            "versions": self.versions,
-            "notes": list(total.notes),
-            "shards": [{"output": name, **stats.counts()} for name, stats in shards.items()],
-        }
-        write_json_atomically(self.out / MANIFEST, manifest)
-        return manifest
+
+def write_manifest(
+    path: Path, step: Step, total: Stats, seconds: float, bytes_read: int, **values: JSON
+) -> Manifest:
+    """Write the manifest of a complete step; `values` are further entries.
+
+    `seconds` and `bytes_read` count this run only.
+    """
+    manifest: Manifest = {
+        "step": step.name,
+        "settings": _without_secrets(step.settings),
+        "counts": total.counts(),
+        "seconds": round(seconds, 3),
+        "mb_per_second": round(bytes_read / 1e6 / max(seconds, 1e-9), 3),
+        **values,
+        "versions": package_versions(step.packages),
+        "notes": list(total.notes),
+    }
+    if "shards" in values:
+        manifest["shards"] = manifest.pop("shards")  # the longest entry comes last
+    files.write_json_atomically(path, manifest)
+    return manifest
 
 
 @contextmanager
@@ -327,7 +313,7 @@ def check_is_folder(out: Path) -> None:
 
 
 def _read_marker(path: Path) -> Marker:
-    return read_json(path, Marker, DataError, "remove it; its shard will be made again")
+    return files.read_json(path, Marker, DataError, "remove it; its shard will be made again")
 
 
 def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
@@ -339,7 +325,7 @@ def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
 def recorded_step(out: Path) -> str | None:
     """Return the step that began an output folder, None for a new folder."""
     with suppress(DataError):
-        return read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
+        return files.read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
     return None
 
 
@@ -353,7 +339,7 @@ def recorded_settings(out: Path, step: str) -> JSONObject | None:
     if not path.exists():
         return None
     remedy = f"remove {out} or choose another folder"
-    record = read_json(path, _StepRecord, DataError, remedy)
+    record = files.read_json(path, _StepRecord, DataError, remedy)
     if record.step != step:
         raise DataError(f"out ({out})", f"holds the output of `bert {record.step}`", remedy)
     return _without_secrets(record.settings)
@@ -364,52 +350,12 @@ def _without_secrets(settings: Mapping[str, JSON]) -> JSONObject:
     return cleaned
 
 
-def finished_files(folder: Path) -> list[Path]:
-    """Return the output files of a finished step in their order, or the files of any other folder.
-
-    Raises DataError when the folder is missing, is empty, or holds the output of an unfinished step.
-    """
-    where = f"input ({folder})"
-    if folder.is_file():
-        return [folder]
-    if (folder / MANIFEST).exists():
-        files = [folder / shard["output"] for shard in read_manifest(folder).get("shards", [])]
-    elif (folder / DONE).exists():
-        problem = "the step that writes it has not finished"
-        raise DataError(where, problem, "run that step again; it continues")
-    else:
-        files = visible_files(folder)
-    if not files:
-        problem = "holds no files" if folder.exists() else "does not exist"
-        raise DataError(where, problem, "give a text, or the output folder of the previous step")
-    return files
-
-
-def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the files below a folder, each once; hidden files and folders, at any depth, belong to programs."""
-    paths = ((path, path.relative_to(folder).parts) for path in folder.rglob(pattern))
-    return each_once(p for p, parts in paths if p.is_file() and not any(n[0] == "." for n in parts))
-
-
-def each_once(paths: Iterable[Path]) -> list[Path]:
-    """Return paths in order, a file with several links once: by its own name if that is among them."""
-    paths = sorted(in_order(paths), key=Path.is_symlink)
-    return in_order({path.resolve(): path for path in reversed(paths)}.values())
-
-
-def refuse_inside(out: Path, folder: Path, problem: str) -> None:
-    """Raise DataError for an output folder that is, or is in, an input folder; one with a hidden name is not read."""
-    inner = out.resolve()
-    root = folder.resolve()
-    if inner.is_relative_to(root) and not any(n[0] == "." for n in inner.relative_to(root).parts):
-        where = f"out ({out})"
-        raise DataError(where, f"is inside {folder}, {problem}", "choose another folder")
-
-
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a finished step. Raises DataError where there is none."""
+    """Return the manifest of a finished step, empty for another folder. Raises DataError for a damaged file."""
+    if not (folder / MANIFEST).exists():
+        return {}
     remedy = "remove it and run the step that writes it to its end"
-    manifest = read_json(folder / MANIFEST, _Manifest, DataError, remedy)
+    manifest = files.read_json(folder / MANIFEST, _Manifest, DataError, remedy)
     return manifest.model_dump(exclude_unset=True)
 
 
@@ -427,7 +373,7 @@ def known_checksums(corpus: Path) -> dict[str, str | None]:
     """Return the checksums in a corpus.json by file name, without files that were written since."""
     known = {}
     with suppress(DataError, FileNotFoundError, KeyError, TypeError):
-        older = read_json(corpus, JSONObject, DataError, "")
+        older = files.read_json(corpus, JSONObject, DataError, "")
         for file in older["files"]:
             stat = (corpus.parent / file["name"]).stat()
             if stat.st_size == file["bytes"] and stat.st_mtime_ns < corpus.stat().st_mtime_ns:
@@ -441,7 +387,7 @@ def checksums(
     """Return `name`, `bytes` and `crc32c` of files in a folder; files with a `known` checksum are not read."""
 
     def entry(name: str) -> JSONObject:
-        crc = known.get(name) or file_crc32c(folder / name)
+        crc = known.get(name) or files.file_crc32c(folder / name)
         return {"name": name, "bytes": (folder / name).stat().st_size, "crc32c": crc}
 
     with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:

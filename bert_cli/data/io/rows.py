@@ -1,42 +1,31 @@
-"""What all readers of rows share: the encoding of a file, the rows of a CSV or TSV table, the values of JSON lines.
+"""The rows of people's files: CSV, TSV, JSON lines and Parquet, for data steps and for fine-tuning.
 
 Quotes delimit cells in CSV. In TSV they are text: a quote that is never closed would swallow the rows after it.
 """
 
 import csv
 import json
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, dropwhile
 from typing import Any
 
+from bert_cli.data.io.files import Part, open_parquet
 from bert_cli.errors import DataError, nearest
-from bert_cli.files import is_utf8
+from bert_cli.files import JSONObject
 
 LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
 LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 DELIMITERS = {"csv": ",", "tsv": "\t", "other": ";|"}
-# Byte order marks, or without one the zero bytes of ASCII letters.
-WIDE = {
-    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
-    "UTF-16": rb"\xff\xfe|\xfe\xff",
-    "UTF-16LE": rb"([^\0]\0){4}",
-    "UTF-16BE": rb"(\0[^\0]){4}",
-}
+ROWS_AT_ONCE = 128  # of a Parquet file
 
-
-def check_encoding(head: bytes, where: str) -> None:
-    """Raise DataError for text that begins with units of 16 or 32 bits."""
-    for name, start in WIDE.items():
-        if re.match(start, head):
-            remedy = f"convert it with iconv -f {name} -t UTF-8"
-            raise DataError(where, f"is {name}, not UTF-8", remedy)
+Row = Mapping[str, Any]
+Rows = Iterator[tuple[str, Row]]  # "FILE (line 3)", columns
 
 
 def table_rows(
     lines: Iterable[str], source: str, kind: str, needed: Sequence[str], remedy: str = ""
-) -> Iterator[tuple[str, dict[str, str]]]:
+) -> Rows:
     """Yield the (location, columns) of each row of a table of kind csv or tsv, no columns for a blank line.
 
     Where the header has the needed columns with another delimiter alone, that is used, with quoting. Raises DataError
@@ -64,13 +53,10 @@ def table_rows(
 
 def _cells(line: str, delimiter: str) -> list[str]:
     """Return the cells of a line, one cell if it is not CSV with this delimiter."""
-    before = csv.field_size_limit(LONGEST_CELL)
     try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:
+        return next(_split([line], "", delimiter), ("", []))[1]
+    except DataError:
         return [line]
-    finally:
-        csv.field_size_limit(before)
 
 
 def _split(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[str, list[str]]]:
@@ -92,6 +78,60 @@ def _split(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[
         raise DataError(f"{source} (line {number})", f"is not CSV ({error})", remedy) from error
     finally:
         csv.field_size_limit(before)
+
+
+def parquet_rows(part: Part, columns: Sequence[str] | None = None, remedy: str = "") -> Rows:
+    """Yield the (location, columns) of each row of a Parquet file; None stands for all columns.
+
+    Raises DataError for a column that is absent, and with the row for a text that is not UTF-8.
+    """
+    with open_parquet(part) as file:
+        check_columns(str(part.path), columns or (), file.schema_arrow.names, remedy)
+        stop = file.metadata.num_row_groups if part.stop is None else part.stop
+        number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
+        groups = list(range(part.start, stop))
+        for batch in file.iter_batches(
+            ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False
+        ):
+            for values in zip(*batch.columns, strict=True):
+                number += 1
+                where = f"{part.path} (row {number})"
+                try:
+                    row = [value.as_py() for value in values]
+                except ValueError as error:
+                    raise DataError(where, f"is not UTF-8 ({error})", "fix the row") from None
+                yield where, dict(zip(batch.schema.names, row, strict=True))
+
+
+def json_object(text: str, where: str) -> JSONObject:
+    """Return the JSON object of a line. Raises DataError for anything else."""
+    return check_object(parse(text, where), where)
+
+
+def parse(text: str, where: str) -> Any:
+    """Return the value of JSON text. Raises DataError for any other text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(where, f"is not JSON ({error})", "fix it or get the file again") from error
+
+
+def check_object(value: Any, where: str) -> JSONObject:
+    """Return a JSON value that is an object. Raises DataError for any other value."""
+    if not isinstance(value, dict):
+        raise DataError(where, "is not a JSON object", "give one object per line or item")
+    return value
+
+
+def text_of(row: Row, name: str, where: str, remedy: str = "") -> str:
+    """Return a row's text in a column; null is an empty text. Raises DataError for other types."""
+    if name not in row:
+        check_columns(where, [name], row, remedy)
+    value = row[name]
+    if not isinstance(value, str | None):
+        raise DataError(where, f"'{name}' is not a string", remedy or "write it as a string")
+    check_text(value or "", where)
+    return value or ""
 
 
 def check_columns(
@@ -118,15 +158,10 @@ def listed(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def refuse_array(text: str, where: str) -> None:
-    """Raise DataError if a file of JSON lines begins as a JSON array."""
-    if text.lstrip("\ufeff \t\r\n").startswith("["):
-        raise DataError(where, "is a JSON array", "write one object on each line (jq -c .[])")
-
-
-def check_text(value: Any, where: str) -> None:
-    """Raise DataError for half of a surrogate pair anywhere in a JSON value, which no file can hold."""
-    text = json.dumps(value, ensure_ascii=False)
-    if not is_utf8(text):
-        half = next(letter for letter in text if not is_utf8(letter))
-        raise DataError(where, f"has an unpaired surrogate ({half!r})", "remove it")
+def check_text(text: str, where: str) -> None:
+    """Raise DataError for a text with half of a surrogate pair, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"has an unpaired surrogate ({text[error.start]!r})"
+        raise DataError(where, problem, "remove it") from None

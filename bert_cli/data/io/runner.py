@@ -8,7 +8,7 @@ input.
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import ThreadPoolExecutor
@@ -27,7 +27,7 @@ from bert_cli.processes import die_with_parent, print_error, print_line
 from bert_cli.progress import TerminalBar
 from bert_cli.text import count, format_bytes, format_duration
 
-Results = Generator[tuple[Shard, Stats | None], None, None]  # None: complete before
+Results = Generator[tuple[Shard, Stats], None, None]
 Item = TypeVar("Item")
 NOTES_SHOWN = 5  # the manifest has all of them
 SECONDS_BETWEEN_LINES = 10.0  # where no bar is drawn
@@ -62,27 +62,34 @@ def run_shards(
         total = sum(shard.size() for shard in shards)
     started = time.monotonic()
     fresh = Stats()
-    skipped = 0
-    finished = 0
+    made = skipped = 0
     with manifest.open_output(step) as output:
         bytes_left = _print_plan(output, shards)
+
+        def missing() -> Iterator[Shard]:
+            nonlocal skipped
+            for shard in shards:
+                if output.is_complete(shard):
+                    skipped += 1
+                    bar.advance(shard.size())
+                else:
+                    yield shard
+
         try:
-            results = _results(output, shards, convert, workers)
+            results = _results(output, missing(), convert, workers)
             with closing(results), Progress(step.name, total) as bar:
                 for shard, stats in results:
-                    if stats is None:
-                        skipped += 1
-                    else:
-                        output.commit(shard, stats)
-                        bytes_left -= stats.bytes_out
-                        fresh += stats
-                    finished += 1
+                    output.commit(shard, stats)
+                    bytes_left -= stats.bytes_out
+                    fresh += stats
+                    made += 1
                     bar.advance(shard.size())
         except OSError as error:
             shutil.rmtree(output.partial, ignore_errors=True)  # before the free space is measured
             with name_path(output.out, bytes_left):
                 raise error
         except KeyboardInterrupt:
+            finished = made + skipped
             message = f"interrupted, {finished} shards are finished; the same command continues"
             print_error(f"{step.name}: {message}")
             raise SystemExit(130) from None
@@ -93,14 +100,22 @@ def run_shards(
             # Its times stay the times of the run that did the work.
             record = manifest.read_manifest(output.out)
         else:
-            made = {name: marker.stats for name, marker in output.markers.items() if marker}
-            used = workers.processes if workers.scheduler is None else None
-            record = output.write_manifest(counts, seconds, fresh.bytes_in, made, processes=used)
+            marks = ((name, mark) for name, mark in output.markers.items() if mark)
+            record = manifest.write_manifest(
+                output.out / manifest.MANIFEST,
+                step,
+                counts,
+                seconds,
+                fresh.bytes_in,
+                bytes_in_this_run=fresh.bytes_in,
+                processes=workers.processes if workers.scheduler is None else None,
+                shards=[{"output": name, **mark.stats.counts()} for name, mark in marks],
+            )
     for note in record["notes"][:NOTES_SHOWN]:
         print_line(f"{step.name}: {note}")
     if (more := len(record["notes"]) - NOTES_SHOWN) > 0:
         print_line(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
-    before = f"{skipped} of {finished}" if skipped else ""
+    before = f"{skipped} of {made + skipped}" if skipped else ""
     print_line(summary(step.name, counts, seconds, fresh.bytes_in, before))
     return record
 
@@ -126,13 +141,8 @@ def _results(
         yield from _run_in_processes(output, shards, convert, workers.processes)
     else:
         for shard in shards:
-            if output.is_complete(shard):
-                yield shard, None
-            else:
-                yield (
-                    shard,
-                    manifest.make_shard(output.prepare(shard), output.work_folder(shard), convert),
-                )
+            prepared = output.prepare(shard)
+            yield shard, manifest.make_shard(prepared, output.work_folder(shard), convert)
 
 
 def _run_in_processes(
@@ -152,24 +162,18 @@ def _run_in_processes(
 
     try:
         for shard in shards:
-            if output.is_complete(shard):
-                yield shard, None
-                continue
             folder = output.work_folder(shard)
-            running[pool.submit(manifest.make_shard, output.prepare(shard), folder, convert)] = (
-                shard
-            )
+            future = pool.submit(manifest.make_shard, output.prepare(shard), folder, convert)
+            running[future] = shard
             yield from finished(2 * processes - 1)
         yield from finished(0)
         pool.shutdown()
     except BrokenProcessPool:
         started = [s for s in running.values() if (output.work_folder(s) / "out").exists()]
         names = ", ".join(shard.output.as_posix() for shard in started) or "before the first shard"
-        raise DataError(
-            f"{output.step.name} ({names})",
-            "a worker process was killed, usually because memory ran out",
-            "run the command again with fewer --processes; it keeps what is finished",
-        ) from None
+        problem = "a worker process was killed, usually because memory ran out"
+        remedy = "run the command again with fewer --processes; it keeps what is finished"
+        raise DataError(f"{output.step.name} ({names})", problem, remedy) from None
     finally:
         write_end.close()  # kills the workers that are still busy
         pool.shutdown(cancel_futures=True)
@@ -203,11 +207,8 @@ def plan_disk_space(
     """
     free = free_bytes(out)
     if to_write > free:
-        raise DataError(
-            f"out ({out})",
-            f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there",
-            "make room or choose a folder on another disk",
-        )
+        problem = f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there"
+        raise DataError(f"out ({out})", problem, "make room or choose a folder on another disk")
     parts = [] if number is None else [count(number, unit)]
     rest = "nothing" if to_write == 0 else f"about {format_bytes(to_write)}"
     before = f" ({format_bytes(written)} are there)" if written else ""

@@ -1,39 +1,28 @@
-"""Hard line breaks of plain text: recognise wrapped prose, and join the lines of its paragraphs.
+"""Join the lines of the paragraphs of wrapped text.
 
-A program that wraps text breaks a line where the next word does not fit. A break where the next word would have fitted
-was made by the author: the end of a paragraph, a heading, a list item, a verse. pdftotext joins the two lines of a
-hyphenated word, so that a line may be as long as several.
+A break where the next word would have fitted was made by the author: the end of a paragraph, a heading, a list item, a
+verse.
 """
 
-import math
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 
 from bert_cli.data.io.margins import (
+    FILLED,
     FINAL,
-    MAX_BEGUN,
-    MAX_FINAL,
     Row,
+    common_length,
     continues,
+    fill,
     is_prose,
     row_of,
 )
 
-MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
-WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
-FILLED = 0.9
 UNFINISHED = 0.8
-"""Minimum length of a line, as fractions of the width: proportional fonts vary. A line that does not end a sentence
-may be shorter (UNFINISHED)."""
-MIN_FILLED = 0.72
-"""Least fraction of the breaks after a filled line. Filled breaks, those after the end of a sentence (MAX_FINAL) and
-before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped in 8 ways and 56 PDF files have at least
-0.75, at most 0.29, at most 0.44; the same articles with one sentence per line at most 0.40, at least 0.96, at least
-0.98; verse of Shakespeare and Milton 0.89, 0.25, 1."""
+"""Minimum length of a line that does not end a sentence, as a fraction of the width, instead of FILLED."""
 MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs no more memory
 
 WORDS = re.compile(r"\w+(?:-\w+)*")
@@ -41,36 +30,6 @@ FIRST_PART = re.compile(r"(?<![\w-])(-*)((?:\w+-)*\w+)([-\u2010])$")
 SOFT_HYPHEN = re.compile(r"\u00ad$|[^\w\s]\u2010$")
 SECOND_PART = re.compile(r"\w+(?:-\w+)*")
 WITHOUT_SPACES = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]{2}")  # Chinese and Japanese
-
-
-def wrapped_width(text: str) -> int:
-    """Return the width at which prose was wrapped, or 0 for text that does not look wrapped."""
-    lines = [line.strip() for line in text.split("\n")]
-    breaks = [(first, second) for first, second in pairwise(lines) if first and second]
-    if len(breaks) < MIN_BREAKS:
-        return 0
-    width = common_length([len(first) for first, _ in breaks])
-    filled = sum(_fill(first, second, width) > FILLED for first, second in breaks)
-    final = sum(bool(FINAL.search(first)) for first, _ in breaks)
-    begun = sum(second[0].isupper() or not second[0].isalpha() for _, second in breaks)
-    count = len(breaks)
-    is_filled = filled >= MIN_FILLED * count
-    is_prose = final <= MAX_FINAL * count and begun <= MAX_BEGUN * count
-    return width if width in WIDTHS and is_filled and is_prose else 0
-
-
-def common_length(lengths: list[int]) -> int:
-    """Return the length L for which the most lines have a length of 0.9 L to L."""
-    lengths = sorted(lengths)
-    ends = {length: end for end, length in enumerate(lengths, 1)}
-    return max(ends, key=lambda length: ends[length] - bisect_left(lengths, 0.9 * length))
-
-
-def _fill(line: str, following: str, width: int) -> float:
-    """Return the length of a line with the first word of the following line, as a fraction of the width."""
-    rows = math.ceil(len(line) / (1.1 * width))
-    row = len(line) - (rows - 1) * width
-    return (row + 1 + len(following.partition(" ")[0])) / width
 
 
 class Joiner:
@@ -120,7 +79,7 @@ class Joiner:
         if self.margins or row.quote != last.quote:
             return row.quote == last.quote and continues(rows, row, self.margins)
         least = FILLED if FINAL.search(last.text) else UNFINISHED
-        return row.text[0].islower() or _fill(last.text, row.text, self.width) > least
+        return row.text[0].islower() or fill(last.text, row.text, self.width) > least
 
     def _joined(self, rows: Sequence[Row]) -> list[str]:
         texts = [row.text for row in rows]

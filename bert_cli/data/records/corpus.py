@@ -16,17 +16,8 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from bert_cli.config.data import packed_predictions
 from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
-from bert_cli.data.records.formats import (
-    BLOCK,
-    PACKED_FIELDS,
-    Batch,
-    DynamicRecords,
-    dynamic_lengths,
-    parse_dynamic,
-    parse_packs,
-    parse_static,
-    static_mistakes,
-)
+from bert_cli.data.records import formats
+from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import Ints, read_payloads
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
@@ -127,7 +118,7 @@ def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
     if corpus["format"] != "static":
         return None
     copies = corpus.get("duplication_factor")
-    if copies is None and (folder / MANIFEST).is_file():
+    if copies is None:
         copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
     return copies if isinstance(copies, int) else None
 
@@ -167,8 +158,8 @@ class RecordFiles:
                 self._remedy,
             )
         in_file_order: list[bytes] = []
-        for begin in range(0, len(numbers), BLOCK):
-            part = slice(begin, begin + BLOCK)
+        for begin in range(0, len(numbers), formats.BLOCK):
+            part = slice(begin, begin + formats.BLOCK)
             in_file_order += self._read(files[part], starts[part], (stops - starts)[part])
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -185,22 +176,22 @@ class RecordFiles:
         sizes = (length, masked, pack_size if pack_size > 1 else None)
         payloads = self.payloads(records)
         try:
-            columns = parse_static(payloads, *sizes)
+            columns = formats.parse_static(payloads, *sizes)
         except DataError:
             for record, payload in zip(records.tolist(), payloads, strict=True):
                 try:
-                    parse_static([payload], *sizes)
+                    formats.parse_static([payload], *sizes)
                 except DataError as error:
                     problem = f"{error.where}: {error.problem}"
                     raise DataError(self._name(record), problem, error.remedy) from None
             raise
-        limits = dict.fromkeys(PACKED_FIELDS, 1) | {"input_mask": pack_size}
+        limits = dict.fromkeys(formats.PACKED_FIELDS, 1) | {"input_mask": pack_size}
         limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), corpus["vocab_size"] - 1)
         of_positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
         limits |= dict.fromkeys(of_positions, length - 1)
         for name, values in columns.items():
             self._check(name, values, limits[name], records)
-        for problem, is_wrong in static_mistakes(columns):
+        for problem, is_wrong in formats.static_mistakes(columns):
             if len(wrong := np.flatnonzero(is_wrong)):
                 remedy = "make the records again, with one prediction for each masked token"
                 raise DataError(self._name(int(records[wrong[0]])), problem, remedy)
@@ -238,15 +229,17 @@ class RecordFiles:
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""
         first, end = self.numbers_of(path)
-        for start in range(first, end, BLOCK):
-            numbers = np.arange(start, min(start + BLOCK, end))
+        for start in range(first, end, formats.BLOCK):
+            numbers = np.arange(start, min(start + formats.BLOCK, end))
             if self.corpus["format"] == "static":
                 self.static(numbers)
             elif self.corpus.get("max_sequences_per_pack", 1) > 1:
-                packs = parse_packs(self.payloads(numbers), self.corpus["token_bytes"])
+                packs = formats.parse_packs(self.payloads(numbers), self.corpus["token_bytes"])
                 self.check_dynamic(packs.sequences, np.repeat(numbers, packs.counts))
             else:
-                sequences = parse_dynamic(self.payloads(numbers), self.corpus["token_bytes"])
+                sequences = formats.parse_dynamic(
+                    self.payloads(numbers), self.corpus["token_bytes"]
+                )
                 self.check_dynamic(sequences, numbers)
         return path.stat().st_size
 
@@ -257,7 +250,7 @@ class RecordFiles:
         for begin in range(first, stop, LENGTHS_BLOCK):
             numbers = np.arange(begin, min(begin + LENGTHS_BLOCK, stop))
             _, starts, stops = self._frames(numbers)
-            lengths[numbers - first] = dynamic_lengths(
+            lengths[numbers - first] = formats.dynamic_lengths(
                 stops - starts, self.corpus["sequence_length"], self.corpus["token_bytes"]
             )
         return lengths

@@ -15,18 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.records.tfrecord import (
-    FRAME_BYTES,
-    Feature,
-    Ints,
-    byte_rows,
-    example_bytes,
-    find_lists,
-    parse_varints,
-    serialize_examples,
-    split_bytes,
-    varint_rows,
-)
+from bert_cli.data.records import tfrecord
+from bert_cli.data.records.tfrecord import Feature, Ints
 from bert_cli.errors import DataError
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -83,7 +73,7 @@ def _kind(name: str) -> str:
 
 def find_features(payloads: Sequence[bytes], names: Iterable[str]) -> dict[str, list[bytes]]:
     """Return the packed values of features of records by name, empty where a record has no such list."""
-    return find_lists(payloads, {name: _kind(name) for name in names})
+    return tfrecord.find_lists(payloads, {name: _kind(name) for name in names})
 
 
 # --- writing
@@ -96,19 +86,23 @@ def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
         column = block[name].reshape(len(block[name]), -1)
         if _kind(name) == "float":
             values = np.ascontiguousarray(column, "<f4").view(np.uint8)
-            features.append((name, "float", byte_rows(values)))
+            features.append((name, "float", tfrecord.byte_rows(values)))
         else:
-            features.append((name, "int64", varint_rows(column)))
-    return serialize_examples(features)
+            features.append((name, "int64", tfrecord.varint_rows(column)))
+    return tfrecord.serialize_examples(features)
 
 
 def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[bytes]:
     """Serialize unmasked pairs, the inverse of `parse_dynamic`."""
     tokens = _token_strings(records.tokens, np.cumsum(records.lengths), token_bytes)
-    return serialize_examples(
+    return tfrecord.serialize_examples(
         [
-            ("first_length", "int64", varint_rows(records.first_lengths[:, None])),
-            ("next_sentence_labels", "int64", varint_rows(records.next_sentence_labels[:, None])),
+            ("first_length", "int64", tfrecord.varint_rows(records.first_lengths[:, None])),
+            (
+                "next_sentence_labels",
+                "int64",
+                tfrecord.varint_rows(records.next_sentence_labels[:, None]),
+            ),
             ("tokens", "bytes", tokens),
         ]
     )
@@ -129,15 +123,15 @@ def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
     for name, numbers in lists.items():
         padded_BC = np.zeros(is_sequence_BC.shape, np.int64)
         padded_BC[is_sequence_BC] = numbers
-        features.append((name, "int64", varint_rows(padded_BC, counts)))
+        features.append((name, "int64", tfrecord.varint_rows(padded_BC, counts)))
     ends = np.cumsum(sequences.lengths, dtype=np.int64)[np.cumsum(counts) - 1]
     features.append(("tokens", "bytes", _token_strings(sequences.tokens, ends, token_bytes)))
-    return serialize_examples(features)
+    return tfrecord.serialize_examples(features)
 
 
 def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
     in_bytes = ends.astype(np.int64) * token_bytes
-    return split_bytes(tokens.astype(f"<u{token_bytes}").tobytes(), in_bytes.tolist())
+    return tfrecord.split_bytes(tokens.astype(f"<u{token_bytes}").tobytes(), in_bytes.tolist())
 
 
 # --- lengths without reading
@@ -154,11 +148,9 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> np
     lengths: npt.NDArray[np.int32] = table[np.where(inside, frame_bytes, 0)]
     if len(lengths) and int(lengths.min()) < 1:
         size = frame_bytes[int(np.argmin(lengths))]
-        raise DataError(
-            f"records (a frame of {size} bytes)",
-            f"does not have the size of a dynamic record of up to {longest} tokens",
-            "run `bert index`, and if that does not help make the records again",
-        )
+        problem = f"does not have the size of a dynamic record of up to {longest} tokens"
+        remedy = "run `bert index`, and if that does not help make the records again"
+        raise DataError(f"records (a frame of {size} bytes)", problem, remedy)
     return lengths
 
 
@@ -170,7 +162,7 @@ def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
         for length in range(1 << 7 * (width - 1), longest + 1):
             features = [("first_length", "int64", width), ("next_sentence_labels", "int64", 1)]
             features.append(("tokens", "bytes", length * token_bytes))
-            size = FRAME_BYTES + example_bytes(features)
+            size = tfrecord.FRAME_BYTES + tfrecord.example_bytes(features)
             lengths[size] = length if lengths.get(size, length) == length else -1
     table = np.zeros(max(lengths) + 1, np.int32)
     table[list(lengths)] = list(lengths.values())
@@ -210,11 +202,9 @@ def parse_static(
             except ValueError:
                 wrong.append(name)
         if wrong:
-            raise DataError(
-                f"records (S {sequence_length}, P {predictions}, C {sequences or 1})",
-                f"are not static records of these lengths (features {', '.join(wrong)})",
-                "give the lengths that the records were made with",
-            )
+            where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
+            problem = f"are not static records of these lengths (features {', '.join(wrong)})"
+            raise DataError(where, problem, "give the lengths that the records were made with")
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
@@ -247,7 +237,7 @@ def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
         values = np.frombuffer(b"".join(lists), "<f4")
         lengths = {len(payload) / 4 for payload in lists}
     else:
-        values, counts = parse_varints(lists)
+        values, counts = tfrecord.parse_varints(lists)
         values = values.clip(-LARGEST, LARGEST)
         lengths = set(counts.tolist())
     if lengths != {length}:
@@ -285,7 +275,7 @@ def _parse_lists(
     lists = find_features(payloads, ("tokens", *names))
     tokens = lists.pop("tokens")
     try:
-        columns, counts = zip(*map(parse_varints, lists.values()), strict=True)
+        columns, counts = zip(*map(tfrecord.parse_varints, lists.values()), strict=True)
     except ValueError as error:
         raise _not_these(names) from error
     if any((of != counts[0]).any() for of in counts):
@@ -294,11 +284,8 @@ def _parse_lists(
 
 
 def _not_these(names: Sequence[str]) -> DataError:
-    return DataError(
-        "records",
-        f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json",
-        "run `bert index`, or make the records again",
-    )
+    problem = f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json"
+    return DataError("records", problem, "run `bert index`, or make the records again")
 
 
 def _dynamic(
@@ -344,11 +331,9 @@ def pack_columns(
         ("masked positions", masked_B, predictions),
     ):
         if int(totals.max(initial=0)) > room:
-            raise DataError(
-                f"a pack ({totals.max()} {unit})",
-                f"is more than the {room} that fit the lengths and masked_lm_prob in corpus.json",
-                "make the records again: they were made with other settings",
-            )
+            problem = f"is more than the {room} that fit the lengths in corpus.json"
+            remedy = "make the records again: they were made with other settings"
+            raise DataError(f"a pack ({totals.max()} {unit})", problem, remedy)
 
     packed: Batch = {}
 

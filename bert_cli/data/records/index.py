@@ -18,15 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.files import compression_of
-from bert_cli.data.io.manifest import (
-    Stats,
-    checksums,
-    known_checksums,
-    package_versions,
-    visible_files,
-)
+from bert_cli.data.io.inputs import visible_files
+from bert_cli.data.io.manifest import Stats, Step, checksums, known_checksums, write_manifest
 from bert_cli.data.io.runner import run_in_threads, summary
+from bert_cli.data.records import tfrecord
 from bert_cli.data.records.corpus import (
     CORPUS,
     OFFSETS,
@@ -36,24 +33,9 @@ from bert_cli.data.records.corpus import (
     refuse_unfinished,
 )
 from bert_cli.data.records.formats import STATIC_FEATURES, find_features, parse_static, token_bytes
-from bert_cli.data.records.tfrecord import (
-    FRAME_BYTES,
-    HEAD_BYTES,
-    parse_varints,
-    payload_bytes,
-    read_payloads,
-)
+from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import WORDPIECE
-from bert_cli.data.tokens.tokenizer import (
-    FILES,
-    LIBRARY_CLASS,
-    TOKENS,
-    Vocabulary,
-    has_tokenizer,
-    read_vocabulary,
-    tokenizer_config,
-    vocabulary_path,
-)
+from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, atomic_file, write_json_atomically
@@ -99,19 +81,9 @@ def run(settings: IndexSettings) -> None:
         bytes_out=8 * corpus["records"] + _bytes([path.with_suffix(".index") for path in paths]),
     )
     indexed = {path.relative_to(folder).as_posix() for path in stale}
-    write_json_atomically(
-        folder / INDEX_MANIFEST,
-        {
-            "step": "index",
-            "settings": {"vocab": settings.vocab},
-            "counts": stats.counts(),
-            "seconds": round(seconds, 3),
-            "mb_per_second": round(read / 1e6 / max(seconds, 1e-9), 3),
-            "versions": package_versions(["numpy", "google-crc32c"]),
-            "notes": [],
-            "shards": [file | {"indexed": file["name"] in indexed} for file in corpus["files"]],
-        },
-    )
+    step = Step("index", folder, recorded(settings), ["numpy", "google-crc32c"])
+    shards = [file | {"indexed": file["name"] in indexed} for file in corpus["files"]]
+    write_manifest(folder / INDEX_MANIFEST, step, stats, seconds, read, shards=shards)
     fresh = len(paths) - len(stale)
     print_line(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
 
@@ -153,11 +125,10 @@ def read_index(path: Path) -> Offsets | None:
 def refuse_compressed(path: Path) -> None:
     """Raise DataError for a record file that was written compressed, in which no record can be found by its byte."""
     with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    kind = (
-        "zlib" if head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0 else compression_of(path)
-    )
-    if kind and payload_bytes(head) is None:
+        head = file.read(tfrecord.HEAD_BYTES)
+    is_zlib = head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0
+    kind = "zlib" if is_zlib else compression_of(path)
+    if kind and tfrecord.payload_bytes(head) is None:
         raise DataError(str(path), f"is compressed with {kind}", "unpack it first")
 
 
@@ -174,8 +145,8 @@ def write_index(path: Path) -> int:
         path.open("rb", buffering=1 << 20) as file,
     ):
         while offset < size:
-            payload = payload_bytes(file.read(HEAD_BYTES))
-            length = FRAME_BYTES + (payload or 0)
+            payload = tfrecord.payload_bytes(file.read(tfrecord.HEAD_BYTES))
+            length = tfrecord.FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
                 refuse_compressed(path)
                 problem = "no record starts here, or the record is truncated"
@@ -183,7 +154,7 @@ def write_index(path: Path) -> int:
                 raise DataError(where, problem, "make the file again, it is corrupt")
             out.write(b"%d %d\n" % (offset, length))
             offset += length
-            file.seek(length - HEAD_BYTES, os.SEEK_CUR)
+            file.seek(length - tfrecord.HEAD_BYTES, os.SEEK_CUR)
     return size
 
 
@@ -229,7 +200,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
     sums = checksums(folder, [file["name"] for file in files], before)
     for file, checksum in zip(files, sums, strict=True):
         file["crc32c"] = checksum["crc32c"]
-    copied = [name for name in (OFFSETS, *FILES) if (folder / name).is_file()]
+    copied = [name for name in (OFFSETS, *tokenizer.FILES) if (folder / name).is_file()]
     corpus["other_files"] = checksums(folder, copied, {})
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
@@ -237,9 +208,9 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
 
 def describe(vocabulary: Vocabulary, **values: Any) -> JSONObject:
     """Return the description of records: the values that follow from their vocabulary, and `values`."""
-    config = {"tokenizer_class": LIBRARY_CLASS, **TOKENS}
+    config = {"tokenizer_class": tokenizer.LIBRARY_CLASS, **tokenizer.TOKENS}
     if vocabulary.notation is WORDPIECE:
-        config = tokenizer_config(vocabulary.normalization)
+        config = tokenizer.tokenizer_config(vocabulary.normalization)
     return {
         "masked_lm_prob": None,  # unknown
         "whole_word_masking": None,
@@ -261,8 +232,8 @@ def _description(folder: Path, vocab: str | None) -> JSONObject:
     if vocab is not None and _find_vocabulary(vocab).sha256 != corpus["vocab_sha256"]:
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocab ({vocab})", problem, "leave it out")
-    if has_tokenizer(folder):
-        read_vocabulary(vocabulary_path(folder), corpus["vocab_sha256"])
+    if tokenizer.has_tokenizer(folder):
+        tokenizer.read_vocabulary(tokenizer.vocabulary_path(folder), corpus["vocab_sha256"])
     return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *INFORMATION) if key in corpus}
 
 
@@ -276,17 +247,19 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
     refuse_compressed(path)
     with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-        frame = head + file.read((payload_bytes(head) or 0) + FRAME_BYTES - HEAD_BYTES)
+        head = file.read(tfrecord.HEAD_BYTES)
+        frame = head + file.read(
+            (tfrecord.payload_bytes(head) or 0) + tfrecord.FRAME_BYTES - tfrecord.HEAD_BYTES
+        )
     where = f"{path} (first record)"
-    (payload,) = read_payloads([frame], lambda _: where, "rebuild the file")
+    (payload,) = tfrecord.read_payloads([frame], lambda _: where, "rebuild the file")
     features = {name: lists[0] for name, lists in find_features([payload], STATIC_FEATURES).items()}
     if missing := [name for name, values in features.items() if not values]:
         problem = f"is not a tf.train.Example with {', '.join(missing)}"
         raise DataError(where, problem, "give records of masked examples")
     vocabulary = _find_vocabulary(vocab)
     lists = [features["input_ids"], features["masked_lm_positions"]]
-    length, predictions = parse_varints(lists)[1].tolist()
+    length, predictions = tfrecord.parse_varints(lists)[1].tolist()
     ids = parse_static([payload], length, predictions)["input_ids"][0]
     cls = vocabulary.special.cls
     count = len(vocabulary.pieces)

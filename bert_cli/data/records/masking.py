@@ -7,6 +7,7 @@ nor on the process that draws it. A mask covers single tokens, whole words, or s
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,15 +17,13 @@ import numpy.typing as npt
 from bert_cli.config.data import Masking
 from bert_cli.data.random import Ints, Keys, bits
 from bert_cli.data.tokens.tokenizer import SpecialIds
-from bert_cli.parse.load import changed
 
 Flags = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
-# Purposes of random bits: masked positions, their replacements, cuts of segments, lengths of spans.
-POSITIONS, REPLACEMENTS, CUTS, SPANS = (
-    np.uint64(0xD1B54A32D192ED03 * number % 2**64) for number in (1, 2, 3, 4)
-)
+STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)
+POSITIONS, REPLACEMENTS, CUTS, SPANS = STRIDE * np.arange(1, 5, dtype=np.uint64)
+"""Purposes of random bits: masked positions, their replacements, cuts of segments, lengths of spans."""
 _NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 _POSITION_BITS = np.uint64(0xFFFF)  # S is at most 65535
 
@@ -43,7 +42,7 @@ class MaskRecipe:
         """Return the recipe with another fraction of masked tokens, unless that is None."""
         if probability is None:
             return self
-        return replace(self, masking=changed(self.masking, probability=probability))
+        return replace(self, masking=self.masking.model_copy(update={"probability": probability}))
 
 
 class _Words(NamedTuple):
@@ -110,13 +109,26 @@ def _choose_tokens(
     return np.sort(np.where(is_chosen_BP, positions_BP, length), axis=1)
 
 
-def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> _Words:
-    """Return the words; a continuation whose first piece was truncated begins a word."""
-    rows, length = tokens_BS.shape
-    continues_BS = is_continuation[tokens_BS]
+def continuations(tokens_BS: Ints, is_text_BS: Flags, is_continuation_V: Flags) -> Flags:
+    """Return the positions that continue a word; a continuation whose first piece was truncated begins one."""
+    continues_BS = is_text_BS & is_continuation_V[tokens_BS]
     continues_BS[:, 0] = False
-    continues_BS[:, 1:] &= maskable_BS[:, :-1]
-    begins_BS = maskable_BS & ~continues_BS
+    continues_BS[:, 1:] &= is_text_BS[:, :-1]
+    return continues_BS
+
+
+def unmasked(batch: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
+    """Return the tokens [B, S] of masked examples before masking."""
+    tokens_BS = np.array(batch["input_ids"], np.int32)
+    row, column = np.nonzero(batch["masked_lm_weights"] > 0)
+    tokens_BS[row, batch["masked_lm_positions"][row, column]] = batch["masked_lm_ids"][row, column]
+    return tokens_BS
+
+
+def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> _Words:
+    """Return the words of rows."""
+    rows, length = tokens_BS.shape
+    begins_BS = maskable_BS & ~continuations(tokens_BS, maskable_BS, is_continuation)
     numbers_BS = np.maximum(np.cumsum(begins_BS, axis=1) - 1, 0)
     numbers = (numbers_BS + np.arange(rows)[:, None] * length)[maskable_BS]
     sizes_BW = np.bincount(numbers, minlength=rows * length).reshape(rows, length)

@@ -19,14 +19,16 @@ from bert_cli.data.random import Ints, Keys, bits
 from bert_cli.data.records.masking import CUTS
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
+Numbers = npt.NDArray[np.int64]
+
 
 class Pairs(NamedTuple):
     """Sentence pairs as ranges of a flat token array, columns [examples]; a single segment's second length is 0."""
 
-    first_start: npt.NDArray[np.int64]
-    first_length: npt.NDArray[np.int64]
-    second_start: npt.NDArray[np.int64]
-    second_length: npt.NDArray[np.int64]
+    first_start: Numbers
+    first_length: Numbers
+    second_start: Numbers
+    second_length: Numbers
     is_random: npt.NDArray[np.bool_]
 
     @property
@@ -125,14 +127,21 @@ def fill_sentences(
     return _as_pairs(rows)
 
 
+def truncated_lengths(
+    first: Numbers, second: Numbers, longest: Numbers | int
+) -> tuple[Numbers, Numbers]:
+    """Return the lengths [n] of pairs whose longer text, the second if equal, loses tokens until both fit."""
+    # A text shrinks to the length of the other one, then both in turn.
+    least = np.minimum(first, (longest + 1) // 2)
+    new_first = np.clip(longest - second, least, first)
+    return new_first, np.minimum(second, longest - new_first)
+
+
 def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     """Truncate every pair to `longest` tokens, one by one from the longer segment (B if equal), at a random end."""
     first = pairs.first_length
     second = pairs.second_length
-    # A segment shrinks to the length of the other one, then both in turn, B first.
-    shrunk = np.clip(longest - second, (longest + 1) // 2, first)
-    new_first = np.minimum(first, np.where(first + second <= longest, first, shrunk))
-    new_second = np.minimum(second, longest - new_first)
+    new_first, new_second = truncated_lengths(first, second, longest)
     return Pairs(
         pairs.first_start + _count_heads(first - new_first, keys, 0),
         new_first,
@@ -142,7 +151,7 @@ def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     )
 
 
-def _count_heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.NDArray[np.int64]:
+def _count_heads(tosses: Numbers, keys: Keys, side: int) -> Numbers:
     """Return the number of heads in `tosses` coin tosses for each row; a draw gives 64 tosses."""
     heads = np.zeros(len(tosses), np.int64)
     rows = np.flatnonzero(tosses)
@@ -160,7 +169,7 @@ def _count_heads(tosses: npt.NDArray[np.int64], keys: Keys, side: int) -> npt.ND
 
 def gather(
     tokens: Ints, pairs: Pairs, special: SpecialIds, sequence_length: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.int32], Numbers]:
     """Return rows `[CLS] A [SEP] B [SEP]` or `[CLS] A [SEP]` with padding [B, S], and their lengths [B]."""
     positions = np.arange(sequence_length)
     first = pairs.first_length[:, None]

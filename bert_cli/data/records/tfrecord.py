@@ -249,9 +249,8 @@ def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
         numbers <<= is_longer * np.uint8(7)
         numbers |= (digits & 127) * is_longer
     is_longer &= data.take(last_bytes - 10, mode="wrap") > 127
-    numbers[is_longer] = np.iinfo(
-        np.int64
-    ).max  # of more than ten bytes, which protobuf never writes
+    # Of more than ten bytes, which protobuf never writes.
+    numbers[is_longer] = np.iinfo(np.int64).max
     return numbers, counts
 
 

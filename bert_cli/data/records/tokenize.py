@@ -7,60 +7,38 @@ randomness follows from the seed, the group's name and the numbers of copy and p
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
-from bert_cli.data.io.files import (
-    Outputs,
-    Part,
-    Reading,
-    bundle,
-    recognise_all,
-    refuse_output_inside,
-    refuse_without_effect,
-    shard_of,
-    split_part,
-    text_bytes,
-)
-from bert_cli.data.io.manifest import MANIFEST, Stats, Step, read_manifest
+from bert_cli.data.io.files import Outputs, Part, Reading, bundle, shard_of, split_part, text_bytes
+from bert_cli.data.io.inputs import TextInput, open_text
+from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import Keys, row_keys
-from bert_cli.data.records.formats import (
-    DynamicRecords,
-    dynamic_payloads,
-    static_payloads,
-    token_bytes,
-)
+from bert_cli.data.records import formats, sentence_pairs
+from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.data.records.index import describe, write_corpus
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.records.sentence_pairs import (
-    Pairs,
-    fill_sentences,
-    gather,
-    pair_sentences,
-    truncate_pairs,
-)
+from bert_cli.data.records.sentence_pairs import Pairs
 from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.data.tokens.encoder import LineEncoder, encoder_of
 from bert_cli.data.tokens.notation import BYTE_LEVEL
-from bert_cli.data.tokens.tokenizer import (
-    Normalization,
-    Vocabulary,
-    read_vocabulary,
-)
+from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_line
+from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
 HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
@@ -80,90 +58,101 @@ MUCH_TRUNCATED = 0.4
 """Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 24 % are at 64 positions."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """The values that a worker needs to make the records of a group."""
 
-    settings: TokenizeSettings
-    vocab: Path
-    vocab_sha256: str
-    normalization: Normalization
-
-    @property
-    def masks(self) -> Masking | None:
-        """Masking of static records; None for dynamic records, which are masked when they are read."""
-        if self.settings.masking == "dynamic":
-            return None
-        unit: Literal["word", "token"] = "word" if self.settings.whole_word_masking else "token"
-        return Masking(unit=unit, probability=self.settings.masked_lm_prob)
-
-    @property
-    def copies(self) -> int:
-        """Passes over the text."""
-        return self.settings.duplication_factor if self.masks else 1
+    vocabulary: tuple[Path, str, Normalization]
+    """Its path, its hash and the normalization of the text."""
+    reading: Reading
+    sequence_length: int
+    mask_tokens: int
+    masking: Masking | None
+    """Masking of static records; None for dynamic records, which are masked when they are read."""
+    copies: int
+    """Passes over the text."""
+    has_pairs: bool
+    short_seq_prob: float
+    seed: int
 
     @property
     def longest(self) -> int:
         """Tokens of an example without [CLS] and [SEP]."""
-        return self.settings.sequence_length - (3 if self.settings.nsp else 2)
-
-    @property
-    def reading(self) -> Reading:
-        """Settings for reading the text."""
-        settings = self.settings
-        return Reading(settings.input_format, settings.text_field, settings.documents)
+        return self.sequence_length - (3 if self.has_pairs else 2)
 
 
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
     vocabulary = vocabulary_of(settings)
-    path = vocabulary.path.absolute()
-    normalization = vocabulary.normalization
-    recipe = Recipe(settings, path, vocabulary.sha256, normalization)
-    group_files = settings.group_files if "group_files" in settings.model_fields_set else None
-    refuse_output_inside(settings.input, settings.out)
-    groups, notes = plan_groups(settings.input, group_files, recipe.reading, pairs=settings.nsp)
-    parts = [part for _, group in groups for part in group]
-    refuse_without_effect(parts, settings.model_fields_set)
-    documents = sum(_counted_documents(settings.input, parts, recipe.reading).values())
-    text = sum(map(text_bytes, parts))
-    vocab_size = len(vocabulary.pieces)
-    recorded = {"duplication_factor": recipe.copies, "vocab_sha256": vocabulary.sha256}
-    manifest = run_shards(
-        Step(
-            "tokenize",
-            settings.out,
-            settings=_recorded_settings(settings) | recorded | normalization.changes(),
-            packages=("numpy", "tokenizers", "google-crc32c"),
-            counted="records",
-            expected_bytes=bytes_written(text, documents, recipe, vocab_size),
-        ),
-        [shard_of(output, group) for output, group in groups],
-        partial(convert, recipe=recipe),
-        Workers(settings.processes, settings.scheduler),
-        notes=notes,
+    of_vocabulary: JSONObject = {"vocab_sha256": vocabulary.sha256}
+    of_vocabulary |= vocabulary.normalization.changes()
+    values = recorded(settings)
+    masking = None
+    if settings.masking == "static":
+        unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
+        masking = Masking(unit=unit, probability=settings.masked_lm_prob)
+    recipe = Recipe(
+        vocabulary=(vocabulary.path.absolute(), vocabulary.sha256, vocabulary.normalization),
+        reading=Reading(settings.input_format, settings.text_field, settings.documents),
+        sequence_length=settings.sequence_length,
+        mask_tokens=settings.mask_tokens,
+        masking=masking,
+        copies=settings.duplication_factor if masking else 1,
+        has_pairs=settings.nsp,
+        short_seq_prob=settings.short_seq_prob,
+        seed=settings.random_seed,
     )
-    vocabulary.save(settings.out)
-    masks = recipe.masks
+    group_files = settings.group_files if "group_files" in settings.model_fields_set else None
+    text = open_text(settings.input, settings.out, recipe.reading, settings.model_fields_set)
+    groups, notes = plan_groups(text, group_files, pairs=settings.nsp)
+    size = sum(map(text_bytes, text.parts))
+    step = Step(
+        "tokenize",
+        settings.out,
+        settings={**values, "duplication_factor": recipe.copies, **of_vocabulary},
+        packages=("numpy", "tokenizers", "google-crc32c"),
+        counted="records",
+        expected_bytes=bytes_written(
+            size, sum(text.documents.values()), recipe, len(vocabulary.pieces)
+        ),
+    )
+    workers = Workers(settings.processes, settings.scheduler)
+    shards = [shard_of(output, group) for output, group in groups]
+    manifest = run_shards(step, shards, partial(convert, recipe=recipe), workers, notes=notes)
+    vocabulary.save(step.out)
     description = describe(
         vocabulary,
         format=settings.masking,
-        sequence_length=settings.sequence_length,
-        mask_tokens=settings.mask_tokens,
-        next_sentence=settings.nsp,
-        masked_lm_prob=masks.probability if masks else None,
-        whole_word_masking=masks.unit == "word" if masks else None,
+        sequence_length=recipe.sequence_length,
+        mask_tokens=recipe.mask_tokens,
+        next_sentence=recipe.has_pairs,
+        masked_lm_prob=masking.probability if masking else None,
+        whole_word_masking=masking.unit == "word" if masking else None,
     )
-    write_corpus(settings.out, description)
-    counts = manifest["counts"]
+    write_corpus(step.out, description)
+    warn_of_truncation(manifest["counts"], recipe.sequence_length, text.made_with)
+
+
+def warn_of_truncation(
+    counts: Mapping[str, int], length: int, made_with: Mapping[str, str]
+) -> None:
+    """Print a line if many tokens did not fit into the pairs, and why; the text was `made_with` these settings."""
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
-    if truncated > MUCH_TRUNCATED:
-        print_line(
-            f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{settings.sequence_length} positions and are lost: a pair has "
-            f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because {_cause(settings.input)}; "
-            "or give --no-nsp, which uses every token"
+    if truncated <= MUCH_TRUNCATED:
+        return
+    splitter = made_with.get("splitter", "lines")
+    if splitter == "lines":
+        cause = "lines are long; if they have several sentences, split them with `bert preprocess`"
+    else:
+        flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
+        cause = (
+            f"{splitter}, for language {made_with['language']}, found few ends of sentences; run `bert preprocess` "
+            f"into another folder with {flag}the --language of the text"
         )
+    print_line(
+        f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and are "
+        f"lost: a pair has {counts['tokens'] / counts['records']:.0f} tokens before truncation, because {cause}; or "
+        "give --no-nsp, which uses every token"
+    )
 
 
 def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
@@ -176,42 +165,21 @@ def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
     return vocabulary
 
 
-def _cause(folder: Path) -> str:
-    """Return why sentences are long, and what to do, from the manifest of the input where it has one."""
-    split = read_manifest(folder).get("settings", {}) if (folder / MANIFEST).exists() else {}
-    if (splitter := split.get("splitter", "lines")) == "lines":
-        return "lines are long; if they have several sentences, split them with `bert preprocess`"
-    splitter_flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
-    return (
-        f"{splitter}, for language {split['language']}, found few ends of sentences; run `bert preprocess` into "
-        f"another folder with {splitter_flag}the --language of the text"
-    )
-
-
 def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
     """Estimate the bytes of the records and indexes of `text` bytes; each of `documents` adds a record."""
-    settings = recipe.settings
-    records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[settings.nsp]
-    size: float = STATIC_BYTES + 4 * settings.sequence_length + 7 * settings.mask_tokens
-    if settings.masking == "dynamic":
-        size = DYNAMIC_BYTES + FILLED * settings.sequence_length * token_bytes(vocab_size)
+    length = recipe.sequence_length
+    records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[recipe.has_pairs]
+    size: float = STATIC_BYTES + 4 * length + 7 * recipe.mask_tokens
+    if recipe.masking is None:
+        size = DYNAMIC_BYTES + FILLED * length * formats.token_bytes(vocab_size)
     return round((records + documents) * recipe.copies * size)
-
-
-def _recorded_settings(settings: TokenizeSettings) -> JSONObject:
-    """Return the settings that change the bytes written, newer settings only where they differ from their defaults."""
-    without_effect = {"input", "out", "vocab", "processes", "executor", "scheduler"}
-    newer = ("nsp", "input_format", "text_field", "documents")
-    fields = TokenizeSettings.model_fields
-    defaults = {name for name in newer if getattr(settings, name) == fields[name].default}
-    return settings.model_dump(mode="json", exclude=without_effect | defaults)
 
 
 # --- groups of files
 
 
 def plan_groups(
-    folder: Path, group_files: int | None, reading: Reading, *, pairs: bool = True
+    text: TextInput, group_files: int | None, *, pairs: bool = True
 ) -> tuple[Outputs, list[str]]:
     """Return the record files with the input files of each, in order, and notes for the user.
 
@@ -219,52 +187,39 @@ def plan_groups(
     of a dump often has a single article, which cannot make pairs: where the manifest of the input says so, it joins the
     group before it. Raises DataError for any other group of one document, before hours of work.
     """
-    files, notes = recognise_all(folder, reading)
+    reading = text.reading
     split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
-    parts = [piece for part in files for piece in split(part)]
+    parts = [piece for part in text.parts for piece in split(part)]
     if group_files is None and reading.documents == "files":
         groups = bundle(parts, BUNDLE_BYTES)
     else:
         step = group_files or 1
         groups = [parts[first : first + step] for first in range(0, len(parts), step)]
     last = groups[-1]
-    joins = False
-    if pairs:
-        counted = _counted_documents(folder, parts, reading)
-        joins = len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
-        if joins:
-            groups[-2:] = [groups[-2] + last]
-        for group in groups:
-            is_known = all(
-                not part.start and part.stop is None and part.path in counted for part in group
-            )
-            if is_known:
-                _check_documents(sum(counted[part.path] for part in group), group)
+    counted = text.documents
+    joins = pairs and len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
+    if joins:
+        groups[-2:] = [groups[-2] + last]
+    for group in groups if pairs else ():
+        is_complete = all(not part.start and part.stop is None for part in group)
+        if is_complete and all(part.path in counted for part in group):
+            _check_documents(sum(counted[part.path] for part in group), group)
     digits = max(3, len(str(len(groups) - 1)))  # so that the names sort in the order of the groups
     outputs = [(Path(f"wiki_{n:0{digits}d}.tfrecord"), group) for n, group in enumerate(groups)]
-    if joins:
-        notes.append(
-            f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
-            f"joined to the group before it, {outputs[-1][0]}"
-        )
-    return outputs, notes
+    if not joins:
+        return outputs, text.notes
+    note = (
+        f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
+        f"joined to the group before it, {outputs[-1][0]}"
+    )
+    return outputs, [*text.notes, note]
 
 
-def _counted_documents(folder: Path, parts: Sequence[Part], reading: Reading) -> dict[Path, int]:
-    """Return the number of documents of each file, where the manifest or the settings say it."""
-    if reading.documents == "files":
-        return {part.path: 1 for part in parts if part.format == "plain"}
-    if not (folder / MANIFEST).exists():
-        return {}
-    shards = read_manifest(folder).get("shards", [])
-    return {folder / shard["output"]: shard.get("documents", 0) for shard in shards}
-
-
-def _check_documents(count: int, parts: Sequence[Part]) -> None:
+def _check_documents(number: int, parts: Sequence[Part]) -> None:
     """Raise DataError for a group of fewer than two documents, which cannot make pairs."""
-    if count < 2:
+    if number < 2:
         raise DataError(
-            f"{_span(parts)} ({count} document{'' if count == 1 else 's'} in the group)",
+            f"{_span(parts)} ({count(number, 'document')} in the group)",
             "a random next sentence must come from another document",
             "raise --group-files, separate documents by blank lines, or give --no-nsp",
         )
@@ -279,13 +234,16 @@ def _span(parts: Sequence[Part]) -> str:
 # --- from text to tokens
 
 
+Numbers = npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Group:
     """Documents as one flat array of tokens."""
 
     tokens: npt.NDArray[np.uint16 | np.uint32]
-    sentences: npt.NDArray[np.int64]  # index of each sentence's first token, and the end
-    documents: npt.NDArray[np.int64]  # number of each document's first sentence, and the end
+    sentences: Numbers  # index of each sentence's first token, and the end
+    documents: Numbers  # number of each document's first sentence, and the end
 
 
 def encode_groups(
@@ -328,9 +286,7 @@ def encode_groups(
 
 
 def _group(
-    tokens: npt.NDArray[np.uint16 | np.uint32],
-    lengths: npt.NDArray[np.int64],
-    documents: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.uint16 | np.uint32], lengths: Numbers, documents: Numbers
 ) -> Group:
     """Return the group of sentences with these lengths and numbers of documents."""
     ends = np.append(0, np.cumsum(lengths))
@@ -346,18 +302,17 @@ def convert(
 ) -> Stats:
     """Write the records of one group and their index."""
     documents = sentences = tokens = truncated = 0
-    pairs_needed = recipe.settings.nsp
     # Garbage collection would take 18 % of the time to search millions of strings for cycles.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        encoder, vocabulary = _encoder(recipe.vocab, recipe.vocab_sha256, recipe.normalization)
+        encoder, vocabulary = _encoder(*recipe.vocabulary)
         limit = HELD_BYTES * len(parts)
-        least = 2 if pairs_needed else 1
+        least = 2 if recipe.has_pairs else 1
         groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
         with RecordWriter(output) as writer:
             for number, group in enumerate(groups):
-                if pairs_needed:
+                if recipe.has_pairs:
                     _check_documents(len(group.documents) - 1, parts)
                 name = f"{output.stem} {number}" if number else output.stem
                 pairs, keys, drawn = _pair_group(group, recipe, name)
@@ -386,11 +341,12 @@ def _encoder(
 
 def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:
     """Return the truncated pairs of all copies in shuffled order, their keys, and their tokens before truncation."""
-    settings = recipe.settings
-    seed = recipe.settings.random_seed
+    seed = recipe.seed
     sentences = group.sentences.tolist()
     documents = group.documents.tolist()
-    make_pairs = pair_sentences if settings.nsp else fill_sentences
+    make_pairs = sentence_pairs.fill_sentences
+    if recipe.has_pairs:
+        make_pairs = sentence_pairs.pair_sentences
     copies = []
     keys = []
     tokens = 0
@@ -398,13 +354,13 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
         pairs = make_pairs(
             sentences,
             documents,
-            sequence_length=settings.sequence_length,
-            short_seq_prob=settings.short_seq_prob,
+            sequence_length=recipe.sequence_length,
+            short_seq_prob=recipe.short_seq_prob,
             random=Random(f"{seed} {name} {copy}"),
         )
         keys.append(row_keys(np.arange(len(pairs.is_random)), seed, name, copy))
         tokens += pairs.tokens
-        copies.append(truncate_pairs(pairs, recipe.longest, keys[-1]))
+        copies.append(sentence_pairs.truncate_pairs(pairs, recipe.longest, keys[-1]))
     all_pairs = Pairs(*(np.concatenate(columns) for columns in zip(*copies, strict=True)))
     all_keys = np.concatenate(keys)
     order = np.argsort(row_keys(np.arange(len(all_keys)), seed, name, "order"), kind="stable")
@@ -415,19 +371,18 @@ def _blocks(
     group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
-    length = recipe.settings.sequence_length
+    length = recipe.sequence_length
     special = vocabulary.special
     size = len(vocabulary.pieces)
     masks = None
-    if masking := recipe.masks:
-        predictions = recipe.settings.mask_tokens
+    if recipe.masking:
         continuations = vocabulary.is_continuation
-        masks = MaskRecipe(special, size, masking, predictions, continuations)
+        masks = MaskRecipe(special, size, recipe.masking, recipe.mask_tokens, continuations)
     step = max(1, BLOCK_POSITIONS // length)
     for first in range(0, len(keys), step):
         rows = slice(first, first + step)
         block = pairs.take(rows)
-        tokens_BS, lengths_B = gather(group.tokens, block, special, length)
+        tokens_BS, lengths_B = sentence_pairs.gather(group.tokens, block, special, length)
         first_lengths_B = block.first_length + 2  # of a single segment all of it
         if masks is None:
             is_token_BS = np.arange(length) < lengths_B[:, None]
@@ -437,7 +392,7 @@ def _blocks(
                 first_lengths_B.astype(np.int32),
                 block.is_random.astype(np.int32),
             )
-            yield dynamic_payloads(records, token_bytes(size))
+            yield formats.dynamic_payloads(records, formats.token_bytes(size))
         else:
             pairs_B = tokens_BS, lengths_B, first_lengths_B, block.is_random
-            yield static_payloads(mask_examples(*pairs_B, keys[rows], masks))
+            yield formats.static_payloads(mask_examples(*pairs_B, keys[rows], masks))

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
-from bert_cli.data.io.manifest import OutputFolder, Stats, Step, open_output, read_manifest
+from bert_cli.config.markers import recorded
+from bert_cli.data.io import manifest
+from bert_cli.data.io.manifest import OutputFolder, Stats, Step
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
 from bert_cli.files import name_path, write_atomically
@@ -47,9 +49,10 @@ class ConnectionLostError(Exception):
 
 def run(settings: DownloadSettings) -> None:
     """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
-    recorded = settings.model_dump(include={"language", "date", "mirror", "sample"})
     packages = [] if settings.sample else ["httpx2"]
-    with open_output(Step("download", settings.out, recorded, packages)) as output:
+    with manifest.open_output(
+        Step("download", settings.out, recorded(settings), packages)
+    ) as output:
         if settings.sample:
             _copy_sample(settings, output)
         else:
@@ -148,8 +151,8 @@ def _listed(client: "httpx2.Client", mirror: str, wiki: str, date: str) -> tuple
 
 def _use_existing(output: OutputFolder, target: Path, listed: str, started: float) -> None:
     with suppress(DataError):
-        manifest = read_manifest(output.out)
-        if manifest.get("sha1") == listed and manifest["counts"]["bytes_out"] == _size(target):
+        record = manifest.read_manifest(output.out)
+        if record.get("sha1") == listed and record["counts"]["bytes_out"] == _size(target):
             print_line(f"download: {target} is here and verified (nothing to do)")
             return
     if _sha1(target) != listed:
@@ -223,8 +226,7 @@ def _get(client: "httpx2.Client", url: str, headers: dict[str, str]) -> Iterator
             yield response
     except httpx2.UnsupportedProtocol:
         problem = "is not an http(s) address"
-        remedy = "begin with https://"
-        raise ConfigError(f"mirror ({url})", problem, remedy) from None
+        raise ConfigError(f"mirror ({url})", problem, "begin with https://") from None
     except (httpx2.TransportError, httpx2.StreamError) as error:
         raise ConnectionLostError(str(error) or type(error).__name__) from None
 
@@ -281,8 +283,16 @@ def _write_manifest(
     seconds = time.monotonic() - started
     size = _size(target)
     stats = Stats(bytes_in=size, bytes_out=size)
-    output.write_manifest(
-        stats, seconds, received, {target.name: stats}, url=redact(url), sha1=sha1
+    manifest.write_manifest(
+        output.out / manifest.MANIFEST,
+        output.step,
+        stats,
+        seconds,
+        received,
+        bytes_in_this_run=received,
+        url=redact(url),
+        sha1=sha1,
+        shards=[{"output": target.name, **stats.counts()}],
     )
     print_line(f"download: {target}, SHA-1 {sha1}")
     print_line(summary("download", stats, seconds, received))

@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
@@ -54,10 +55,7 @@ def run(settings: ExtractSettings) -> None:
     command = _command(settings)
     dump = Dump(path)
     # The folders of older versions record the former setting expand_templates, too.
-    recorded: JSONObject = {
-        "expand_templates": False,
-        "chunk_megabytes": settings.chunk_megabytes,
-    }
+    values: JSONObject = {"expand_templates": False, **recorded(settings)}
     rules: dict[str, str] = {}
     if settings.templates:
         if command:
@@ -65,13 +63,13 @@ def run(settings: ExtractSettings) -> None:
             problem = "has no effect on another extractor"
             raise ConfigError(where, problem, "leave it out")
         rules = read_rules(settings.templates)
-        recorded["templates"] = file_crc32c(settings.templates)
+        values["templates"] = file_crc32c(settings.templates)
     extractor = settings.with_program or "bert"
     run_shards(
         Step(
             "extract",
             settings.out,
-            settings=recorded | {"extractor": extractor},
+            settings=values | {"extractor": extractor},
             packages=["wikiextractor"] if extractor == "wikiextractor" else [],
             expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
         ),
@@ -109,9 +107,8 @@ def _command(settings: ExtractSettings) -> list[str]:
     try:
         command = shlex.split(settings.with_program)
     except ValueError as error:
-        raise ConfigError(
-            where, f"is not a valid command line ({error})", "close the quotation"
-        ) from error
+        problem = f"is not a valid command line ({error})"
+        raise ConfigError(where, problem, "close the quotation") from error
     if not command or shutil.which(command[0]) is None:
         raise ConfigError(where, "no such program", "install it or give its path")
     return command
@@ -137,9 +134,8 @@ def output_name(number: int) -> Path:
 
 
 def _shards(dump: Dump, size: int) -> Iterator[Shard]:
-    for number, chunk in enumerate(
-        dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
-    ):
+    chunks = dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
+    for number, chunk in enumerate(chunks):
         output = output_name(number)
         arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}
         prepare = None if chunk.streams else partial(_write_pages, pages=chunk.pages)

@@ -6,9 +6,8 @@ language. F1 of sentence boundaries in English articles: sentencex 95.1, Punkt 9
 stop of Japanese.
 """
 
+import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -16,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.config.data import PreprocessSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import Kind, marked_lines, recognise_lines
+from bert_cli.data.io.documents import Kind, marked_lines
+from bert_cli.data.io.inputs import find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.io.margins import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
 from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
@@ -34,48 +36,29 @@ SAMPLED_BYTES = 1 << 18
 """Read before the work to estimate the documents per file."""
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
-
-DATA = "punkt_tab"  # NLTK's name of Punkt's data
-DOWNLOAD_SECONDS = 30.0
-# NLTK's name of each language in its Punkt data, and its ISO 639 code, which sentencex takes.
-LANGUAGES = {
-    "czech": "cs", "danish": "da", "dutch": "nl", "english": "en", "estonian": "et",
-    "finnish": "fi", "french": "fr", "german": "de", "greek": "el", "italian": "it",
-    "malayalam": "ml", "norwegian": "no", "polish": "pl", "portuguese": "pt", "russian": "ru",
-    "slovene": "sl", "spanish": "es", "swedish": "sv", "turkish": "tr",
-}  # fmt: skip
-NLTK_NAMES = {code: name for name, code in LANGUAGES.items()}
-CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
-# The languages whose abbreviations sentencex knows.
-RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it kk kn ml mr my nl pa pl pt ru sk ta te uk"
-WITHOUT_RULES = "it splits at the punctuation of every script, with the abbreviations of a related language or English"
-# Where sentencex misses the end of a sentence: before a digit, and in scripts whose marks it does not know. Thai and
-# Lao have no such marks and end phrases with a space.
-BREAKS = {
-    "ja": r"(?<=[。！？])(?=[0-9a-z])",
-    "zh": r"(?<=[。！？])(?=[0-9a-z])",
-    "bo": r"(?<=[།༎]) (?![།༎])",
-    "km": r"(?<=[។៕])",
-    "lo": r"(?<=[\u0e81-\u0ec4\u0ec8-\u0edf]) (?=[\u0e81-\u0ec4])",  # not at the mark of repetition
-    "th": r"(?<=[\u0e01-\u0e45\u0e47-\u0e5b]) (?=[\u0e01-\u0e45])",
+CURES = {
+    TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
+    CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
 }
+
+LANGUAGES = json.loads(Path(__file__).with_name("languages.json").read_text(encoding="utf-8"))
+NLTK_CODES = LANGUAGES["nltk"]
+NLTK_NAMES = {code: name for name, code in NLTK_CODES.items()}
+ENDS = LANGUAGES["ends"]
+CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
+WITHOUT_RULES = "it splits at the punctuation of every script, with the abbreviations of a related language or English"
 
 
 def run(settings: PreprocessSettings) -> None:
     """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
-    files.refuse_output_inside(settings.input, settings.out)
     begun = recorded_settings(settings.out, "preprocess") or {}
     breaks: str = settings.line_breaks
     if begun and breaks == "auto":
         breaks = begun.get("line_breaks", "keep")  # earlier versions joined no lines
     reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
-    parts, notes = files.recognise_all(settings.input, reading)
-    files.refuse_without_effect(parts, settings.model_fields_set)
-    parts = recognise_lines(parts, reading)
-    if all(part.margins is None for part in parts):
-        reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
-    keep = "--line-breaks keep splits at each line"
-    report_joined_lines("preprocess", parts, reading, keep)
+    text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    parts, reading, notes = text[:3]
+    report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
         new_signature()  # fails early where rensa is not installed
@@ -86,28 +69,26 @@ def run(settings: PreprocessSettings) -> None:
         check_punkt(language, settings.out, begun.get("parameters"))
     else:
         load_splitter(splitter, language)  # fails early for a language that is no code
-        known = (*RULES.split(), *BREAKS)
-        if splitter == "sentencex" and code not in known:
+        is_known = code in LANGUAGES["sentencex"] or code in ENDS
+        if splitter == "sentencex" and not is_known:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
     if splitter != "lines":
         print_line(f"preprocess: {splitter} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     parameters = "installed" if splitter == "punkt" else splitter
-    recorded = {"language": language, "splitter": splitter, "parameters": parameters}
+    values: JSONObject = {"language": language, "splitter": splitter, "parameters": parameters}
     is_new = not begun or "abbreviations" in begun  # earlier versions cut after an abbreviation
     if is_new and splitter != "lines" and code in LISTS["languages"]:
-        recorded["abbreviations"] = LISTS["version"]
-    listed = code if "abbreviations" in recorded else ""
+        values["abbreviations"] = LISTS["version"]
+    listed = code if "abbreviations" in values else ""
     if reading.line_breaks != "keep":
-        recorded |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
-    # Recorded only where they are not the default, so that folders of earlier versions can be continued.
-    later = {"input_format", "text_field", "documents", "deduplicate", "near_duplicates"}
+        values |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
     run_shards(
         Step(
             "preprocess",
             settings.out,
-            settings=recorded | settings.model_dump(include=later, exclude_defaults=True),
+            settings=values | recorded(settings),
             packages={"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}[splitter],
             counted="sentences",
             expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),
@@ -152,11 +133,7 @@ def report_joined_lines(
     A warning for each kind of lines that cannot be joined names the first of their files.
     """
     of_all = f"of {len(parts):,} files"
-    remedies = {
-        TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
-        CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
-    }
-    for fault, cure in remedies.items():
+    for fault, cure in CURES.items():
         if faulty := [part.path for part in parts if part.fault == fault]:
             what = f"the lines of {len(faulty):,} {of_all}, as {faulty[0]}, {fault}"
             print_error(f"{command}: warning: {what}; {cure}")
@@ -164,12 +141,10 @@ def report_joined_lines(
     if not wrapped:
         return
     ends = "a blank line still ends a document; add --documents files if each file is one document"
-    if reading.documents == "files" or all(part.format != "plain" for part in wrapped):
-        ends = (
-            "each file is one document"
-            if wrapped[0].format == "plain"
-            else "each text is one document"
-        )
+    if all(part.format != "plain" for part in wrapped):
+        ends = "each text is one document"
+    elif reading.documents == "files":
+        ends = "each file is one document"
     print_line(
         f"{command}: {len(wrapped):,} {of_all}, as {wrapped[0].path}, have hard line breaks; the lines of each "
         f"paragraph are joined ({ends}; {remedy})"
@@ -202,7 +177,7 @@ def plan_outputs(
     """
     ranges = [piece for part in parts for piece in files.split_part(part, SHARD_BYTES, reading)]
     if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
-        root = files.find_root(source)
+        root = find_root(source)
         return [(Path(f"{part.path.relative_to(root)}.txt"), [part]) for part in parts]
     bundles = files.bundle(ranges, SHARD_BYTES)
     return [(Path(f"text_{number:05}.txt"), parts) for number, parts in enumerate(bundles)]
@@ -273,7 +248,7 @@ def _all_lines(
 
 def language_code(language: str) -> str:
     """Return the ISO 639 code of a language that is named by it or by NLTK's name, or else the name."""
-    return LANGUAGES.get(language, language.lower().replace("_", "-"))
+    return NLTK_CODES.get(language, language.lower().replace("_", "-"))
 
 
 def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
@@ -287,7 +262,10 @@ def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> 
 def load_splitter(name: str, language: str) -> Split:
     """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing."""
     if name == "punkt":
-        return _load_punkt(language)
+        from nltk.tokenize.punkt import PunktTokenizer
+
+        split: Split = PunktTokenizer(NLTK_NAMES.get(language, language)).tokenize
+        return split
     if name == "lines":
         return lambda text: [text]
     import sentencex
@@ -297,61 +275,23 @@ def load_splitter(name: str, language: str) -> Split:
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, such as `en`")
     segment: Split = partial(sentencex.segment, code)
-    pattern = BREAKS.get(code.partition("-")[0])
+    pattern = ENDS.get(code.partition("-")[0])
     if pattern is None:
         return segment
     return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]
 
 
 def check_punkt(language: str, out: Path, begun_with: str | None) -> None:
-    """Find Punkt's data for a language, or have NLTK download them.
-
-    `begun_with` is the kind of parameters that an earlier run on this folder recorded. Raises DataError for
-    parameters that an earlier version learned from the text, and without data.
-    """
+    """Raise DataError without Punkt's data for a language, and for a folder begun with learned parameters."""
     if begun_with == "learned":
         problem = "was begun with parameters of Punkt that an earlier version learned from the text"
         raise DataError(f"out ({out})", problem, "give another folder, or move this one away")
     remedy = "give --sentence-splitter sentencex and a new folder"
     if language_code(language) not in NLTK_NAMES:
         raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)
-    if _is_installed(language):
-        return
-    print_line(
-        f"preprocess: no Punkt data are installed in NLTK_DATA or its usual folders; asking NLTK to download "
-        f"them ({DOWNLOAD_SECONDS:.0f} s at most)"
-    )
-    if not _download() or not _is_installed(language):
-        problem = "Punkt's data are not installed and could not be downloaded"
-        install = f"run python -m nltk.downloader {DATA} where there is a network, or {remedy}"
-        raise DataError("sentence_splitter (punkt)", problem, install)
-    print_line("preprocess: Punkt data were downloaded by NLTK")
-
-
-def _load_punkt(language: str) -> Split:
-    from nltk.tokenize.punkt import PunktTokenizer
-
-    split: Split = PunktTokenizer(NLTK_NAMES.get(language, language)).tokenize
-    return split
-
-
-def _is_installed(language: str) -> bool:
     try:
-        _load_punkt(language)
+        load_splitter("punkt", language)
     except LookupError:
-        return False
-    return True
-
-
-def _download() -> bool:
-    """Have NLTK download its data in a child process, and return whether it did.
-
-    Looking up a name in a dead network may block for minutes and takes no time limit.
-    """
-    program = f"import nltk, sys; sys.exit(not nltk.download({DATA!r}, quiet=True))"
-    command = [sys.executable, "-c", program]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=DOWNLOAD_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        problem = "Punkt's data are not installed"
+        remedy = f"run python -m nltk.downloader punkt_tab where there is a network, or {remedy}"
+        raise DataError("sentence_splitter (punkt)", problem, remedy) from None

@@ -6,6 +6,7 @@ dropped: most are references, boxes and notes.
 """
 
 import html
+import json
 import re
 from collections.abc import Callable, Mapping
 from itertools import count, takewhile
@@ -14,38 +15,13 @@ from pathlib import Path
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, read_json
 
-QUOTE = "{text|quote|content|текст|texte|texto|testo|tekst|1}"
+TEMPLATES: dict[str, str] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+)
+"""Chosen by their frequency in sentences of the dumps of docs/wikipedia.md, with their names on the largest Wikipedias.
+`fr:` and the like mark a name that has another meaning elsewhere."""
+QUOTE = TEMPLATES["quote"]
 """The pattern of templates that may hold paragraphs."""
-# Chosen by their frequency in sentences of the dumps of docs/wikipedia.md, with their names on the largest
-# Wikipedias. `fr:` and the like mark a name that has another meaning elsewhere.
-RULES = {
-    "{text|quote|content|1}": "nowrap|nobr|không ngắt|small|nhỏ|smaller|big|large|larger|abbr|abbrlink|viết tắt|"
-    "tooltip|mono|code|kbd|sc|smallcaps|caps|vanchor|visible anchor|linktext|angbr|flag|flagcountry|lá cờ|em|strong|"
-    "math|mvar|var|nobold|noitalic|not a typo|sic|nts|val|unicode|polytonic|hebrew|script/hebrew|script/arabic|"
-    "pinyin|overline|underline|strike|center|centre|plainlist|flatlist|div col|columns-list|railgauge|track gauge|"
-    "gloss|lit|abréviation|abr|petites capitales|fr:nb|es:esd|esd|comment|число|num|ru:s|флагификация|국기|ruby|"
-    "要出典範囲|jis2004フォント|補助漢字フォント|cp932フォント|僻字|إنج|فرن|لات|de:ens|de:frs|de:ess|de:its|de:rus|de:las|de:grcs",
-    QUOTE: "quote|blockquote|cquote|quotation|quote box|câu nói|poem|poemquote|zitat|citation bloc|cita|citazione|"
-    "citação|cytat|цитата|اقتباس|نقل قول|citaat|citat|citát|인용문|উক্তি|απόσπασμα",
-    "{text|2}": "lang|langx|wikt-lang|color|font color|hover title|rtl-lang|langue|llang|cizojazyčně|cj|vjazyce2",
-    "{-1}": "transl|transliteration|translit|script|resize",
-    # Links to an article of another Wikipedia, in words of this one.
-    "{lt|1}": "ill|illm|interlanguage link|interlanguage link multi|liên kết ngôn ngữ", "{label|1}": "仮リンク|ill2",
-    "{текст|2|треба|надо|1}": "нп|нп1|нп2|нп3|нп4|нп5|iw|iw2|не перекладено|не переведено|не переведено 2|"
-    "не переведено 3|не переведено 4|не переведено 5",
-    "{texte|fr|1}": "lien", "{3|1}": "le", "{4|3}": "tsl", "{tekst|1}": "link-interwiki", "{نص|عر|1}": "وإو",
-    "{1} ({2}, {3})": "nihongo", "{1}（{2}）": "読み仮名|読み仮名 ruby不使用", "（{1}{2}－{3}{4}）": "zh:bd",
-    "{c|t|s|p}": "zh", "{*}": "chem|chem2", "{0} {1}": "uss|hms|ss|rms|hmas|hmcs|sms|usns|mv|fr:m.|fr:mme|fr:mlle",
-    "{1} {2}<sup>{3}</sup>": "unité|unidad", "{1} {2}": "nombre|unitats|fmtn", "{1} m": "höhe",
-    "{1} {ul|um|u|2}{3}": "it:m", "<sup>{1}</sup>": "sup|fr:exp", "<sub>{1}</sub>": "sub|fr:ind",
-    "{1}{2} siècle": "fr:s|fr:s-", "{1}{2} siècle av. J.-C.": "fr:-s|fr:-s-", "século {1}": "séc",
-    "{1}{2} et {3}{4} siècles": "fr:s2|fr:s2-", "segle {1}": "segle", "« {1} »": "fr:citation", "„{1}“": 'de:"',
-    "{0}": "1er|1re|es:a. c.|es:d. c.|fr:er|fr:re", "av. J.-C.": "av jc", "apr. J.-C.": "ap jc",
-    "c. {1}": "circa|c.", "⇌": "eqm",
-    " – ": "snd|spnd|snds|spaced ndash|spaced en dash", "–": "ndash|en dash|–", "—": "mdash|mdashb|em dash|—",
-    " · ": "bull|bullet|dot|·|middot|•", " ": "nbsp|space|spaces|thinsp|hair space|-|clear",
-    "=": "=", "|": "!", "'": "'", "'s": "'s",
-}  # fmt: skip
 PREFIXES = {"lang-": "{1}", "link-": "{3|1}", "به ": "{1}"}
 ARGUMENT = re.compile(r"\{([^{}]+)\}")
 NAMED = re.compile(r"\s*([^\s=<>/\[\]]+(?: [^\s=<>/\[\]]+)*)\s*=")
@@ -72,8 +48,8 @@ def rules_of(language: str, more: Mapping[str, str]) -> Rules:
     A parser function has a colon after its name; a name in `more` is that of a template and of a function.
     """
     rules: dict[str, str | Function] = {}
-    table: dict[str, str | Function] = {names: rule for rule, names in RULES.items()}
-    for names, rule in (table | FUNCTIONS).items():
+    table: dict[str, str | Function] = {**TEMPLATES, **FUNCTIONS}
+    for names, rule in table.items():
         for name in names.split("|"):
             prefix, colon, bare = name.partition(":")
             if not colon:

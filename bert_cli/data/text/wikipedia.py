@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bert_cli.data.io.files import SUFFIXES, DamagedError, compression_of, unpack
+from bert_cli.data.io.inputs import visible_files
 from bert_cli.errors import DataError
-from bert_cli.files import in_order
 
 LARGEST_PAGE = 1 << 28  # MediaWiki's limit is 2 MB of text
 LARGEST_HEADER = 1 << 22
@@ -22,7 +22,7 @@ FIRST_STREAMS = 1 << 24  # bytes searched for the second stream; the first strea
 DAMAGED = "is damaged or cut off"  # in every note of lost text
 STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # begins a stream of bzip2; by chance, once in 10^22 bytes
 
-IGNORED = re.compile(r"^\.|-index\.txt")  # hidden files, and the index of a multistream dump
+INDEX = "-index.txt"  # in the name of the index of a multistream dump
 # A redirect without its tag: in English, or in any language a page with nothing but that line and templates below.
 REDIRECT = re.compile(
     rb"<text[^>]*>\s*+#(?:(?i:redirect)\s*+:?\s*+\[\[|[^\s#*:;\[\]{}|<&]++\s*+:?\s*+\[\[[^\[\]\n]*\]\]"
@@ -41,8 +41,9 @@ WIKITEXT = "wikitext"
 def find_dump(path: Path) -> Path:
     """Return the dump: `path`, or the only dump in a folder."""
     if path.is_dir():
-        files = [file for file in path.iterdir() if not IGNORED.search(file.name)]
-        dumps = in_order(file for file in files if file.suffix in (".xml", *SUFFIXES))
+        suffixes = (".xml", *SUFFIXES)
+        files = [file for file in visible_files(path) if file.suffix in suffixes]
+        dumps = [file for file in files if INDEX not in file.name]
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4])
             problem = f"holds {len(dumps)} dumps ({names})" if dumps else "holds no dump"
@@ -95,9 +96,8 @@ class Dump:
         for page in self.pages():
             head = page[: page.find(b"<revision")]
             in_namespace = self._is_in_main_namespace(head)
-            is_redirect = b"<redirect" in head or REDIRECT.match(
-                page, page.find(b"<text", len(head))
-            )
+            text = page.find(b"<text", len(head))
+            is_redirect = b"<redirect" in head or REDIRECT.match(page, text)
             match = MODEL.search(page, len(head))
             model = match[1].decode(errors="replace") if match else WIKITEXT
             is_article = in_namespace and not is_redirect and model == WIKITEXT
@@ -176,11 +176,8 @@ class Dump:
         if not is_last and rest.strip():
             problem = f"a bzip2 stream ends within a page, at byte {self._stop:,}"
             raise DataError(f"dump ({self.path})", problem, "unpack it first, with bunzip2")
-        if (
-            is_last
-            and b"</mediawiki>" not in rest
-            and not any(DAMAGED in note for note in self.notes)
-        ):
+        is_reported = any(DAMAGED in note for note in self.notes)
+        if is_last and b"</mediawiki>" not in rest and not is_reported:
             problem = f"(no </mediawiki>): pages may be missing after the last of {count:,}"
             self.notes.append(f"{self.path.name} {DAMAGED} {problem}")
 
@@ -193,11 +190,9 @@ class Dump:
                 break
         begin = text.find(b"<page>")
         if begin < 0 or b"<mediawiki" not in text[:begin]:
-            raise DataError(
-                f"dump ({self.path})",
-                f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})",
-                "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
-            )
+            problem = f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})"
+            remedy = "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst"
+            raise DataError(f"dump ({self.path})", problem, remedy)
         header = text[:begin]
         rest = text[begin:]
         if b"</siteinfo>" not in header:

@@ -14,15 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import BYTE_LEVEL
-from bert_cli.data.tokens.tokenizer import (
-    LONGEST_WORD,
-    Normalization,
-    Numbers,
-    Vocabulary,
-    library_tokenizer,
-    read_tokenizer,
-)
+from bert_cli.data.tokens.tokenizer import Normalization, Numbers, Vocabulary
 
 KNOWN_WORDS = 400_000  # distinct words in the cache, about 60 MB; then it is cleared
 # BERT removes control characters, which joins their neighbours, but `str.split` splits at all of these except \0. So
@@ -47,7 +41,7 @@ class ByteLevelEncoder:
     """Encodes lines of text with the byte-level BPE of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = read_tokenizer(folder)
+        self._tokenizer = tokenizer.read_tokenizer(folder)
         self._dtype = _dtype(len(self._tokenizer.pieces) - 1)
 
     def encode(self, text: str) -> Sentences:
@@ -69,7 +63,7 @@ class Encoder:
         self._vocabulary = vocabulary
         self._longest_piece = max(map(len, vocabulary))
         self._cased = normalization.cased
-        self._library = library_tokenizer(vocabulary, normalization)
+        self._library = tokenizer.library_tokenizer(vocabulary, normalization)
         self._clear()
 
     def _clear(self) -> None:
@@ -129,7 +123,7 @@ def encoder_of(vocabulary: Vocabulary) -> LineEncoder:
 def split_word(word: str, vocabulary: Mapping[str, int], longest_piece: int) -> list[int]:
     """Split a word into the longest pieces, from the left, or [UNK] if that fails; later pieces begin with ##."""
     ids: list[int] = []
-    if len(word) > LONGEST_WORD:
+    if len(word) > tokenizer.LONGEST_WORD:
         return [vocabulary["[UNK]"]]
     while True:
         end = min(len(word), longest_piece)

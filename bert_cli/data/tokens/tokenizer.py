@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from bert_cli.data.tokens.notation import (
 )
 from bert_cli.errors import DataError
 from bert_cli.facts.bert import BertConfig
-from bert_cli.files import JSONObject, read_json, write_atomically, write_json_atomically
+from bert_cli.files import JSONObject, Value, read_json, write_atomically, write_json_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,6 @@ SPACE = 32  # a byte up to it is white space or a control character
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
 Numbers = npt.NDArray[np.int64]
-Part = TypeVar("Part")
 
 
 # --- vocabularies
@@ -133,7 +132,7 @@ class Vocabulary:
     def save(self, folder: Path) -> None:
         """Write the files of the vocabulary into a folder, each complete or not at all."""
         if self.notation is WORDPIECE:
-            write_vocabulary(folder, vocabulary_bytes(self.path), self.normalization)
+            write_vocabulary(folder, vocabulary_bytes(self.path)[0], self.normalization)
             return
         for name in FILES:
             if (source := self.path.with_name(name)).is_file():
@@ -151,7 +150,7 @@ def read_vocabulary(
 ) -> Vocabulary:
     """Read a vocab.txt or tokenizer.json. Raises DataError if it is not supported, or if `sha256` is not its hash."""
     try:
-        data = vocabulary_bytes(path, read)
+        data, notation = vocabulary_bytes(path, read)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as text ({error})"
@@ -160,7 +159,7 @@ def read_vocabulary(
     if sha256 not in (None, digest):
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocabulary ({path})", problem, "restore the original file")
-    if path.suffix == ".json" and read_notation(path)[1] is BYTE_LEVEL:
+    if notation is BYTE_LEVEL:
         # Worker processes use every core already.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         pieces = read_tokenizer(path.parent).pieces
@@ -169,26 +168,27 @@ def read_vocabulary(
     known: set[str] = set()
     for line, piece in enumerate(pieces, 1):
         if not piece or piece in known:
-            raise DataError(
-                f"vocabulary ({path}, line {line})",
-                f"{piece!r} is blank or a duplicate, so its id would have no piece",
-                f"write [unused{line - 1}] there, which leaves all other ids as they are",
-            )
+            problem = f"{piece!r} is blank or a duplicate, so its id would have no piece"
+            remedy = f"write [unused{line - 1}] there, which leaves all other ids as they are"
+            raise DataError(f"vocabulary ({path}, line {line})", problem, remedy)
         known.add(piece)
     _check_special(f"vocabulary ({path})", known)
     return Vocabulary(path, pieces, digest)
 
 
-def vocabulary_bytes(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
-    """Return the content of a vocab.txt, which is built from the pieces if the file is a tokenizer.json of WordPiece.
+def vocabulary_bytes(
+    path: Path, read: Callable[[Path], bytes] = Path.read_bytes
+) -> tuple[bytes, Notation]:
+    """Return a vocabulary as the bytes of a vocab.txt (of byte-level BPE, of its tokenizer.json), and its kind.
 
     Raises DataError for WordPiece that does not split text as BERT does.
     """
     if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
-        return re.sub(rb"\n\s+\Z", b"\n", read(path).removeprefix(b"\xef\xbb\xbf"))
+        data = read(path).removeprefix(b"\xef\xbb\xbf")
+        return re.sub(rb"\n\s+\Z", b"\n", data), WORDPIECE
     description, notation = read_notation(path)
     if notation is BYTE_LEVEL:
-        return path.read_bytes()
+        return path.read_bytes(), notation
     pieces: dict[str, int] = description["model"].pop("vocab")
     normalization = Normalization.of(normalizer_entries(description), cased=False)
     expected = json.loads(library_tokenizer({"[UNK]": 0}, normalization).to_str())
@@ -203,7 +203,8 @@ def vocabulary_bytes(path: Path, read: Callable[[Path], bytes] = Path.read_bytes
                 raise DataError(where, problem, "give a BERT model's vocabulary")
     if sorted(pieces.values()) != [*range(len(pieces))]:
         raise DataError(f"{path} (model.vocab)", "has ids without a piece", COPY_AGAIN)
-    return "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__)).encode()
+    text = "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__))
+    return text.encode(), notation
 
 
 def _check_special(where: str, pieces: Iterable[str]) -> None:
@@ -285,7 +286,7 @@ class TokenizerFolder:
             self._contents[path] = path.read_bytes()
         return self._contents[path]
 
-    def _part(self, name: str, kind: type[Part]) -> Part:
+    def _part(self, name: str, kind: type[Value]) -> Value:
         path = self.folder / name
         if not path.is_file():
             return kind()
@@ -351,10 +352,10 @@ class TokenizerFolder:
         library = self._from_vocabulary()
         self._add_tokens(library)
         library.add_special_tokens([*SPECIAL_TOKENS])
+        single = "[CLS]:0 $A:0 [SEP]:0"
+        special = [(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
         library.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+            single=single, pair=f"{single} $B:1 [SEP]:1", special_tokens=special
         )
         library.decoder = decoders.WordPiece(prefix="##")
         return json.dumps(json.loads(library.to_str())).encode()
@@ -488,9 +489,8 @@ def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    tokenizer = Tokenizer(
-        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
-    )
+    pieces = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
+    tokenizer = Tokenizer(pieces)
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=not normalization.cased,
         strip_accents=normalization.strip_accents,

@@ -18,34 +18,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
-from bert_cli.data.io.files import (
-    Part,
-    Reading,
-    recognise_all,
-    refuse_output_inside,
-    refuse_without_effect,
-)
-from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output
+from bert_cli.data.io.files import Part, Reading
+from bert_cli.data.io.inputs import open_text
+from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output, write_manifest
 from bert_cli.data.io.runner import Progress, summary
+from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE, WORDPIECE
-from bert_cli.data.tokens.tokenizer import (
-    CONFIG_FILE,
-    SPECIAL_TOKENS,
-    VOCAB_FILE,
-    Normalization,
-    TokenizerFolder,
-    Vocabulary,
-    has_tokenizer,
-    library_tokenizer,
-    normalizer_entries,
-    read_vocabulary,
-    vocabulary_path,
-    write_vocabulary,
-)
+from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, read_json, verify_checkpoint, write_json_atomically
+from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
@@ -73,33 +57,35 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     path = Path(name)
     if path.is_dir():
         # Each checkpoint of a run has a vocabulary.
-        path = vocabulary_path(max(filter(has_tokenizer, path.glob("step_*")), default=path))
+        path = tokenizer.vocabulary_path(
+            max(filter(tokenizer.has_tokenizer, path.glob("step_*")), default=path)
+        )
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
-            problem = f"no such file or folder with {VOCAB_FILE} or {TOKENIZER_FILE}"
+            problem = f"no such file or folder with {tokenizer.VOCAB_FILE} or {TOKENIZER_FILE}"
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
-        path = vocabulary_path(_download(name))
+        path = tokenizer.vocabulary_path(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
-    config_path = path.with_name(CONFIG_FILE)
+    config_path = path.with_name(tokenizer.CONFIG_FILE)
     config = {}
     if path.suffix == ".json":
         config_path = path
-        config = normalizer_entries(read_json(path, JSONObject, DataError, COPY_AGAIN))
+        config = tokenizer.normalizer_entries(read_json(path, JSONObject, DataError, COPY_AGAIN))
     elif config_path.is_file():
         config = read_json(config_path, JSONObject, DataError, "fix or remove it")
+    vocabulary = tokenizer.read_vocabulary(path)
     if config.get("do_lower_case", not cased) == cased:
         raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
-    vocabulary = read_vocabulary(path)
     if vocabulary.notation is BYTE_LEVEL:
         if cased:
             raise _wrong_case(name, cased, f"has no effect on {BYTE_LEVEL.name}")
         return vocabulary
     if "do_lower_case" not in config:
         _check_capitals(vocabulary, name, cased)
-    if added := TokenizerFolder(path.parent).added_tokens:
+    if added := tokenizer.TokenizerFolder(path.parent).added_tokens:
         listed = ", ".join(token.content for token in added[:3])
         problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
-        remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"
+        remedy = f"give a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
         raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
@@ -112,18 +98,18 @@ def _download(name: str) -> Path:
     paths: list[Path] = []
     absent: Exception | None = None
     try:
-        for file in (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE):
+        for file in (tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE):
             try:
                 paths.append(_download_file(name, file))
             except EntryNotFoundError as error:
                 absent = absent or error
-        if paths and has_tokenizer(paths[0].parent):
+        if paths and tokenizer.has_tokenizer(paths[0].parent):
             return paths[0].parent
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors
         absent = error
     raise DataError(
         f"vocabulary ({name})",
-        f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
+        f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} "
         f"({type(absent).__name__}: {str(absent).strip().splitlines()[0]})",
         "check the name and the network, or give the path of a vocab.txt",
     ) from absent
@@ -158,14 +144,15 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
     with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
     capital = sum(piece.lower() != piece for piece in with_case)
-    accents = any(unicodedata.normalize("NFD", piece) != piece for piece in with_case)
+    accents = any(not unicodedata.is_normalized("NFD", piece) for piece in with_case)
     is_cased = capital > CAPITALS * len(with_case)
     is_uncased = bool(with_case) and not capital and not accents
-    if is_uncased if cased else is_cased:
-        problem = (
-            f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter, "
+    contradicts = is_uncased if cased else is_cased
+    if contradicts:
+        problem = f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter"
+        raise _wrong_case(
+            name, cased, f"{problem}, and no {tokenizer.CONFIG_FILE} defines the case"
         )
-        raise _wrong_case(name, cased, f"{problem}and no {CONFIG_FILE} defines the case")
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
@@ -181,27 +168,24 @@ def run(settings: VocabSettings) -> None:
 
     Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
     """
-    refuse_output_inside(settings.input, settings.out)
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
     if base is not None and base.notation is BYTE_LEVEL:
         problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
         raise ConfigError(f"extend ({settings.extend})", problem, "use the vocabulary as it is")
     base_pieces = base.pieces if base else ()
     normalization = _normalization(settings, base)
-    recorded = settings.model_dump(include={"size", "cased", "min_frequency"})
-    recorded |= settings.model_dump(include={"input_format", "text_field"}, exclude_defaults=True)
-    recorded |= normalization.changes() | ({"extends": base.sha256} if base else {})
-    with open_output(Step("vocab", settings.out, recorded, ["tokenizers"])) as output:
+    values = recorded(settings) | normalization.changes()
+    values |= {"extends": base.sha256} if base else {}
+    target = len(base_pieces) + int(settings.size)
+    reading = Reading(settings.input_format, settings.text_field)
+    text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    parts = text.parts
+    with open_output(Step("vocab", settings.out, values, ["tokenizers"])) as output:
         started = monotonic()
-        target = len(base_pieces) + int(settings.size)
-        reading = Reading(settings.input_format, settings.text_field)
-        parts, notes = recognise_all(settings.input, reading)
-        refuse_without_effect(parts, settings.model_fields_set)
-        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
+        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(tokenizer.VOCAB_FILE))
         if output.is_complete(shard) and (settings.out / MANIFEST).exists():
-            print_line(
-                f"vocab: {settings.out / VOCAB_FILE} is complete for this text (nothing to do)"
-            )
+            path = settings.out / tokenizer.VOCAB_FILE
+            print_line(f"vocab: {path} is complete for this text (nothing to do)")
             return
         size = sum(part.size for part in parts)
         is_packed = any(part.compression or part.format == "parquet" for part in parts)
@@ -215,24 +199,14 @@ def run(settings: VocabSettings) -> None:
         data = "".join(piece + "\n" for piece in pieces).encode()
         folder = output.work_folder(shard) / "out"
         folder.mkdir(parents=True)
-        write_vocabulary(folder, data, normalization)
+        tokenizer.write_vocabulary(folder, data, normalization)
         seconds = monotonic() - started
         extra = {"pieces": len(pieces)}
         stats = Stats(sentences=sentences, bytes_in=size, bytes_out=len(data), extra=extra)
         output.commit(shard, stats)
-        write_json_atomically(
-            settings.out / MANIFEST,
-            {
-                "step": "vocab",
-                "settings": output.settings,
-                "counts": stats.counts(),
-                "seconds": round(seconds, 3),
-                "mb_per_second": round(size / 1e6 / seconds, 3),
-                "versions": output.versions,
-                "notes": notes,
-            },
-        )
-    for note in notes:
+        total = stats + Stats(notes=tuple(text.notes))
+        write_manifest(settings.out / MANIFEST, output.step, total, seconds, size)
+    for note in text.notes:
         print_line(f"vocab: {note}")
     new = len(pieces) - len(base_pieces)
     if len(pieces) < target:
@@ -254,9 +228,8 @@ def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normaliz
     for name, value in settings.model_dump(include=names, exclude_none=True).items():
         if replace(base.normalization, **{name: value}) != base.normalization:
             where = f"--{name.replace('_', '-')} ({json.dumps(value)})"
-            problem = (
-                f"an extended vocabulary keeps the {json.dumps(not value)} of {settings.extend}"
-            )
+            kept = json.dumps(not value)
+            problem = f"an extended vocabulary keeps the {kept} of {settings.extend}"
             raise ConfigError(where, problem, "leave it out")
     return base.normalization
 
@@ -266,8 +239,13 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     from tokenizers.normalizers import BertNormalizer
 
     words = Counter(text.split())
-    is_lower = not normalization.cased
-    strip = BertNormalizer(False, False, normalization.strip_accents, is_lower).normalize_str
+    normalizer = BertNormalizer(
+        clean_text=False,
+        handle_chinese_chars=False,
+        strip_accents=normalization.strip_accents,
+        lowercase=not normalization.cased,
+    )
+    strip = normalizer.normalize_str
     changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
     if changed > MANY_STRIPPED * words.total():
         print_line(
@@ -309,13 +287,12 @@ def _train(
     """
     from tokenizers import trainers
 
-    tokenizer = library_tokenizer({"[UNK]": 0}, normalization)
-    letters, continuing = _alphabet(texts(), tokenizer, size // 4)
+    library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
+    letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
-        where = f"input ({settings.input})"
         remedy = "give a folder that `bert preprocess` wrote"
-        raise DataError(where, "no text", remedy)
-    fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
+        raise DataError(f"input ({settings.input})", "no text", remedy)
+    fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
         problem = f"is less than the {least} special tokens and letters of this text"
@@ -339,9 +316,9 @@ def _train(
             sentences += len(with_text)
             yield from with_text
 
-    tokenizer.train_from_iterator(lines(), trainer)
-    ids = tokenizer.get_vocab()
-    first = [*SPECIAL_TOKENS, *letters, *fixed[len(SPECIAL_TOKENS) :]]
+    library.train_from_iterator(lines(), trainer)
+    ids = library.get_vocab()
+    first = [*tokenizer.SPECIAL_TOKENS, *letters, *fixed[len(tokenizer.SPECIAL_TOKENS) :]]
     merged = sorted(ids.keys() - set(first), key=ids.__getitem__)
     return [*first, *merged], sentences
 
@@ -354,7 +331,7 @@ def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[s
 
 
 def _alphabet(
-    texts: Iterable[str], tokenizer: "Tokenizer", limit: int
+    texts: Iterable[str], library: "Tokenizer", limit: int
 ) -> tuple[list[str], list[str]]:
     """Return the most frequent characters of words, and which of them continue a word.
 
@@ -365,12 +342,12 @@ def _alphabet(
     continuing = np.zeros(CODE_POINTS, np.bool_)
     kinds = np.full(CODE_POINTS, -1, np.int8)  # -1 unknown, 0 space, 1 punctuation, 2 in words
     for text in texts:
-        normalized = tokenizer.normalizer.normalize_str(text)
+        normalized = library.normalizer.normalize_str(text)
         codes = np.frombuffer(normalized.encode("utf-32-le"), np.uint32)
         occurrences = np.bincount(codes, minlength=CODE_POINTS)
         for code in np.flatnonzero((occurrences > 0) & (kinds < 0)).tolist():
             # The number of parts shows whether the library splits at this character and removes it.
-            parts = tokenizer.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
+            parts = library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
             kinds[code] = {1: 2, 2: 0, 3: 1}[len(parts)]
         counts += occurrences
         in_word = kinds[codes] == 2

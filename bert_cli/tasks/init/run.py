@@ -22,7 +22,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.io.inputs import open_text
 from bert_cli.data.text.abbreviations import keep_abbreviations
 from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
 from bert_cli.data.tokens.tokenizer import Vocabulary
@@ -49,18 +49,15 @@ def run(settings: InitSettings) -> None:
     origin = origin_of(settings, settings.input, settings.start)
     if check_new_folder(settings.out, origin):
         return
-    files.refuse_output_inside(settings.input, settings.out)
-    files.find_files(settings.input)  # before find_start, which loads TensorFlow in seconds
-    model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     if (settings.input / "corpus.json").exists():
         remedy = "give the text that they were made of"
         raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
     form = settings.input_format
     field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
-    parts, _ = files.recognise_all(settings.input, reading)
-    files.refuse_without_effect(parts, settings.model_fields_set)
-    parts = recognise_lines(parts, reading)
+    opened = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    parts, reading = opened[:2]
+    model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     keep = "to keep them, give the output of `bert preprocess --line-breaks keep`"
     report_joined_lines("init", parts, reading, keep)
     facts = text.read_facts(parts, reading, vocabulary)

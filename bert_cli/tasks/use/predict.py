@@ -6,14 +6,15 @@ Standard output has only the predictions.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import keras
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
-from bert_cli.data.io.rows import check_text, listed
-from bert_cli.data.io.wrapping import wrapped_width
+from bert_cli.data.io.files import format_by_name
+from bert_cli.data.io.margins import wrapped_width
+from bert_cli.data.io.rows import Rows, check_text, listed, parquet_rows
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
@@ -105,7 +106,6 @@ def _check_settings(settings: PredictSettings, task: str, positions: int) -> Non
 
 def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> Iterator[Input]:
     """Yield the inputs in order. Raises ConfigError if there are none, DataError if they cannot be read."""
-    is_json = "text" not in kind.FIELDS
     if settings.question is not None and settings.context is not None:
         fields = {"question": settings.question, "context": settings.context}
         yield Input("--question, --context", fields)
@@ -115,18 +115,16 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
         yield Input("TEXT", {"text": settings.text, **second})
         if not kind.COMPARES:
             return
-    if settings.input is not None:
-        path = settings.input
-        where = str(path)
-        lines = tables.read_lines(path)
-        is_json = is_json or tables.file_kind(path) == ".jsonl"
-    else:
-        where = "standard input"
-        lines = _standard_input(kind)
-    if is_json:
-        yield from _objects(lines, where, kind, task)
+    path = settings.input
+    where = "standard input" if path is None else str(path)
+    form = None if path is None else format_by_name(path)
+    if path is not None and form == "parquet":
+        yield from _objects(parquet_rows(tables.open_file(path)), kind, task)
         return
-    lines = list(lines)
+    lines = _standard_input(kind) if path is None else tables.read_lines(path)
+    if form == "json-lines" or "text" not in kind.FIELDS:
+        yield from _objects(tables.json_lines(lines, where), kind, task)
+        return
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
         remedy = "write each text on one line, or as JSON lines with the key text"
@@ -145,10 +143,10 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
     return tables.lines_of(tables.decoded(sys.stdin.buffer.read(), "standard input"))
 
 
-def _objects(lines: Iterable[str], where: str, kind: type[Predictor], task: str) -> Iterator[Input]:
-    """Yield the task's fields of JSON objects; fields that no task has are ignored."""
+def _objects(rows: Rows, kind: type[Predictor], task: str) -> Iterator[Input]:
+    """Yield the task's fields of rows; fields that no task has are ignored."""
     foreign_fields = _all_fields() - _fields_of(kind)
-    for line, row in tables.json_lines(lines, where):
+    for line, row in rows:
         foreign = sorted(foreign_fields & set(row))
         if foreign:
             reads = f"which reads {listed(kind.FIELDS)}"

@@ -8,6 +8,7 @@ import pytest
 
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune import features
+from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
@@ -70,7 +71,7 @@ def test_the_longer_text_loses_its_last_piece_until_both_fit():
         first, second, room = lengths
         while first + second > room:
             first, second = (first - 1, second) if first > second else (first, second - 1)
-        assert features.cut_longer(*lengths) == (first, second)
+        assert truncated_lengths(*map(np.array, lengths)) == (first, second)
 
 
 def test_a_batch_is_padded_after_each_example():

@@ -9,8 +9,13 @@ from itertools import islice
 import pytest
 from data.io.test_wrapping import PARAGRAPHS, sentences
 
-from bert_cli.data.io.margins import ends_within_sentences, has_two_columns, margins_of
-from bert_cli.data.io.wrapping import Joiner, wrapped_width
+from bert_cli.data.io.margins import (
+    ends_within_sentences,
+    has_two_columns,
+    margins_of,
+    wrapped_width,
+)
+from bert_cli.data.io.wrapping import Joiner
 from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
 

@@ -15,7 +15,8 @@ from support.shards import make_inputs, prepared_shards, shout, start_shout, tre
 from support.terminal import Terminal
 
 from bert_cli.data.io import manifest, runner
-from bert_cli.data.io.manifest import Shard, Stats, Step, finished_files, read_manifest
+from bert_cli.data.io.inputs import find_files
+from bert_cli.data.io.manifest import Shard, Stats, Step, read_manifest
 from bert_cli.data.io.runner import Progress, Workers, run_shards
 from bert_cli.errors import DataError
 
@@ -52,7 +53,9 @@ def test_every_shard_is_converted_and_counted(tmp_path, processes, capsys):
     assert manifest == read_manifest(tmp_path / "out")
     assert manifest["counts"]["documents"] == 4
     assert manifest["counts"]["bytes_in"] == manifest["counts"]["letters"] == 4 * 350
-    assert finished_files(tmp_path / "out") == [tmp_path / f"out/AA/0{n}" for n in range(4)]
+    assert find_files(tmp_path / "out", read_manifest(tmp_path / "out")) == [
+        tmp_path / f"out/AA/0{n}" for n in range(4)
+    ]
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("shout: 4 documents, 0.0 MB in, 0.0 MB out, ")
 
@@ -128,7 +131,7 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
             run(make_inputs(tmp_path), tmp_path / "out", processes, fail)
         assert tree(tmp_path / "out") == {}
     with pytest.raises(DataError, match="has not finished"):
-        finished_files(tmp_path / "out")
+        find_files(tmp_path / "out", read_manifest(tmp_path / "out"))
     with pytest.raises(DataError, match=r"no documents in 4 shards \(nothing here\)"):
         run(make_inputs(tmp_path), tmp_path / "out", convert=give_nothing)
     assert not (tmp_path / "out/manifest.json").exists()

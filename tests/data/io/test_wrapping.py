@@ -13,7 +13,8 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import marked_lines
 from bert_cli.data.io.manifest import read_manifest
-from bert_cli.data.io.wrapping import Joiner, wrapped_width
+from bert_cli.data.io.margins import wrapped_width
+from bert_cli.data.io.wrapping import Joiner
 from bert_cli.data.text import preprocess
 from bert_cli.errors import ConfigError
 

@@ -14,7 +14,8 @@ from support.bert import ROOT
 from support.processes import wait_for
 
 from bert_cli.config.data import DownloadSettings
-from bert_cli.data.io.manifest import finished_files, read_manifest
+from bert_cli.data.io.inputs import find_files
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import download
 from bert_cli.errors import ConfigError, DataError
 
@@ -132,7 +133,7 @@ def test_a_dump_arrives_under_its_dated_name_and_is_fetched_once(server, tmp_pat
     manifest = read_manifest(tmp_path)
     assert manifest["sha1"] == SHA1
     assert manifest["url"].endswith(f"/xxwiki/20240101/{NAME}")
-    assert finished_files(tmp_path) == [tmp_path / NAME]
+    assert find_files(tmp_path, read_manifest(tmp_path)) == [tmp_path / NAME]
     assert server.dump_requests[0]["User-Agent"].startswith("bert-cli/")
     assert "download: plan: 1 file, about 1.0 MB to write" in capsys.readouterr().out
     fetch(server, tmp_path, date)
@@ -323,6 +324,6 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path):
     copy.write_bytes(b"x" * before.st_size)
     download.run(DownloadSettings(out=tmp_path, sample=True))
     assert copy.read_bytes() == sample.read_bytes()
-    assert finished_files(tmp_path) == [tmp_path / sample.name]
+    assert find_files(tmp_path, read_manifest(tmp_path)) == [tmp_path / sample.name]
     with pytest.raises(ConfigError, match="language: has no effect with --sample"):
         download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))

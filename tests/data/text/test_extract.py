@@ -14,7 +14,7 @@ from support.processes import alive, wait_for
 
 from bert_cli import cli
 from bert_cli.config.data import ExtractSettings
-from bert_cli.data.io.files import find_files
+from bert_cli.data.io.inputs import find_files
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import extract, wikipedia
 from bert_cli.data.text.download import sample_dump
@@ -508,10 +508,10 @@ def test_a_damaged_dump_ends_with_exit_code_3_and_its_text_stays_until_it_is_acc
     assert count > 20 and re.search(expected + ".* --keep-damaged", messages[0])
     assert not (out / "manifest.json").exists()
     with pytest.raises(DataError, match="has not finished"):
-        find_files(out)
+        find_files(out, read_manifest(out))
     assert cli.main([*command, "--keep-damaged"]) == 0
     assert f"the text of {count:,} articles is in {out}" in capsys.readouterr().out
-    assert tree(out) == text and len(find_files(out)) == len(text)
+    assert tree(out) == text and len(find_files(out, read_manifest(out))) == len(text)
     assert read_manifest(out)["counts"]["documents"] == count
 
 

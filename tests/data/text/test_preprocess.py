@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 
 import pytest
 
@@ -46,9 +45,9 @@ def bare(monkeypatch, tmp_path):
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [])
+    preprocess.load_splitter.cache_clear()
     monkeypatch.setenv("NLTK_DATA", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(preprocess, "_download", lambda: False)
     preprocess.load_splitter.cache_clear()
     return tmp_path
 
@@ -166,7 +165,7 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
     assert manifest["versions"]["nltk"] == "3.10.4"
     # Data that vanish between two runs are an error.
     monkeypatch.setattr("nltk.data.path", [])
-    monkeypatch.setattr(preprocess, "_download", lambda: False)
+    preprocess.load_splitter.cache_clear()
     with pytest.raises(DataError, match="Punkt's data are not installed"):
         run(source, tmp_path / "out")
 
@@ -174,7 +173,7 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("language", "message"),
     [
-        ("en", r"sentence_splitter \(punkt\): Punkt's data are not installed and could not be downl.*"
+        ("en", r"sentence_splitter \(punkt\): Punkt's data are not installed"
          "; run python -m nltk.downloader punkt_tab where .*, or give --sentence-splitter sentencex"),
         ("bulgarian", r"language \(bulgarian\): NLTK has no Punkt data for it; give --sentence-spli"),
     ],
@@ -186,8 +185,7 @@ def test_without_data_punkt_is_refused_with_what_to_do(language, message, bare):
     assert not (bare / "out").exists()
 
 
-def test_a_folder_with_parameters_learned_by_an_earlier_version_is_refused(bare, monkeypatch):
-    monkeypatch.setattr(preprocess, "_is_installed", lambda language: True)
+def test_a_folder_with_parameters_learned_by_an_earlier_version_is_refused(bare):
     source = corpus(bare / "in", wiki_00=doc("A", "One. Two."))
     (bare / "out/.done").mkdir(parents=True)
     settings = {"language": "english", "splitter": "punkt", "parameters": "learned"}
@@ -196,21 +194,6 @@ def test_a_folder_with_parameters_learned_by_an_earlier_version_is_refused(bare,
     for more in ({}, {"sentence_splitter": "punkt"}):
         with pytest.raises(DataError, match=r"learned from the text; give another folder, or move"):
             run(source, bare / "out", **more)
-
-
-def test_a_download_that_hangs_or_fails_is_abandoned(monkeypatch, tmp_path):
-    fake = tmp_path / "nltk.py"
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for body, seconds, is_done in (
-        ("time.sleep(60)", 0.5, False),
-        ("return False", 30.0, False),
-        ("return True", 30.0, True),
-    ):
-        monkeypatch.setattr(preprocess, "DOWNLOAD_SECONDS", seconds)
-        fake.write_text(f"import time\ndef download(*_, **__): {body}\n")
-        started = time.monotonic()
-        assert preprocess._download() == is_done
-        assert time.monotonic() - started < 20
 
 
 def test_a_file_whose_name_is_not_utf8_is_refused_before_the_work(tmp_path):
@@ -236,7 +219,7 @@ def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
 def test_the_splitter_is_sentencex_also_where_the_data_of_punkt_are_installed(
     bare, capsys, monkeypatch
 ):
-    monkeypatch.setattr(preprocess, "_is_installed", lambda language: True)
+    monkeypatch.setattr(preprocess, "check_punkt", lambda *_: None)
     (bare / "in.txt").write_text("Herr Dr. Maier kam. Er ging.\n\nDas war es.\n")
     manifest = run(bare / "in.txt", bare / "out", language="german")
     recorded = {"language": "german", "splitter": "sentencex", "parameters": "sentencex"}

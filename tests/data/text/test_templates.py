@@ -117,10 +117,7 @@ def test_numbers_of_arguments_count_as_in_mediawiki(arguments, expected):
 
 def test_a_name_of_one_wikipedia_has_its_own_meaning_elsewhere():
     assert text("en", "In {{citation|title=A}} {{s|XIX|e}} it.") == ["In it."]
-    names = [
-        name
-        for names in [*templates.RULES.values(), *templates.FUNCTIONS]
-        for name in names.split("|")
-    ]
+    functions = [name for names in templates.FUNCTIONS for name in names.split("|")]
+    names = [*templates.TEMPLATES, *functions]
     assert [name for name, count in Counter(names).items() if count > 1] == []
     assert all(name == name.lower().replace("_", " ") for name in names)

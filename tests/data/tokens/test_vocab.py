@@ -366,8 +366,8 @@ def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, c
     assert "vocab.txt is complete for this text (nothing to do)" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
         train(tmp_path, size=120)
-    with pytest.raises(DataError, match="text_field was the default, now 'body'"):
-        train(tmp_path, text_field="body")
+    with pytest.raises(DataError, match="input_format was the default, now 'plain'"):
+        train(tmp_path, input_format="plain")
     sentences(tmp_path, SENTENCES[::-1])
     with pytest.raises(DataError, match=r"have changed since; remove .*vocab or choose another"):
         train(tmp_path)

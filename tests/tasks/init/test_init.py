@@ -17,6 +17,7 @@ from support.tiny_models import WORDS, write_model
 from bert_cli.cli import main
 from bert_cli.config.init import InitSettings
 from bert_cli.data.finetune.embeddings import embedding_files
+from bert_cli.data.io import inputs
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.tasks.init import recipe, run, text
@@ -187,7 +188,7 @@ def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out,
 
 def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
     (tmp_path / "a.txt").write_text("the film was \u2603\n\n" * 300)
-    parts, _ = text.files.recognise_all(tmp_path / "a.txt", text.files.Reading())
+    parts, _ = inputs.recognise_all(tmp_path / "a.txt", text.files.Reading(), {})
     facts = text.read_facts(
         parts, text.files.Reading(), find_vocabulary(str(home / "model"), cased=False)
     )
@@ -199,7 +200,7 @@ def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):
     texts = ["one two three four five " * (60 if n % 10 == 9 else 8) for n in range(30)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     reading = text.files.Reading()
-    parts, _ = text.files.recognise_all(tmp_path / "a.jsonl", reading)
+    parts, _ = inputs.recognise_all(tmp_path / "a.jsonl", reading, {})
     facts = text.read_facts(parts, reading, None)
     assert (facts.words, facts.documents) == (27 * 40 + 3 * 300, 30)
     assert 40 < facts.long_document < 300 and not facts.is_cut
@@ -284,8 +285,12 @@ def test_mistakes_are_refused(home, monkeypatch, capsys):
         ("few.txt x", 3, "has 2 documents of 7 words; give at least 1,000 words in 2 documents"),
         ("empty.txt x", 3, "empty"),
         ("records x", 3, "holds records, not text"),
-        ("text.jsonl x --from ./absent", 4, "no such folder"),
-        ("text.jsonl x --from other", 4, "other/config.json (model_type gpt2): is not a BERT"),
+        ("text.jsonl x --text-field body --from ./absent", 4, "no such folder"),
+        (
+            "text.jsonl x --text-field body --from other",
+            4,
+            "other/config.json (model_type gpt2): is not a BERT",
+        ),
         ("text.jsonl x --hours 0", 2, "hours"),
     ):
         assert main(["init", *words.split()]) == code, words
@@ -307,7 +312,7 @@ def test_a_signal_during_the_measurement_ends_the_command(home, monkeypatch):
 
 
 def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
-    parts, _ = text.files.recognise_all(home / "text.jsonl", text.files.Reading(text_field="body"))
+    parts, _ = inputs.recognise_all(home / "text.jsonl", text.files.Reading(text_field="body"), {})
     complete = text.read_facts(parts, text.files.Reading(text_field="body"), None)
     monkeypatch.setattr(text, "PIECE_BYTES", 2000)
     monkeypatch.setattr(text, "SAMPLED_BYTES", 8000)
@@ -325,7 +330,7 @@ def test_words_without_spaces_are_counted_by_characters():
 def test_few_long_documents_are_cut_into_pieces(home, tmp_path):
     (tmp_path / "book.txt").write_text("\n".join(SENTENCES * 4))
     reading = text.files.Reading()
-    parts, _ = text.files.recognise_all(tmp_path / "book.txt", reading)
+    parts, _ = inputs.recognise_all(tmp_path / "book.txt", reading, {})
     assert len([*text.documents_of(parts, reading)]) == 1
     pieces = [*text.cut(text.documents_of(parts, reading))]
     assert [line for piece in pieces for line in piece] == SENTENCES * 4

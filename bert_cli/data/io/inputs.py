@@ -1,0 +1,152 @@
+"""The input of a step: which files it reads, and what it knows of them before it reads them.
+
+Hidden files and folders belong to programs and are not read, a file with several links is read once, and an output
+folder must not be among the files that are searched.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from glob import glob
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.io.files import Format, Part, Reading, recognise
+from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.files import JSONObject, in_order
+
+GLOB = re.compile(r"[*?\[]")
+TABLE = {"json-lines", "csv", "tsv", "parquet"}
+APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", *TABLE}}
+"""Setting -> the formats that it applies to."""
+
+
+class TextInput(NamedTuple):
+    """Files of text that a step reads, none of them empty."""
+
+    parts: list[Part]
+    reading: Reading
+    notes: list[str]
+    """For the manifest."""
+    documents: dict[Path, int]
+    """The number of documents of each file, where the settings or the step that made it say it."""
+    made_with: JSONObject
+    """The settings of the step that made the files, none for other files."""
+
+
+def open_text(source: Path, out: Path, reading: Reading, names: Collection[str]) -> TextInput:
+    """Recognise all files of an input; `names` are the settings that a person set.
+
+    Raises DataError for a file that cannot be read as text, when all are empty, and for an output folder whose files
+    the next run would read; ConfigError for a setting without effect on these files.
+    """
+    manifest = read_manifest(source)
+    is_searched = source.is_dir() and not manifest
+    if is_searched or (not source.exists() and "**" in source.parts):
+        refuse_inside(out, find_root(source), "where the next run would read its files as text")
+    parts, notes = recognise_all(source, reading, manifest)
+    shards = manifest.get("shards", [])
+    documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
+    if reading.documents == "files":
+        documents = {part.path: 1 for part in parts if part.format == "plain"}
+    _refuse_without_effect(parts, names)
+    parts = recognise_lines(parts, reading)
+    if all(part.margins is None for part in parts):
+        reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
+    return TextInput(parts, reading, notes, documents, manifest.get("settings", {}))
+
+
+def find_files(source: Path, manifest: Manifest) -> list[Path]:
+    """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
+
+    For the folder of a step, which has a manifest, these are its outputs. Raises DataError when there are no files, and
+    for the output of an unfinished step.
+    """
+    where = f"input ({source})"
+    if source.is_file():
+        return [source]
+    if not source.exists() and GLOB.search(str(source)):
+        files = _each_once(map(Path, glob(str(source), recursive=True)))
+        if not files:
+            raise DataError(where, "no file matches", "check the pattern, and quote it")
+        return files
+    if manifest:
+        files = [source / shard["output"] for shard in manifest.get("shards", [])]
+    elif (source / DONE).exists():
+        problem = "the step that writes it has not finished"
+        raise DataError(where, problem, "run that step again; it continues")
+    else:
+        files = visible_files(source)
+    if not files:
+        problem = "holds no files" if source.exists() else "does not exist"
+        raise DataError(where, problem, "give a text, or the output folder of the previous step")
+    return files
+
+
+def visible_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files below a folder, each once; hidden files and folders, at any depth, belong to programs."""
+    return _each_once(path for path in folder.rglob(pattern) if not _is_hidden(path, folder))
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(name.startswith(".") for name in path.relative_to(folder).parts)
+
+
+def _each_once(paths: Iterable[Path]) -> list[Path]:
+    """Return the files of some paths in order, one with several links once: by its own name if that is among them."""
+    files = sorted(in_order(filter(Path.is_file, paths)), key=Path.is_symlink)
+    return in_order({path.resolve(): path for path in reversed(files)}.values())
+
+
+def refuse_inside(out: Path, folder: Path, problem: str) -> None:
+    """Raise DataError for an output folder that is, or is in, an input folder; one with a hidden name is not read."""
+    inner = out.resolve()
+    root = folder.resolve()
+    if inner.is_relative_to(root) and not _is_hidden(inner, root):
+        where = f"out ({out})"
+        raise DataError(where, f"is inside {folder}, {problem}", "choose another folder")
+
+
+def find_root(source: Path) -> Path:
+    """Return the folder that the names of output files are relative to."""
+    if source.is_dir():
+        return source
+    parts = source.parts
+    first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
+    return source.parent if source.exists() else Path(*parts[:first])
+
+
+def recognise_all(
+    source: Path, reading: Reading, manifest: Manifest
+) -> tuple[list[Part], list[str]]:
+    """Return every file of the input that is not empty, and notes for the manifest.
+
+    Raises DataError for a file that cannot be read as text, and when all are empty.
+    """
+    files = {path: recognise(path, reading) for path in find_files(source, manifest)}
+    empty = [path for path, part in files.items() if part is None]
+    parts = [part for part in files.values() if part is not None]
+    if not parts:
+        more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
+        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
+    notes = []
+    if empty and not manifest:
+        notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
+    formats = Counter(part.format for part in parts)
+    if len(formats) > 1:
+        counts = ", ".join(f"{formats[kind]} {kind}" for kind in get_args(Format) if formats[kind])
+        notes.append(f"{source}: holds files of several formats: {counts}")
+    return parts, notes
+
+
+def _refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
+    """Raise ConfigError for a setting in `names` that applies to none of these files."""
+    formats = {part.format for part in parts}
+    for name in sorted(APPLIES.keys() & names):
+        if not APPLIES[name] & formats:
+            problem = f"has no effect, the input is {', '.join(sorted(formats))}"
+            remedy = "leave it out, or give the format of the files as --input-format"
+            raise ConfigError(f"--{name.replace('_', '-')}", problem, remedy)
