@@ -409,7 +409,8 @@ def refuse_inside(out: Path, folder: Path, problem: str) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a finished step. Raises DataError where there is none."""
     remedy = "remove it and run the step that writes it to its end"
-    manifest = read_json(folder / MANIFEST, _Manifest, DataError, remedy)
+    path = folder / MANIFEST
+    manifest = read_json(path, _Manifest, DataError, remedy, has_unique_keys=True)
     return manifest.model_dump(exclude_unset=True)
 
 

@@ -60,13 +60,6 @@ def trained(home):
     return home / "run"
 
 
-def test_records_of_sentence_pairs_are_refused(home, capsys):
-    assert pretrain(home, "refused", "pairs") == 2
-    error = capsys.readouterr().err
-    assert "dataset_dir" in error and "this model has no segments; make it with" in error
-    assert not (home / "refused").exists()
-
-
 def test_packs_are_trained_and_a_mask_is_filled(trained, capsys):
     losses = [line["mlm_loss"] for line in metrics_of(trained)]
     assert len(losses) > 1 and losses[-1] < losses[0]
