@@ -64,12 +64,8 @@ def home(tmp_path_factory):
     (home / "utf16.csv").write_bytes("\ufeffanchor,positive".encode("utf-16"))
     model = write_model(home / "model")
     shutil.copy(model / "config.json", home / "cut")
-    swapped = [*TINY_PIECES[:5], *TINY_PIECES[6:4:-1], *TINY_PIECES[7:]]
-    for name, pieces in (
-        ("records", TINY_PIECES),
-        ("other", swapped),
-        ("more", [*swapped, "unheard"]),
-    ):
+    swapped = [*TINY_PIECES[:5], *TINY_PIECES[6:4:-1], *TINY_PIECES[7:], "unheard"]
+    for name, pieces in (("records", TINY_PIECES), ("other", swapped)):
         (home / f"{name}_vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
         write_records(home / name, SENTENCES[:8], home / f"{name}_vocab.txt")
     write_records(home / "static", SENTENCES[:8], model, masking="static")
