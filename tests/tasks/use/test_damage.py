@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
-from support.tiny_models import write_questions, write_reviews
+from support.tiny_models import write_reviews
 
 from bert_cli.cli import main
 from bert_cli.train.checkpoint import write_best
@@ -25,8 +25,6 @@ READERS = {
     "tokenize": ["tokenize", "records_text", "new", "--vocab", "model", "--processes", "1"],
     "open": ["predict", "model", "a text [MASK]"],
     "classify": ["classify", *TASK, "reviews.csv"],
-    "ner": ["ner", *TASK, "words.conll"],
-    "squad": ["squad", *TASK, "questions.json", "--doc-stride", "2", "--max-query-length", "4"],
 }
 NAMES = {"state.json", "model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"}
 OF_RUN = ["run/settings.json", "run/best.json", *(f"step/{name}" for name in sorted(NAMES))]
@@ -41,8 +39,6 @@ FILES |= {
     "tokenize": ["records_text/a.txt", "model/vocab.txt", "model/tokenizer_config.json"],
     "open": [f"model/{name}" for name in sorted(NAMES - {"state.json"})],
     "classify": ["reviews.csv"],
-    "ner": ["words.conll"],
-    "squad": ["questions.json"],
 }
 OF_JSON = ("key twice", "out of range", "other schema")
 DAMAGES = ("missing", "truncated", "a byte changed", "not UTF-8")
@@ -81,8 +77,6 @@ ON_PURPOSE = {
     ("open", "model/model.safetensors"): (["a byte changed"], CONFIG[1]),
     ("open", "model/vocab.txt"): PADDED,
     ("open", "model/tokenizer_config.json"): CONFIG,
-    ("ner", "words.conll"): TEXT,
-    ("squad", "questions.json"): (list(OF_JSON[:2]), "an answer at no place is left out, and said"),
 }
 
 
@@ -107,12 +101,10 @@ def damaged(data: bytes, damage: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def home(pretrained, tmp_path_factory):
-    """A run with a score, its records with their text, its model, and a file for each task."""
+    """A run with a score, its records with their text, its model, and reviews."""
     home = shutil.copytree(pretrained, tmp_path_factory.mktemp("damage") / "home")
     shutil.copy(home / "run/settings.json", home)
     write_reviews(home / "reviews.csv", 20)
-    write_questions(home / "questions.json", 12, 1)
-    (home / "words.conll").write_text("good B-GOOD\nfilm O\n\nbad B-BAD\nplot O\n\n" * 9)
     return home
 
 
