@@ -189,10 +189,11 @@ def test_a_killed_export_leaves_no_folder_of_its_name(models, tmp_path, monkeypa
 
 
 def test_the_packages_that_a_format_lacks_are_named(models, tmp_path, monkeypatch):
+    model = models["bare"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     message = "lacks torch and onnx and onnxscript and onnxruntime;.*pip install .*'onnxruntime=="
     with pytest.raises(ConfigError, match=message):
-        bert_export(models["bare"], tmp_path / "out", "--format", "onnx")
+        bert_export(model, tmp_path / "out", "--format", "onnx")
 
 
 # --- int8
