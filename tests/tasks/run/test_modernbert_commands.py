@@ -42,7 +42,7 @@ def home(tmp_path_factory):
     vocab = write_model(home / "vocab")
     write_records(home / "pairs", SENTENCES, vocab)
     words = ["tokenize", home / "pairs_text", home / "single", "--vocab", vocab, "--no-nsp"]
-    words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic"]
+    words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic", "--processes", 1]
     assert main([*map(str, words)]) == 0
     return home
 
