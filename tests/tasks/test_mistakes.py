@@ -195,6 +195,8 @@ MISTAKES = [
     (f"{EMBED} texts.txt --distillation.teacher bare", 2, "has nothing to score on without pairs"),
     # --- records, models and runs of pre-training
     (f"{PRETRAIN} other {FROM}", 2, "was made with another vocabulary than "),
+    (f"{PRETRAIN} other {FROM}", 2, "`bert vocab --extend`"),
+    ("vocab records_text new --extend model --size +5 --cased", 2, "leave out --cased"),
     (f"{PRETRAIN} other {FROM} --save-ckpt-path run", 2, "save_ckpt_path (run): holds a run "),
     (f"{PRETRAIN} records {FROM} --validation-dir other", 2, "validation_dir (other)"),
     (f"{PRETRAIN} absent {FROM}", 3, "dataset_dir (absent): no such folder"),
