@@ -58,7 +58,7 @@ def test_the_saved_bytes_of_a_block_are_those_that_were_measured(
             **changes,
         )
         saved = memory.saved_bytes(workload_of(settings), block, stashed=True)
-        assert saved == pytest.approx(expected, rel=0.03), precision
+        assert saved == pytest.approx(expected, rel=0.02), precision
 
 
 def test_the_thresholds_are_those_of_the_engine():
