@@ -11,7 +11,6 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
-from bert_cli.facts.architectures import shape_of
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.parse.load import Loaded, configs_folder, load, validate
@@ -30,8 +29,6 @@ TINY = BertConfig(
 )  # fmt: skip
 STAGES = [["emb"], ["hid*2"], ["hid*2"], ["enc_out", "pool", "heads"]]
 GROUP = GroupBertConfig(**TINY.model_dump())
-EVERY = {"architecture": "modernbert", "global_attn_every_n_layers": 1}
-MODERN = shape_of(TINY.model_dump() | EVERY)
 ON_THREE = {"pipeline_stages": STAGES, "pipeline_device_mapping": [0, 1, 2, 0]}
 
 
@@ -90,84 +87,6 @@ def test_the_published_groupbert_has_its_weights():
     # In 16 bits the 321.7 MB of the published file.
     parameters = layout.parameters(shipped("pretrain_groupbert_base_128_phase1"))
     assert parameters == pytest.approx(160.85e6, abs=5e4)
-
-
-def traced_stash(name: str, given: PretrainSettings, fuse_above: float) -> int:
-    """Return the bytes that the forward function of a block saves for its backward function, without weights."""
-    import tensorflow as tf
-
-    from bert_cli.model.bert import build_block
-    from bert_cli.model.operations import Operations
-    from bert_cli.tasks.run.build import factors_of
-
-    policy, factors = given.precision, factors_of(workload_of(given))
-    options = {"policy": policy, "operations": Operations(fuse_above, factors=factors)}
-    block = build_block(name, given.bert_config, seed=1, **options)
-    ids = tf.ones([4, 128], tf.int32)
-    hidden = None
-    if name != "emb":
-        hidden = tf.zeros([4, 128, given.bert_config.hidden_size], block.compute_dtype)
-    batch = {"input_ids": ids, "segment_ids": ids, "input_mask": ids}
-    function = tf.function(lambda hidden, batch, key: block(hidden, batch, key))
-    concrete = function.get_concrete_function(hidden, batch, tf.constant([1, 2], tf.int32))
-    # TensorFlow has no public interface for this.
-    forward, _ = concrete._delayed_rewrite_functions.forward_backward()
-    saved = {}
-    for tensor in forward.graph.outputs:
-        origin = tensor
-        while origin.op.type in ("Reshape", "Identity", "IdentityN"):
-            n = origin.value_index if origin.op.type == "IdentityN" else 0
-            origin = origin.op.inputs[n]
-        if origin.op.type != "ReadVariableOp":
-            saved[origin.name] = math.prod(origin.shape) * origin.dtype.size
-    return sum(saved.values())
-
-
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("name", "config", "compiled", "scaling"),
-    [
-        ("emb", TINY, False, None),
-        ("hid_0", TINY, False, None),
-        ("hid_0", TINY, True, None),
-        pytest.param("hid_0", GROUP, False, None, marks=pytest.mark.slow),
-        ("hid_0", GROUP, True, None),
-        pytest.param("hid_0", MODERN, False, None, marks=pytest.mark.slow),
-        ("hid_0", MODERN, True, None),
-        pytest.param("hid_0", TINY, False, "unit", marks=pytest.mark.slow),
-        ("hid_0", TINY, True, "unit"),
-    ],
-)
-def test_the_saved_bytes_of_a_block_are_those_of_its_traced_function(
-    name, config, compiled, scaling, precision, monkeypatch
-):
-    monkeypatch.setattr(memory, "COMPILED_CHAIN_ELEMENTS", 1 if compiled else 10**9)
-    block = name.partition("_")[0]
-    # The estimate counts the inputs of a block; the traced function also returns its output.
-    output = (4 if precision == "float32" else 2) * 4 * 128 * 64
-    # The kernels in 16 bits or times their factors.
-    elements = {
-        "bert": 4 * 64**2 + 2 * 64 * 256,
-        "groupbert": 9 * 64**2 + 2 * 64 * (256 + 64),
-        "modernbert": 4 * 64**2 + 3 * 64 * 256,
-    }
-    size = 4 if precision == "float32" else 2
-    is_copied = block == "hid" and (scaling is not None or precision == "mixed_bfloat16")
-    given = order(precision=precision, config=config).model_copy(update={"scaling": scaling})
-    traced = (
-        traced_stash(name, given, 1 if compiled else math.inf)
-        - is_copied * size * elements[config.architecture]
-    )
-    counted = output + memory.saved_bytes(workload_of(given), block, stashed=True)
-    assert counted == pytest.approx(traced, rel=0.02)
-
-
-def test_the_thresholds_are_those_of_the_engine():
-    from bert_cli.model.fused import WORTH_COMPILING
-    from bert_cli.parallel.tensorflow.update import UPDATES_WORTH_COMPILING
-
-    assert memory.COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
-    assert memory.COMPILED_UPDATE_WEIGHTS == UPDATES_WORTH_COMPILING
 
 
 def test_the_shared_word_embeddings_count_once_and_have_an_accumulator_for_each_stage():

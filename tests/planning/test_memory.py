@@ -1,50 +1,75 @@
-"""The memory that the JAX engine's compiled step takes, by XLA's own analysis, and its estimate."""
+"""The estimate of memory against measured bytes, on both engines, and what divides or saves it.
 
-import json
-import os
-import subprocess
-import sys
+TensorFlow: the bytes that the traced forward function of a block passes to its backward function, without weights,
+their copies and the block's output. JAX: XLA's analysis of the compiled step. The last commit with the programs that
+measure both is 56b31cc. test_plan_command compares the estimate with the peak memory of real runs.
+"""
+
+import re
+from pathlib import Path
 
 import pytest
 from support.settings import RUN, merged, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.tools import PlanSettings, PlanSquadSettings
+from bert_cli.facts.bert import BertConfig
+from bert_cli.parse.load import load
+from bert_cli.planning import memory
+from bert_cli.planning.layout import fullest
 from bert_cli.planning.memory import Estimate, estimate
+from bert_cli.planning.targets import ACCELERATORS
 from bert_cli.planning.workload import workload_of
 
-# Compiles the step of each settings read, and prints the bytes of its arguments and temporaries on one device.
-PROGRAM = """
-import json, math, sys
-import jax
-jax.config.update("jax_num_cpu_devices", 4)
-from bert_cli.planning.plan import length_of, make_plan
-from bert_cli.planning.workload import workload_of
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.runtime import Mesh
-from bert_cli.tasks.run import build, corpora, resolve
-for values in json.loads(sys.stdin.read()):
-    settings = PretrainSettings.model_validate(values)
-    work = workload_of(settings)
-    plan = make_plan(work, length_of(settings), None)
-    replicas = settings.global_batch.replicas
-    devices = (("CPU:0",) * math.prod(settings.parallel.tensor_shape),) * replicas
-    mesh = Mesh(resolve.layout_of(work), devices, "", Processes(()))
-    engine, _, _ = build.build_run(work, mesh, plan)
-    engine.compile(corpora.open_stream(settings).first_micro_batches(replicas))
-    sizes = next(iter(engine.programs.values())).memory_analysis()
-    print(json.dumps([sizes.argument_size_in_bytes, sizes.temp_size_in_bytes]))
-"""
-# The scheduler is that of the engine; the others only make compilation faster.
-FLAGS = (
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false "
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
-LAYOUTS: list[tuple[int, dict[str, object]]] = [
-    (1, {"tensor": 2, "recompute": True}),
-    (4, {"shard_weights": True}),
+# --- a block on TensorFlow
+
+PRECISIONS = ("float32", "mixed_bfloat16", "float16")
+SMALL = BertConfig(
+    vocab_size=1009, hidden_size=64, num_hidden_layers=4, num_attention_heads=2,
+    intermediate_size=256, max_position_embeddings=128,
+)  # fmt: skip
+GROUP = {"architecture": "groupbert"}
+MODERN = {"architecture": "modernbert", "global_attn_every_n_layers": 1}
+# Block, changes of the model and of the settings, are chains of operations compiled, bytes in each precision.
+MEASURED = [
+    ("emb", {}, {}, False, (530944, 530944, 531200)),
+    ("hid", {}, {}, False, (6688844, 5771340, 5771852)),
+    ("hid", {}, {}, True, (3801168, 1966160, 1966160)),
+    ("hid", GROUP, {}, False, (12525692, 10985596, 11003260)),
+    ("hid", GROUP, {}, True, (8331376, 5742704, 5760368)),
+    ("hid", MODERN, {}, False, (6441036, 6047820, 6048076)),
+    ("hid", MODERN, {}, True, (4868164, 2902084, 2902340)),
+    ("hid", {}, {"scaling": "unit"}, False, (7082060, 6164556, 6165068)),
+    ("hid", {}, {"scaling": "unit"}, True, (4194896, 2359888, 2359632)),
 ]
 
+
+@pytest.mark.parametrize(("block", "model", "changes", "compiled", "measured"), MEASURED)
+def test_the_saved_bytes_of_a_block_are_those_that_were_measured(
+    block, model, changes, compiled, measured, monkeypatch
+):
+    monkeypatch.setattr(memory, "COMPILED_CHAIN_ELEMENTS", 1 if compiled else 10**9)
+    for precision, expected in zip(PRECISIONS, measured, strict=True):
+        settings = small_run(
+            bert_config=SMALL.model_dump() | model,
+            max_seq_length=128,
+            global_batch={"micro_batch_size": 4},
+            precision=precision,
+            **changes,
+        )
+        saved = memory.saved_bytes(workload_of(settings), block, stashed=True)
+        assert saved == pytest.approx(expected, rel=0.02), precision
+
+
+def test_the_thresholds_are_those_of_the_engine():
+    from bert_cli.model.fused import WORTH_COMPILING
+    from bert_cli.parallel.tensorflow.update import UPDATES_WORTH_COMPILING
+
+    assert memory.COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
+    assert memory.COMPILED_UPDATE_WEIGHTS == UPDATES_WORTH_COMPILING
+
+
+# --- a step on JAX
 
 MODEL = {
     "vocab_size": 6000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -72,18 +97,48 @@ def estimated(*layout: object, **more: object) -> Estimate:
     return estimate(workload_of(settings_of(*layout, **more)))[0]
 
 
-def test_the_estimate_is_near_the_memory_of_the_compiled_step():
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
-    layouts = json.dumps([settings_of(*layout).model_dump(mode="json") for layout in LAYOUTS])
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, input=layouts, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    compiled = list(map(json.loads, done.stdout.splitlines()))
-    assert len(compiled) == len(LAYOUTS)
-    for layout, (arguments, temporaries) in zip(LAYOUTS, compiled, strict=True):
-        one = estimated(*layout)
-        assert one.weights + one.moments == pytest.approx(arguments, rel=0.03), layout
-        assert one.total == pytest.approx(arguments + temporaries, rel=0.15), layout
+@pytest.mark.parametrize(
+    ("replicas", "parallel", "arguments", "temporaries"),
+    [
+        (1, {"tensor": 2, "recompute": True}, 7751920, 19893840),
+        (4, {"shard_weights": True}, 3691528, 54062944),
+    ],
+)
+def test_the_estimate_is_near_the_memory_of_the_compiled_step(
+    replicas, parallel, arguments, temporaries
+):
+    one = estimated(replicas, parallel)
+    assert one.weights + one.moments == pytest.approx(arguments, rel=0.03)
+    assert one.total == pytest.approx(arguments + temporaries, rel=0.15)
+
+
+PAGE = Path(__file__).parents[2] / "docs/lab/measured.md"
+COMMON = [
+    "--engine", "jax", "--precision", "mixed_bfloat16", "--parallel.layout", "given", "--parallel.pipeline-stages",
+    "null", "--parallel.pipeline-device-mapping", "null",
+]  # fmt: skip
+BATCH = ("micro-batch-size", "replicas", "grad-acc-steps-per-replica")
+ROW = re.compile(
+    r"^\| `(.+)` \| (\w+) \| ([\dx ]+) \| ([\d.]+) GB \| ([\d.]+) GB, (\S+) % \|$", re.M
+)
+
+
+def test_the_estimate_is_within_10_percent_of_the_compiler_in_all_cases_of_the_table():
+    rows = ROW.findall(PAGE.read_text("utf-8"))
+    assert len(rows) == 27 and {"v5e", "h100"} == {target for _, target, *_ in rows}
+    for flags, target, sizes, compiled, estimated, difference in rows:
+        words = flags.split()
+        numbers = zip(BATCH, sizes.split(" x "), strict=True)
+        batch = [word for name, n in numbers for word in (f"--global-batch.{name}", n)]
+        is_squad = words[0] == "squad"
+        shape = PlanSquadSettings if is_squad else PlanSettings
+        settings = load(shape, [*COMMON, *words[is_squad:], *batch], "plan")[0]
+        needed = fullest(workload_of(settings), ACCELERATORS[target].kind)[1].total / 1e9
+        assert needed == pytest.approx(float(compiled), rel=0.1), flags
+        assert (f"{needed:.2f}", f"{round(100 * (needed / float(compiled) - 1)):+d}") == (
+            estimated,
+            difference,
+        ), flags
 
 
 def test_shards_divide_what_they_shard_and_nothing_else():
@@ -101,8 +156,8 @@ def test_shards_divide_what_they_shard_and_nothing_else():
 
 def test_tensor_divides_matrices_and_logits_along_axes_that_it_divides():
     one, two, square = (estimated(1, {"tensor": shape}) for shape in (1, 2, [2, 2]))
-    vectors = 4 * (2 * (13 * 128 - 128 * 4 + 512) + 128 * 128 * 2 + 128 * 134 + 6000)
-    assert two.weights == pytest.approx(one.weights / 2, abs=vectors)
+    # Biases, norms, the pooler and the tables of positions and segments are complete on each device.
+    assert two.weights == pytest.approx(one.weights / 2, rel=0.1)
     assert square.weights < two.weights < one.weights
     assert square.total < two.total < one.total
     assert two.logits == one.logits // 2

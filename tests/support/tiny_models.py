@@ -110,7 +110,7 @@ def write_records(
     text.parent.mkdir(exist_ok=True)
     text.write_text("\n".join([*sentences, ""] * 5), encoding="utf-8")
     words = ["tokenize", text.parent, folder, "--vocab", vocab, "--masking", masking]
-    words += ["--sequence-length", length, "--mask-tokens", 5]
+    words += ["--sequence-length", length, "--mask-tokens", 5, "--processes", 1]
     assert main([*map(str, words)]) == 0
     return folder
 

@@ -79,22 +79,19 @@ MISTAKES = [
     (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),
     (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "does not work under bert launch"),
     (["--processes", "3", "--", "pretrain", *TINY], "cannot be divided among 3 processes"),
+    (["--", "pretrain", *TINY], "TF_CONFIG (rank 1 of 2): this process already belongs to a group"),
 ]  # fmt: skip
 
 
-def test_mistakes_are_reported_once_before_anything_starts(monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_a_mistake_is_reported_once_before_anything_starts(words, message, monkeypatch, capsys):
     monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
-    for words, message in MISTAKES:
-        assert main(["launch", *words, *([] if "--" in words else ["--", "pretrain"])]) == 2
-        out, printed = capsys.readouterr()
-        assert message in printed and len(printed.splitlines()) == 1 and out == ""
-    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert main(["launch", "--", "pretrain", *TINY]) == 2
-    assert (
-        "TF_CONFIG (rank 1 of 2): this process already belongs to a group"
-        in capsys.readouterr().err
-    )
+    if "TF_CONFIG" in message:
+        config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert main(["launch", *words, *([] if "--" in words else ["--", "pretrain"])]) == 2
+    out, printed = capsys.readouterr()
+    assert message in printed and len(printed.splitlines()) == 1 and out == ""
 
 
 def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):

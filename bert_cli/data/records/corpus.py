@@ -97,7 +97,8 @@ def read_corpus(folder: Path) -> JSONObject:
     else:
         vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
         remedy = f"remove it and run `bert index {folder} --vocab {vocab}` with their vocabulary"
-    return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
+    corpus = read_json(path, Corpus, DataError, remedy, has_unique_keys=True)
+    return corpus.model_dump(exclude_unset=True)
 
 
 def parse_corpus(address: str, text: bytes) -> JSONObject:

@@ -231,10 +231,9 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
 
 def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(tmp_path):
     write_records(tmp_path / "a.tfrecord", 4)
-    for text in ("{", "[]", '{"format": "static"}'):
-        (tmp_path / "corpus.json").write_text(text)
-        with pytest.raises(DataError, match=r"corpus\.json.*`bert index .* --vocab vocab\.txt`"):
-            read_corpus(tmp_path)
+    (tmp_path / "corpus.json").write_text('{"format": "static"}')
+    with pytest.raises(DataError, match=r"corpus\.json.*`bert index .* --vocab vocab\.txt`"):
+        read_corpus(tmp_path)
     (tmp_path / ".done").mkdir()
     for refused in (read_corpus, index):
         with pytest.raises(DataError, match="output of `bert tokenize` is not complete"):

@@ -6,14 +6,12 @@ import lzma
 import os
 import re
 import subprocess
-import sys
 import time
 
 import pytest
-from support.processes import alive, wait_for
+from support.dumps import HEADER, articles, dump, page, run, titles, tree
 
 from bert_cli import cli
-from bert_cli.config.data import ExtractSettings
 from bert_cli.data.io.inputs import find_files
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import extract, wikipedia
@@ -21,15 +19,6 @@ from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikipedia import Dump, find_dump
 from bert_cli.errors import ConfigError, DataError
 
-HEADER = """<mediawiki xml:lang="fr">
-  <siteinfo>
-    <base>https://fr.wikipedia.org/wiki/Accueil</base>
-    <namespaces>
-      <namespace key="0" case="first-letter" />
-      <namespace key="10" case="first-letter">Modèle</namespace>
-    </namespaces>
-  </siteinfo>
-"""
 DUMPS = {
     "bgwiki-latest-pages-articles-shortened.xml.bz2": (1, 0, 2, ""),
     "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (106, 99, 1, ""),
@@ -41,60 +30,6 @@ DUMPS = {
         "is damaged or cut off (no </mediawiki>): pages may be missing after the last of 970",
     ),
 }
-# A program for --with: it gets a dump as its last argument.
-PROGRAM = """import json, os, re, subprocess, sys, time
-pages = re.findall(r"<title>(.*?)</title>.*?<id>(.*?)</id>", open(sys.argv[-1], encoding="utf-8").read(), re.DOTALL)
-def block(title, number):
-    print(f'<doc id="{{number}}" url="" title="{{title}}">\\n{{title}}\\n\\nText\\n\\n</doc>\\n')
-{}
-"""
-
-
-def page(number, title, text, namespace=0, redirect=""):
-    lines = [f"    <title>{title}</title>", f"    <ns>{namespace}</ns>", f"    <id>{number}</id>"]
-    lines += [f'    <redirect title="{redirect}" />'] if redirect else []
-    lines += ["    <revision>", f"      <id>{number + 1000}</id>"]
-    lines += [f'      <text xml:space="preserve">{text}</text>', "    </revision>"]
-    return "\n".join(["  <page>", *lines, "  </page>\n"])
-
-
-def articles(count, words=200):
-    text = "This is '''article''' number {} of [[many]]. It goes &amp; goes on.\n" * (words // 10)
-    pages = (page(n, f"Article {n}", text.replace("{}", str(n))) for n in range(1, count + 1))
-    return "".join(pages)
-
-
-def dump(path, pages, header=HEADER, end="</mediawiki>\n"):
-    path.write_text(header + pages + end, encoding="utf-8")
-    return path
-
-
-def run(source, out, processes=1, *, megabytes=1, **options):
-    settings = {"dump": source, "out": out, "processes": processes, "chunk_megabytes": megabytes}
-    extract.run(ExtractSettings(**settings | options))
-    return read_manifest(out)
-
-
-def tree(out):
-    files = sorted(out.rglob("wiki_[0-9][0-9]"))
-    return {str(file.relative_to(out)): file.read_text(encoding="utf-8") for file in files}
-
-
-def titles(out):
-    return re.findall(r'^<doc .*title="(.*)">$', "".join(tree(out).values()), re.MULTILINE)
-
-
-def program(tmp_path, body):
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM.format(body))
-    return f"{sys.executable} {path}"
-
-
-def extract_with(tmp_path, pages, body):
-    source = tmp_path / "dump.xml"
-    source.write_bytes((HEADER + pages + "</mediawiki>\n").encode("utf-8", "surrogateescape"))
-    manifest = run(source, tmp_path / "out", **{"with": program(tmp_path, body)})
-    return manifest, "".join(tree(tmp_path / "out").values())
 
 
 @pytest.mark.parametrize("name", DUMPS)
@@ -261,108 +196,6 @@ def test_a_folder_must_hold_exactly_one_dump(tmp_path):
     (tmp_path / "b.xml.bz2").touch()
     with pytest.raises(DataError, match=r"holds 2 dumps \(a.xml, b.xml.bz2\)"):
         find_dump(tmp_path)
-
-
-def test_a_missing_wikiextractor_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "find_spec", lambda _: None)
-    source = dump(tmp_path / "dump.xml", articles(1))
-    with pytest.raises(
-        ConfigError, match=r"with \(wikiextractor\): needs the extra 'wikiextractor'; pip"
-    ):
-        run(source, tmp_path / "out", **{"with": "wikiextractor"})
-
-
-def test_a_program_writes_doc_blocks_or_json_lines_with_or_without_ids(tmp_path):
-    source = dump(tmp_path / "dump.xml", articles(2) + page(7, "A &amp; B", "x"))
-    expected = [(str(n), f"Article {n}") for n in (1, 2)] + [("7", "A &amp; B")]
-    rows = "for title, number in pages: print(json.dumps({'title': title.replace('&amp;', '&'), 'text': '1 < 2'ID}))"
-    for number, body in enumerate((
-        "for page in pages: block(*page)",
-        rows.replace("ID", ", 'id': number"),
-        rows.replace("ID", ""),
-    )):  # fmt: skip
-        out = tmp_path / f"out_{number}"
-        manifest = run(source, out, 2, **{"with": program(tmp_path, body)})
-        text = tree(out)["AA/wiki_00"]
-        assert re.findall(r'^<doc id="(\d+)" .*title="(.*)">$', text, re.MULTILINE) == expected
-        assert number == 0 or "\n\n1 &lt; 2\n\n</doc>" in text
-        assert (manifest["counts"]["pages_lost"], manifest["notes"]) == (0, [])
-    with pytest.raises(DataError, match=r"extractor was .*program.py', now 'bert'"):
-        run(source, out)
-
-
-def test_wikiextractor_runs_as_such_a_program_and_loses_the_list_items(tmp_path):
-    source = dump(tmp_path / "dump.xml", page(1, "Lune", "Un '''texte'''.\n* un élément\n"))
-    manifest = run(source, tmp_path / "out", **{"with": "wikiextractor"})
-    assert manifest["versions"]["wikiextractor"] == "3.1.0"
-    text = '<doc id="1" url="https://fr.wikipedia.org/wiki?curid=1" title="Lune">\nLune\n\nUn texte.\n\n</doc>\n'
-    assert tree(tmp_path / "out")["AA/wiki_00"].strip("\n") + "\n" == text
-    run(source, tmp_path / "own")
-    assert tree(tmp_path / "own")["AA/wiki_00"].strip("\n") + "\n" == text.replace(
-        "texte.", "texte.\nun élément"
-    )
-
-
-def test_a_crash_of_wikiextractor_ends_the_step_with_the_pages_of_the_chunk(tmp_path):
-    bad = page(99, "Broken bytes", "not UTF-8: \udcff\udcfe")
-    source = tmp_path / "dump.xml"
-    text = HEADER + articles(3) + bad + "</mediawiki>\n"
-    source.write_bytes(text.encode("utf-8", "surrogateescape"))
-    problem = (
-        r"AA/wiki_00 \(pages 1 'Article 1' to 99 'Broken bytes'\): the program fails "
-        r"\(exit status 1 \(UnicodeDecodeError"
-    )
-    with pytest.raises(DataError, match=problem):
-        run(source, tmp_path / "out", **{"with": "wikiextractor"})
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    run(source, tmp_path / "own")
-    assert "not UTF-8: \ufffd\ufffd" in tree(tmp_path / "own")["AA/wiki_00"]
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ("sys.exit('no license')", r"the program fails \(exit status 1 \(no license\)\)"),
-        ("print('just text')", "writes neither <doc> blocks nor JSON lines"),
-        ('print(\'{"title": "A"}\')', "nor JSON lines with title and text \\('text'\\)"),
-        ("", r"the program fails \(no text\)"),
-    ],
-)
-def test_a_program_that_fails_ends_the_step(tmp_path, body, problem):
-    with pytest.raises(DataError, match=problem):
-        extract_with(tmp_path, articles(4), body)
-
-
-def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
-    source = dump(tmp_path / "dump.xml", articles(1))
-    with pytest.raises(
-        ConfigError, match=r"with \(no-such-program .*\): no such program; install it"
-    ):
-        run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
-    with pytest.raises(ConfigError, match=r"with \(a 'b\): is not a valid command line"):
-        run(source, tmp_path / "out", **{"with": "a 'b"})
-
-
-def test_lost_pages_are_counted_and_named(tmp_path):
-    manifest, _ = extract_with(tmp_path, articles(3), "block('Article 2', 2)")
-    counts = manifest["counts"]
-    assert (counts["documents"], counts["pages_lost"]) == (1, 2)
-    note = "AA/wiki_00: 2 of 3 pages are missing from the output (1 'Article 1', 3 'Article 3')"
-    assert manifest["notes"] == [note]
-
-
-def test_a_program_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 1.0)
-    monkeypatch.setattr(extract, "SECONDS_PER_MEGABYTE", 0.0)
-    body = f"""if "Article 1<" in open(sys.argv[-1]).read():
-    child = subprocess.Popen(["sleep", "60"])
-    open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
-    while True: pass
-for page in pages: block(*page)"""
-    with pytest.raises(DataError, match=r"the program fails \(did not finish within 1 s"):
-        extract_with(tmp_path, articles(2), body)
-    pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: not alive(pid), 5.0)
 
 
 def multistream(tmp_path, count=1, damage=None):

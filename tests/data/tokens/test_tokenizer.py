@@ -178,18 +178,9 @@ def test_a_tokenizer_that_cannot_be_used_is_rejected(folder):
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
     with pytest.raises(DataError, match=r"lacks \[MASK\]"):
         read_tokenizer(folder)
-    messages = {
-        "{": "Invalid JSON",
-        "[]": "Input should be an object",
-        json.dumps(
-            {"model": {"type": "BPE"}}
-        ): r"\(model.type BPE\): is neither WordPiece nor byte-",
-        json.dumps({"model": {"type": "WordPiece", "vocab": 3}}): "cannot be read",
-    }
-    for text, message in messages.items():
-        (folder / "tokenizer.json").write_text(text)
-        with pytest.raises(DataError, match=message):
-            read_tokenizer(folder)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece", "vocab": 3}}))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_tokenizer(folder)
 
 
 def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_path):

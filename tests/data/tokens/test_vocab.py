@@ -67,9 +67,6 @@ def test_a_file_that_is_no_vocabulary_is_rejected_with_its_line_or_token(tmp_pat
         path = write_vocab(tmp_path, [piece for piece in PIECES if piece != token])
         with pytest.raises(DataError, match=rf"vocab\.txt\): lacks \{token}"):
             read_vocabulary(path)
-    path.write_bytes(b"\xff\xfe\x00binary")
-    with pytest.raises(DataError, match="cannot be read as text"):
-        find_vocabulary(str(path), cased=False)
 
 
 # --- finding
@@ -117,7 +114,6 @@ def test_a_tokenizer_json_that_splits_text_otherwise_is_refused(tmp_path):
     path = only_json(tmp_path) / "tokenizer.json"
     description = json.loads(path.read_text())
     for part, changes, message in (
-        ("model", {"type": "BPE"}, r"\(model.type BPE\): is neither WordPiece nor byte-"),
         ("model", {"continuing_subword_prefix": "@@"}, r"\(model.continuing_subword_prefix\)"),
         ("normalizer", {"clean_text": False}, r"\(normalizer.clean_text\): is False"),
         ("pre_tokenizer", {"type": "Whitespace"}, r"\(pre_tokenizer.type\): is 'Whitespace'"),
@@ -151,9 +147,6 @@ def test_a_tokenizer_config_must_agree_with_the_case_and_decides_the_rest(tmp_pa
         write_vocab(tmp_path / "other", PIECES[3:], config)  # pieces that do not show the case
         assert find_vocabulary(str(tmp_path / "other"), cased=cased).normalization == expected
         (tmp_path / "other/tokenizer_config.json").unlink(missing_ok=True)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DataError, match="Invalid JSON"):
-        find_vocabulary(str(tmp_path), cased=False)
 
 
 def test_where_the_config_does_not_say_the_case_the_pieces_show_it(tmp_path):

@@ -346,10 +346,3 @@ def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, 
     assert all(0 < line["loss"] < 20 for line in lines)
     names = [*read(tmp_path / "step_00000003" / "config.json")["id2label"].values()]
     assert (len(names), names[0], names[-1]) == labels
-    for setting, *flags in (
-        ["do_training", "--no-do-training"],
-        ["evaluate_every_steps", "--evaluate-every-steps", "5"],
-    ):
-        assert main([*words, *flags]) == 2
-        assert f"{setting} (--" in (err := capsys.readouterr().err)
-        assert "has no effect with generated_dataset" in err

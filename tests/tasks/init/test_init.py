@@ -268,36 +268,6 @@ def test_a_dry_run_writes_nothing(home, monkeypatch, capsys):
     assert "learning rate" in capsys.readouterr().out and not (home / "nothing").exists()
 
 
-def test_mistakes_are_refused(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
-    (home / "full").mkdir()
-    (home / "full" / "file").touch()
-    (home / "one.txt").write_text("A single short document.\n")
-    (home / "few.txt").write_text("A single short document.\n\nAnother short document.\n")
-    (home / "empty.txt").touch()
-    (home / "other").mkdir()
-    (home / "other" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    (home / "records").mkdir()
-    (home / "records" / "corpus.json").touch()
-    for words, code, message in (
-        ("text.jsonl full", 2, "out (full): exists and is not an empty folder"),
-        ("one.txt x", 3, "has 1 document of 4 words"),
-        ("few.txt x", 3, "has 2 documents of 7 words; give at least 1,000 words in 2 documents"),
-        ("empty.txt x", 3, "empty"),
-        ("records x", 3, "holds records, not text"),
-        ("text.jsonl x --text-field body --from ./absent", 4, "no such folder"),
-        (
-            "text.jsonl x --text-field body --from other",
-            4,
-            "other/config.json (model_type gpt2): is not a BERT",
-        ),
-        ("text.jsonl x --hours 0", 2, "hours"),
-    ):
-        assert main(["init", *words.split()]) == code, words
-        assert message in capsys.readouterr().err
-    assert not (home / "x").exists()
-
-
 def test_a_signal_during_the_measurement_ends_the_command(home, monkeypatch):
     monkeypatch.chdir(home)
     real = build.build_run

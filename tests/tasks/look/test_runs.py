@@ -143,17 +143,3 @@ def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, bert):
     assert line.split() == ["seed", "7", "[1,", "2]"]
     out = bert("compare", *(write_run(tmp_path / name / "run", 3) for name in "ab"))[1]
     assert "Both have the same settings." in out and "a/run" in out and "b/run" in out
-
-
-def test_a_folder_that_cannot_be_compared_is_refused(two, tmp_path, write_run, bert):
-    (tmp_path / "folder").mkdir()
-    empty = write_run(tmp_path / "empty", 0)
-    for other, message in {
-        tmp_path / "absent": "no such folder",
-        tmp_path / "folder": "contains no run with metrics.jsonl",
-        tmp_path: "contains 3 runs; give one of them",
-        empty: "has no step in metrics.jsonl yet",
-        two[0]: "is the same run as the first",
-    }.items():
-        code, _, error = bert("compare", two[0], other)
-        assert code == 3 and f"second ({other}" in error and message in error

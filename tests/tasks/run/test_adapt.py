@@ -139,18 +139,3 @@ def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
     assert not np.isclose(fourth[words], start_rows[words])[len(PIECES) :].all(axis=1).any()
     # A run that is interrupted within these steps ends with the same bytes.
     continues_bit_for_bit(home / run, lambda folder: pretrain(home, folder.name, *flags), 2)
-
-
-def test_records_of_an_unrelated_vocabulary_are_still_refused(home, tmp_path, capsys):
-    pieces = list(PIECES)
-    pieces[10], pieces[11] = pieces[11], pieces[10]
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*pieces, "gnocchi"]))
-    write_records(tmp_path / "r", TEXT, tmp_path / "vocab.txt")
-    assert main(pretrain_words(home, tmp_path / "x", dataset_dir=tmp_path / "r")) == 2
-    assert "`bert vocab --extend`" in capsys.readouterr().err
-
-
-def test_the_case_of_an_extension_is_that_of_its_vocabulary(home, capsys):
-    words = ["--extend", home / "model", "--size", "+5", "--cased"]
-    assert main(["vocab", str(home / "plain_text"), str(home / "no"), *map(str, words)]) == 2
-    assert "leave out --cased" in capsys.readouterr().err and not (home / "no").exists()

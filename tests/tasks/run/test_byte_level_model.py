@@ -17,7 +17,7 @@ from support.tiny_models import (
 from bert_cli.cli import main
 from bert_cli.data.records.corpus import read_corpus
 
-RECORDS = ["--sequence-length", 32, "--mask-tokens", 8, "--masking", "dynamic"]
+RECORDS = ["--sequence-length", 32, "--mask-tokens", 8, "--masking", "dynamic", "--processes", 1]
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """Pre-training on real records: packed, in length buckets, mixed, from an address, from a model."""
 
 import json
-import re
 from functools import partial
-from shutil import copytree
 from types import SimpleNamespace
 
 import numpy as np
@@ -93,47 +91,6 @@ def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_
     assert f"starts from the weights in {home / 'model'}" in capsys.readouterr().out
     assert_same_end(tmp_path / "run", adapted)
     assert list((tmp_path / "cache").rglob("corpus.json"))
-
-
-def test_records_of_another_vocabulary_are_refused(home, adapted, tmp_path, capsys):
-    pieces = (home / "model" / "vocab.txt").read_text().splitlines()
-    pieces[6], pieces[7] = pieces[7], pieces[6]
-    for name, more in (("other", []), ("larger", ["unheard"])):
-        vocab = tmp_path / f"{name}.txt"
-        vocab.write_text("".join(f"{piece}\n" for piece in [*pieces, *more]))
-        tokenize(home / "one_text", tmp_path / name, vocab, "--masking", "dynamic")
-    before, new = sorted(adapted.iterdir()), tmp_path / "run"
-    one, other, larger = home / "one", tmp_path / "other", tmp_path / "larger"
-    held_out, static = ["--validation-dir", larger], ["--masking.unit", "word"]
-    for run, corpus, flags, code, message in (
-        (new, other, [], 2, "was made with another vocabulary than .*token 6 is"),
-        # The same in the folder of a run that is continued without naming a model.
-        (adapted, other, [], 2, rf"save_ckpt_path \({adapted}\): holds a run .*another folder"),
-        (new, one, held_out, 2, rf"validation_dir \({larger}\).*of dataset_dir"),
-        (new, tmp_path / "non", [], 3, r"dataset_dir \(.*/non\): no such folder"),
-        (new, home / "static", static, 2, "masking: has no effect on"),
-    ):
-        assert main(arguments(home, run, "--dataset-dir", corpus, *flags)) == code
-        assert re.search(message, capsys.readouterr().err)
-    assert not new.exists()
-    assert sorted(adapted.iterdir()) == before
-
-
-def test_records_of_another_normalization_than_the_models_are_refused(home, tmp_path, capsys):
-    model = copytree(home / "model", tmp_path / "model")
-    words = arguments(home, tmp_path / "run", "--dataset-dir", home / "one")
-    words[words.index(str(home / "model"))] = str(model)
-    made = "make the records with --vocab .*model "
-    cased = f'"cased": false.*the model .*"cased": true.*; {made}--cased'
-    for tokenizer, message in (
-        ({"do_lower_case": False}, cased),
-        ({"strip_accents": False}, f'"strip_accents": false.*{made}--no-cased'),
-        ({"tokenize_chinese_chars": False}, '"split_chinese": false'),
-    ):
-        config = {"do_lower_case": True} | tokenizer
-        (model / "tokenizer_config.json").write_text(json.dumps(config))
-        assert main(words) == 2
-        assert re.search(message, capsys.readouterr().err)
 
 
 def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypatch, capsys):

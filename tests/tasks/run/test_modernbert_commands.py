@@ -42,7 +42,7 @@ def home(tmp_path_factory):
     vocab = write_model(home / "vocab")
     write_records(home / "pairs", SENTENCES, vocab)
     words = ["tokenize", home / "pairs_text", home / "single", "--vocab", vocab, "--no-nsp"]
-    words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic"]
+    words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic", "--processes", 1]
     assert main([*map(str, words)]) == 0
     return home
 
@@ -58,13 +58,6 @@ def trained(home):
     packs["total_num_train_samples"] = 24
     assert pretrain(home, "run", **packs) == 0
     return home / "run"
-
-
-def test_records_of_sentence_pairs_are_refused(home, capsys):
-    assert pretrain(home, "refused", "pairs") == 2
-    error = capsys.readouterr().err
-    assert "dataset_dir" in error and "this model has no segments; make it with" in error
-    assert not (home / "refused").exists()
 
 
 def test_packs_are_trained_and_a_mask_is_filled(trained, capsys):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -252,22 +251,6 @@ def test_phase_two_has_the_weights_and_a_fresh_optimizer(complete, tmp_path, cap
     moments, longer_trained = load_file(first / OPTIMIZER), load_file(last / OPTIMIZER)
     assert 0 < moments[name].sum() < longer_trained[name].sum()
     assert json.loads((first / STATE).read_text())["step"] == 1
-
-
-def test_initial_weights_that_do_not_fit_are_an_error(complete, tmp_path, capsys):
-    # Without state.json, which has a checksum of the weights.
-    ignored = shutil.ignore_patterns("state.json")
-    cut = shutil.copytree(complete_checkpoints(complete)[0], tmp_path / "model", ignore=ignored)
-    (cut / MODEL).write_bytes(b"cut")
-    for changes, message in (
-        ({"bert_config__intermediate_size": 64, "pretrained_ckpt_path": complete}, "intermediate_size"),
-        ({"pretrained_ckpt_path": tmp_path / "none"}, "no such folder"),
-        ({"pretrained_ckpt_path": cut, "dry_run": None}, f"{cut / MODEL}: cannot be read"),
-    ):  # fmt: skip
-        assert main(arguments(tmp_path / "run", **changes)) == 4
-        output = capsys.readouterr()
-        assert message in output.err and "built in" not in output.out
-    assert list((tmp_path / "run").glob("*")) in ([], [tmp_path / "run" / "lock"])
 
 
 # --- the layouts of the shipped configs, on a narrow model

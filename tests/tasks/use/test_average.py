@@ -101,10 +101,6 @@ def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_
     assert average(copied, tmp_path / "one") == 0
     out = capsys.readouterr().out
     assert out.endswith("average: not scored; --validation-dir RECORDS scores it\n")
-    absent = tmp_path / "absent"
-    assert average(copied, tmp_path / "two", "--validation-dir", absent) == 3
-    assert f"validation_dir ({absent})" in capsys.readouterr().err
-    assert not (tmp_path / "two").exists()
     # A killed comparison goes on with the mean that was written.
     assert average(copied, tmp_path / "one", "--validation-dir", home.path / "records") == 0
     out = capsys.readouterr().out
@@ -119,43 +115,15 @@ def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, capsy
     assert "validation_dir (x): has no effect on a run of glue mrpc" in capsys.readouterr().err
 
 
-def test_too_few_checkpoints_and_a_folder_in_use_are_refused_and_nothing_is_written(
-    home, tmp_path, capsys
-):
-    run, out = home.path / "run", tmp_path / "out"
-    assert average(run, out, "--last", 7) == 4
-    error = capsys.readouterr().err
-    assert f"run ({run}): has 6 complete checkpoints, fewer than --last 7" in error
-    assert "--keep-checkpoints" in error and "--keep-every-steps" in error and "--last 6" in error
-    assert not out.exists() and average(tmp_path / "no_run", out) == 4
-    assert (
-        "has 0 complete checkpoints, fewer than --last 3; give a run's folder"
-        in capsys.readouterr().err
-    )
-    assert average(run, out, "--last", 1) == 2
-    assert "--last" in capsys.readouterr().err
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "mine").write_text("text")
-    assert average(run, tmp_path / "used") == 2
-    assert f"out ({tmp_path / 'used'}): exists and is not an empty" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "used")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_that_has_changed_or_is_of_another_shape_is_refused(copied, tmp_path, capsys):
+def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, capsys):
     old = complete_checkpoints(copied)[-2]
     tensors = load_file(old / MODEL)
     name = "bert.pooler.dense.bias"
     save_file({**tensors, name: tensors[name][1:]}, old / MODEL)
-    assert average(copied, tmp_path / "out") == 4
-    assert f"{old / MODEL}: has changed since it was saved" in capsys.readouterr().err
     state = json.loads((old / STATE).read_text())
     del state[OWN_CHECKSUM]
     (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))  # as in older checkpoints
     assert average(copied, tmp_path / "out") == 4
     error = capsys.readouterr().err
     assert f"{old / MODEL}: differs from step_00000006" in error and name in error
-    (old / MODEL).write_bytes(b"no weights")
-    assert average(copied, tmp_path / "out") == 4
-    assert f"{old / MODEL}: cannot be read" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -26,13 +26,11 @@ def test_a_checkpoint_has_the_scores_that_its_run_computed(pretrained, step, tmp
     assert f"{scores['mlm_loss']:.6f}" in printed and "first 30 examples" in printed
 
 
-def test_other_records_are_scored_and_their_mistakes_have_the_name_of_the_flag(pretrained, capsys):
+def test_other_records_are_scored(pretrained, capsys):
     run = str(pretrained / "run")
     records = ["--dataset-dir", str(pretrained / "records")]
     assert main(["evaluate", run, *records, "--examples", "7"]) == 0
     assert "first 7 examples" in capsys.readouterr().out
-    assert main(["evaluate", run, "--dataset-dir", str(pretrained / "absent")]) == 3
-    assert f"dataset_dir ({pretrained / 'absent'}): no such folder" in capsys.readouterr().err
 
 
 def test_as_many_examples_are_read_as_are_named(pretrained, monkeypatch, tmp_path):
@@ -56,10 +54,3 @@ def test_as_many_examples_are_read_as_are_named(pretrained, monkeypatch, tmp_pat
         scores[number] = written["scores"]
         read.clear()
     assert scores[7]["mlm_loss"] != scores[30]["mlm_loss"]
-
-
-def test_what_is_no_run_of_pretrain_is_refused(pretrained, tmp_path, capsys):
-    assert main(["evaluate", str(pretrained / "model")]) == 2
-    assert "is not a run of pretrain; give a run of `bert pretrain`" in capsys.readouterr().err
-    assert main(["evaluate", str(tmp_path)]) == 4
-    assert "has neither a checkpoint nor a model" in capsys.readouterr().err

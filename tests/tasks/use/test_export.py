@@ -188,26 +188,12 @@ def test_a_killed_export_leaves_no_folder_of_its_name(models, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_cannot_be_exported_is_refused(models, tmp_path, monkeypatch):
-    other = shutil.copytree(models["bare"], tmp_path / "other")
-    described = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**described, "architectures": ["BertFor"]}))
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "mine").write_text("text")
-    form = ["--format", "saved-model"]
-    for model, out, more, error, message in (
-        (tmp_path / "nowhere", "out", form, CheckpointError, "MODEL"),
-        (other, "out", form, ConfigError, "BertFor"),
-        (models["bare"], "used", form, ConfigError, "is not an empty folder"),
-        (models["bare"], "used/mine", form, ConfigError, "is not an empty folder"),
-    ):
-        with pytest.raises(error, match=message):
-            bert_export(model, tmp_path / out, *more)
-    assert not (tmp_path / "out").exists() and (tmp_path / "used" / "mine").read_text() == "text"
+def test_the_packages_that_a_format_lacks_are_named(models, tmp_path, monkeypatch):
+    model = models["bare"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     message = "lacks torch and onnx and onnxscript and onnxruntime;.*pip install .*'onnxruntime=="
     with pytest.raises(ConfigError, match=message):
-        bert_export(models["bare"], tmp_path / "out", "--format", "onnx")
+        bert_export(model, tmp_path / "out", "--format", "onnx")
 
 
 # --- int8
@@ -349,9 +335,3 @@ def test_static_vectors_open_in_sentence_transformers_and_are_principal_componen
     mean = table[pieces].mean(0)
     vector = model.encode(texts[1])
     np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)
-    for words, message in (
-        (["--format", "onnx", "--dimensions", "8"], "dimensions.*has no effect"),
-        (["--format", "onnx", "--compare-on", "x"], "has no effect with an exact export"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            bert_export(models["bare"], tmp_path / "other", *words)

@@ -43,21 +43,6 @@ def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_pat
     assert "2_Dense" in capsys.readouterr().err
 
 
-def test_layers_with_different_windows_are_not_taken(models, tmp_path, capsys):
-    assert main(["shrink", str(models["modern"]), str(tmp_path / "out"), "--layers", "0"]) == 2
-    assert "different windows of attention" in capsys.readouterr().err
-
-
-def test_absent_and_unsorted_layers_are_refused(models, tmp_path, capsys):
-    for layers, message in (
-        ("0,2", "layers (2): is not among the layers 0 to 1"),
-        ("1,0", "layers (--layers): are not in ascending order"),
-    ):
-        assert main(["shrink", str(models["bare"]), str(tmp_path / "out"), "--layers", layers]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_complete_folder_is_kept_and_one_of_other_layers_or_another_model_refused(
     models, tmp_path, capsys
 ):

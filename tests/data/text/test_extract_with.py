@@ -1,0 +1,134 @@
+"""`bert extract --with`: WikiExtractor and programs of one's own, which fail, lose pages or hang."""
+
+import re
+import sys
+
+import pytest
+from support.dumps import HEADER, articles, dump, page, run, tree
+from support.processes import alive, wait_for
+
+from bert_cli.data.text import extract
+from bert_cli.errors import ConfigError, DataError
+
+# A program for --with: it gets a dump as its last argument.
+PROGRAM = """import json, os, re, subprocess, sys, time
+pages = re.findall(r"<title>(.*?)</title>.*?<id>(.*?)</id>", open(sys.argv[-1], encoding="utf-8").read(), re.DOTALL)
+def block(title, number):
+    print(f'<doc id="{{number}}" url="" title="{{title}}">\\n{{title}}\\n\\nText\\n\\n</doc>\\n')
+{}
+"""
+
+
+def program(tmp_path, body):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(body))
+    return f"{sys.executable} {path}"
+
+
+def extract_with(tmp_path, pages, body):
+    source = tmp_path / "dump.xml"
+    source.write_bytes((HEADER + pages + "</mediawiki>\n").encode("utf-8", "surrogateescape"))
+    manifest = run(source, tmp_path / "out", **{"with": program(tmp_path, body)})
+    return manifest, "".join(tree(tmp_path / "out").values())
+
+
+def test_a_missing_wikiextractor_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "find_spec", lambda _: None)
+    source = dump(tmp_path / "dump.xml", articles(1))
+    with pytest.raises(
+        ConfigError, match=r"with \(wikiextractor\): needs the extra 'wikiextractor'; pip"
+    ):
+        run(source, tmp_path / "out", **{"with": "wikiextractor"})
+
+
+def test_a_program_writes_doc_blocks_or_json_lines_with_or_without_ids(tmp_path):
+    source = dump(tmp_path / "dump.xml", articles(2) + page(7, "A &amp; B", "x"))
+    expected = [(str(n), f"Article {n}") for n in (1, 2)] + [("7", "A &amp; B")]
+    rows = "for title, number in pages: print(json.dumps({'title': title.replace('&amp;', '&'), 'text': '1 < 2'ID}))"
+    for number, body in enumerate((
+        "for page in pages: block(*page)",
+        rows.replace("ID", ", 'id': number"),
+        rows.replace("ID", ""),
+    )):  # fmt: skip
+        out = tmp_path / f"out_{number}"
+        manifest = run(source, out, 2, **{"with": program(tmp_path, body)})
+        text = tree(out)["AA/wiki_00"]
+        assert re.findall(r'^<doc id="(\d+)" .*title="(.*)">$', text, re.MULTILINE) == expected
+        assert number == 0 or "\n\n1 &lt; 2\n\n</doc>" in text
+        assert (manifest["counts"]["pages_lost"], manifest["notes"]) == (0, [])
+    with pytest.raises(DataError, match=r"extractor was .*program.py', now 'bert'"):
+        run(source, out)
+
+
+def test_wikiextractor_runs_as_such_a_program_and_loses_the_list_items(tmp_path):
+    source = dump(tmp_path / "dump.xml", page(1, "Lune", "Un '''texte'''.\n* un élément\n"))
+    manifest = run(source, tmp_path / "out", **{"with": "wikiextractor"})
+    assert manifest["versions"]["wikiextractor"] == "3.1.0"
+    text = '<doc id="1" url="https://fr.wikipedia.org/wiki?curid=1" title="Lune">\nLune\n\nUn texte.\n\n</doc>\n'
+    assert tree(tmp_path / "out")["AA/wiki_00"].strip("\n") + "\n" == text
+    run(source, tmp_path / "own")
+    assert tree(tmp_path / "own")["AA/wiki_00"].strip("\n") + "\n" == text.replace(
+        "texte.", "texte.\nun élément"
+    )
+
+
+def test_a_crash_of_wikiextractor_ends_the_step_with_the_pages_of_the_chunk(tmp_path):
+    bad = page(99, "Broken bytes", "not UTF-8: \udcff\udcfe")
+    source = tmp_path / "dump.xml"
+    text = HEADER + articles(3) + bad + "</mediawiki>\n"
+    source.write_bytes(text.encode("utf-8", "surrogateescape"))
+    problem = (
+        r"AA/wiki_00 \(pages 1 'Article 1' to 99 'Broken bytes'\): the program fails "
+        r"\(exit status 1 \(UnicodeDecodeError"
+    )
+    with pytest.raises(DataError, match=problem):
+        run(source, tmp_path / "out", **{"with": "wikiextractor"})
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    run(source, tmp_path / "own")
+    assert "not UTF-8: \ufffd\ufffd" in tree(tmp_path / "own")["AA/wiki_00"]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("sys.exit('no license')", r"the program fails \(exit status 1 \(no license\)\)"),
+        ("print('just text')", "writes neither <doc> blocks nor JSON lines"),
+        ('print(\'{"title": "A"}\')', "nor JSON lines with title and text \\('text'\\)"),
+        ("", r"the program fails \(no text\)"),
+    ],
+)
+def test_a_program_that_fails_ends_the_step(tmp_path, body, problem):
+    with pytest.raises(DataError, match=problem):
+        extract_with(tmp_path, articles(4), body)
+
+
+def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
+    source = dump(tmp_path / "dump.xml", articles(1))
+    with pytest.raises(
+        ConfigError, match=r"with \(no-such-program .*\): no such program; install it"
+    ):
+        run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
+    with pytest.raises(ConfigError, match=r"with \(a 'b\): is not a valid command line"):
+        run(source, tmp_path / "out", **{"with": "a 'b"})
+
+
+def test_lost_pages_are_counted_and_named(tmp_path):
+    manifest, _ = extract_with(tmp_path, articles(3), "block('Article 2', 2)")
+    counts = manifest["counts"]
+    assert (counts["documents"], counts["pages_lost"]) == (1, 2)
+    note = "AA/wiki_00: 2 of 3 pages are missing from the output (1 'Article 1', 3 'Article 3')"
+    assert manifest["notes"] == [note]
+
+
+def test_a_program_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 1.0)
+    monkeypatch.setattr(extract, "SECONDS_PER_MEGABYTE", 0.0)
+    body = f"""if "Article 1<" in open(sys.argv[-1]).read():
+    child = subprocess.Popen(["sleep", "60"])
+    open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+    while True: pass
+for page in pages: block(*page)"""
+    with pytest.raises(DataError, match=r"the program fails \(did not finish within 1 s"):
+        extract_with(tmp_path, articles(2), body)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not alive(pid), 5.0)

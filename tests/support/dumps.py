@@ -1,0 +1,57 @@
+"""Dumps of MediaWiki, their extraction, and what it has written."""
+
+import re
+
+from bert_cli.config.data import ExtractSettings
+from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.text import extract
+
+HEADER = """<mediawiki xml:lang="fr">
+  <siteinfo>
+    <base>https://fr.wikipedia.org/wiki/Accueil</base>
+    <namespaces>
+      <namespace key="0" case="first-letter" />
+      <namespace key="10" case="first-letter">Modèle</namespace>
+    </namespaces>
+  </siteinfo>
+"""
+
+
+def page(number, title, text, namespace=0, redirect=""):
+    """Return a page of a dump."""
+    lines = [f"    <title>{title}</title>", f"    <ns>{namespace}</ns>", f"    <id>{number}</id>"]
+    lines += [f'    <redirect title="{redirect}" />'] if redirect else []
+    lines += ["    <revision>", f"      <id>{number + 1000}</id>"]
+    lines += [f'      <text xml:space="preserve">{text}</text>', "    </revision>"]
+    return "\n".join(["  <page>", *lines, "  </page>\n"])
+
+
+def articles(count, words=200):
+    """Return pages of so many articles."""
+    text = "This is '''article''' number {} of [[many]]. It goes &amp; goes on.\n" * (words // 10)
+    pages = (page(n, f"Article {n}", text.replace("{}", str(n))) for n in range(1, count + 1))
+    return "".join(pages)
+
+
+def dump(path, pages, header=HEADER, end="</mediawiki>\n"):
+    """Write a dump of pages."""
+    path.write_text(header + pages + end, encoding="utf-8")
+    return path
+
+
+def run(source, out, processes=1, *, megabytes=1, **options):
+    """Extract a dump and return the manifest."""
+    settings = {"dump": source, "out": out, "processes": processes, "chunk_megabytes": megabytes}
+    extract.run(ExtractSettings(**settings | options))
+    return read_manifest(out)
+
+
+def tree(out):
+    """Return the text of every output file by its name."""
+    files = sorted(out.rglob("wiki_[0-9][0-9]"))
+    return {str(file.relative_to(out)): file.read_text(encoding="utf-8") for file in files}
+
+
+def titles(out):
+    """Return the titles of the articles in order."""
+    return re.findall(r'^<doc .*title="(.*)">$', "".join(tree(out).values()), re.MULTILINE)

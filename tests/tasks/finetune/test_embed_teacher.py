@@ -1,0 +1,253 @@
+"""Vectors of a teacher: computed once for each text, and again where the teacher or the cache has changed."""
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.hf_models import change_weights
+from support.runs import continues_bit_for_bit, last_line
+from support.tiny_models import OTHERS, TINY, metrics_of
+from support.vectors import LAYOUTS, pairs, write_pooling, write_teachers
+
+from bert_cli.cli import main
+from bert_cli.config.embed import EmbedSettings
+from bert_cli.data.finetune.features import Features
+from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
+from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
+from bert_cli.tasks.run import teacher
+from bert_cli.tasks.run.task import Task
+from bert_cli.tasks.run.vectors import Embedding
+from bert_cli.train.checkpoint import MODEL
+
+
+@pytest.fixture(scope="module")
+def teachers(home):
+    return write_teachers(home)
+
+
+def taught(name, cache, texts, group=None):
+    """Return features with the vectors of a teacher for texts."""
+    values = {"distillation": {"teacher": str(name)}, "cache_dir": cache}
+    settings = EmbedSettings.model_validate(values)
+    features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
+    task = Task(TINY.hidden_size, None, features)
+    return teacher.with_vectors(settings, task, texts, group or group_of(cpu_mesh())).train
+
+
+def vectors_of(*arguments):
+    return taught(*arguments).labels["teacher_vectors"]
+
+
+def test_vectors_of_a_teacher_are_computed_once_for_each_text(
+    teachers, tmp_path, monkeypatch, capsys
+):
+    texts = (teachers / "texts.txt").read_text().splitlines()
+    read = []
+    of_texts = Embedding.of_texts
+
+    def counted(self, inputs):
+        if len(read) > 20:
+            raise KeyboardInterrupt
+        read.extend(item.fields["text"] for item in inputs)
+        return of_texts(self, inputs)
+
+    monkeypatch.setattr(Embedding, "of_texts", counted)
+    monkeypatch.setattr(teacher, "STORED_AT_ONCE", 8)
+    with pytest.raises(KeyboardInterrupt):
+        vectors_of(teachers / "equal", tmp_path, texts)
+    assert len(read) == 24
+    read.clear()
+    column = vectors_of(teachers / "equal", tmp_path, texts[16:])
+    assert read == texts[24:]
+    read.clear()
+    again = vectors_of(teachers / "equal", tmp_path, texts[::-1])
+    assert not read
+    assert f"reads 0 texts, {len(texts)} vectors are cached" in capsys.readouterr().out
+    np.testing.assert_array_equal(again[: len(column)], column[::-1])
+
+
+# Changes of a cached row, by SQL.
+DAMAGE = {
+    "a changed bit": "vector = x'01' || substr(vector, 2)",
+    "zeros": "vector = zeroblob(length(vector))",
+    "short": "vector = substr(vector, 5)",
+    "absent": "vector = NULL",
+    "text": "vector = 'text'",
+    "a number": "vector = 1, crc32c = 'x'",
+    "a vector of another text": "text = '{2}' WHERE text = '{1}'; --",
+    "no checksum": "crc32c = NULL",
+}
+
+
+@pytest.fixture(scope="module")
+def cached(teachers, tmp_path_factory):
+    """A function that returns the vectors of 20 texts, these vectors, their cache, and the texts."""
+    folder = tmp_path_factory.mktemp("cache")
+    texts = sorted(f"{first} {second}" for first in OTHERS[:4] for second in OTHERS[:5])
+
+    def vectors(group=None):
+        return vectors_of(teachers / "equal", folder, texts, group)
+
+    expected = vectors()
+    (file,) = folder.glob("vectors_*.sqlite")
+    return vectors, expected, file, texts
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
+def test_a_damaged_row_of_the_cached_vectors_is_computed_again(cached, damage, capsys):
+    vectors, expected, file, texts = cached
+    with closing(sqlite3.connect(file)) as store, store:
+        if damage.startswith("text ="):
+            store.execute("DELETE FROM checked_vectors WHERE text = ?", texts[19:])
+        damage = damage.format(None, *texts[18:])
+        store.executescript(f"UPDATE checked_vectors SET {damage} WHERE text = '{texts[7]}'")
+    np.testing.assert_allclose(vectors(), expected, atol=1e-6)
+    said = "teacher: 1 vectors of the cache are damaged\n.*reads [12] texts, 1[89] "
+    assert re.search(said, capsys.readouterr().out)
+    vectors()
+    assert "reads 0 texts, 20 vectors are cached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damage", ["text", "truncated", "zeroed page", "empty", "older", "columns"]
+)
+def test_a_damaged_file_of_cached_vectors_is_made_again(cached, damage, capsys):
+    vectors, expected, file, _ = cached
+    data = file.read_bytes()
+    with closing(sqlite3.connect(file)) as store, store:
+        if damage == "older":
+            store.execute("DROP TABLE checked_vectors")
+            store.execute("CREATE TABLE vectors (text TEXT PRIMARY KEY, vector BLOB)")
+            store.execute("INSERT INTO vectors VALUES ('text 1', zeroblob(64))")
+        elif damage == "columns":
+            store.execute("ALTER TABLE checked_vectors RENAME COLUMN crc32c TO crc32d")
+    if damage in ("text", "truncated", "zeroed page", "empty"):
+        half = len(data) // 2
+        changed = {"text": b"x" * 999, "truncated": data[:half], "empty": b""}
+        file.write_bytes(changed.get(damage, data[:4096] + bytes(4096) + data[8192:]))
+    np.testing.assert_allclose(vectors(), expected, atol=1e-6)
+    said = f"{file}: is damaged (" in (printed := capsys.readouterr().out)
+    assert said == (damage not in ("empty", "older")) and "reads 20 texts" in printed
+
+
+class Other(ProcessGroup):
+    """A rank of several threads that add their numbers."""
+
+    def __init__(self, rank, barrier, numbers):
+        super().__init__(rank, barrier.parties)
+        self.barrier, self.numbers = barrier, numbers
+
+    def _sum(self, numbers):
+        self.numbers[self.rank] = numbers
+        self.barrier.wait(60)
+        total = sum(self.numbers.values())
+        self.barrier.wait(60)
+        return total
+
+    def publish(self, text): ...
+
+    def published_by(self, rank): ...
+
+    def naming_lost_process(self):
+        return nullcontext()
+
+
+def test_ranks_divide_the_texts_of_a_teacher_and_rank_0_has_the_cache(cached, monkeypatch):
+    vectors, expected, file, texts = cached
+    with closing(sqlite3.connect(file)) as store, store:
+        store.execute("DELETE FROM checked_vectors WHERE text >= ?", [texts[14]])
+    read, numbers, opened = [], {}, []
+    of_texts, connect = Embedding.of_texts, sqlite3.connect
+
+    def counted(self, inputs):
+        read.append([item.fields["text"] for item in inputs])
+        return of_texts(self, inputs)
+
+    monkeypatch.setattr(Embedding, "of_texts", counted)
+
+    def connected(path, **more):
+        opened.append(path)
+        return connect(path, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    barrier = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        groups = [Other(rank, barrier, numbers) for rank in range(3)]
+        results = list(pool.map(vectors, groups))
+    assert sorted(text for part in read for text in part) == texts[14:]
+    assert list(map(len, read)) == [2, 2, 2]
+    assert sorted(opened) == sorted([str(file), ":memory:", ":memory:"])
+    for result in results:
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", ["nothing", "weights", "pooling", "length", "tokenizer"])
+def test_vectors_are_computed_again_after_a_change_of_the_teacher(change, teachers, tmp_path):
+    bias = "embeddings.LayerNorm.bias"
+    name = next(name for name in load_file(teachers / "equal" / MODEL) if name.endswith(bias))
+    weights = {name: lambda values: values + 1.0} if change == "weights" else {}
+    other = change_weights(teachers / "equal", tmp_path / "other", weights)
+    longest = 20 if change == "length" else 8
+    write_pooling(other, "cls" if change == "pooling" else "mean", longest=longest)
+    if change == "tokenizer":
+        pieces = (other / "vocab.txt").read_text().splitlines()
+        lines = "".join(f"{piece}\n" for piece in [*pieces[:5], *reversed(pieces[5:])])
+        shutil.rmtree(other / "tokenizer.json", ignore_errors=True)
+        write_vocabulary(other, lines.encode(), Normalization())
+    texts = (teachers / "texts.txt").read_text().splitlines()
+    parts = [taught(folder, tmp_path, texts) for folder in (teachers / "equal", other)]
+    is_equal = change == "nothing"
+    assert len(list(tmp_path.glob("vectors_*.sqlite"))) == (1 if is_equal else 2)
+    assert (parts[0].fingerprint == parts[1].fingerprint) == is_equal
+    assert np.array_equal(*(part.labels["teacher_vectors"] for part in parts)) == is_equal
+
+
+@pytest.mark.slow
+def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(teachers, tmp_path):
+    words = ["--distillation.teacher", str(teachers / "wide"), "--total-num-train-samples", "64"]
+    words += ["--text-column", "anchor", "--text-column", "positive"]
+    words += ["--checkpoint-every-steps", "2"]
+
+    def train(run, *flags):
+        accumulation = 2 if "--global-batch.replicas" in flags else 4
+        line = pairs(teachers, run, *words, *flags, micro_batch=4, accumulation=accumulation)
+        if "jax" in flags:
+            devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+            return subprocess.run([sys.executable, "-m", "bert_cli", *line], env=devices).returncode
+        return main(line)
+
+    assert train(tmp_path / "run") == 0
+    expected = metrics_of(tmp_path / "run")
+    assert "accuracy" not in expected[0] and expected[-1]["loss"] < expected[0]["loss"]
+    continues_bit_for_bit(tmp_path / "run", train, 2)
+    for name in ("2 replicas", "a pipeline, recomputed", "jax, 2 replicas"):
+        assert train(tmp_path / name, *LAYOUTS[name]) == 0
+        for mine, other in zip(metrics_of(tmp_path / name), expected, strict=True):
+            for metric in ("loss", "gradient_norm", "weight_norm"):
+                assert mine[metric] == pytest.approx(other[metric], rel=1e-5), (name, metric)
+
+
+@pytest.mark.slow
+def test_learning_a_teachers_vectors_improves_the_scores(teachers, tmp_path, capsys):
+    """The teacher is trained on pairs, the student on texts alone."""
+    judged = ["--validation-file", str(teachers / "sts.csv"), "--num-epochs", "8"]
+    assert main(pairs(teachers, tmp_path / "teacher", *judged)) == 0
+    learned = last_line(capsys)["spearman"]
+    words = ["--distillation.teacher", str(tmp_path / "teacher"), "--text-column", "positive"]
+    words += ["--global-batch.grad-acc-steps-per-replica", "1"]
+    assert main(pairs(teachers, tmp_path / "student", *judged, *words)) == 0
+    student = last_line(capsys)["spearman"]
+    start = ["embed", "--pretrained-ckpt-path", str(teachers / "model"), "--no-do-training"]
+    assert main([*start, *judged[:2], "--max-seq-length", "32"]) == 0
+    before = last_line(capsys)["spearman"]
+    assert student - before > 0.5 * (learned - before) > 0.05
