@@ -97,7 +97,7 @@ def read_corpus(folder: Path) -> JSONObject:
     else:
         vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
         remedy = f"remove it and run `bert index {folder} --vocab {vocab}` with their vocabulary"
-    corpus = read_json(path, Corpus, DataError, remedy, has_unique_keys=True)
+    corpus = read_json(path, Corpus, DataError, remedy)
     return corpus.model_dump(exclude_unset=True)
 
 
