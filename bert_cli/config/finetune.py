@@ -174,7 +174,7 @@ class Answering(Settings):
     By default `bert squad` chooses it on the development set, and `bert predict` has the run's, or 0."""
 
 
-class SquadSettings(TaskSettings, Answering):
+class SquadSettings(Answering, TaskSettings):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2

@@ -3,8 +3,6 @@
 A marker also holds for a class that declares the setting again: `Settings` copies it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -46,22 +44,9 @@ Taught = Annotated[T, Field(exclude_if=lambda distillation: distillation.teacher
 """Settings of a teacher, which are written only with a teacher."""
 
 
-@dataclass(frozen=True)
-class OnlyWith:
-    """The marker of a setting that only one engine supports."""
-
-    engine: Engine
-
-
-def markers_of(settings: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    """Yield (setting name, marker) for all markers of a class."""
-    for name, about in settings.model_fields.items():
-        yield from ((name, marker) for marker in about.metadata)
-
-
 def marked(settings: type[BaseModel], marker: str) -> set[str]:
     """Return the names of the settings with a marker."""
-    return {name for name, present in markers_of(settings) if present == marker}
+    return {name for name, about in settings.model_fields.items() if marker in about.metadata}
 
 
 def recorded(settings: BaseModel) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from bert_cli.config.markers import Engine, OnlyWith, Usual, markers_of
-from bert_cli.config.settings import Positive, SettingError, Settings, Unless, is_set
+from bert_cli.config.markers import Usual
+from bert_cli.config.settings import Positive, SettingError, Settings, Unless
 from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.text import count
 
@@ -28,42 +28,39 @@ class Parallel(Settings):
     layout: Usual[Literal["given", "auto"]] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
     memory requires them. Examples and results stay the same. In a file also `"parallel": "auto"`."""
-    pipeline_stages: Annotated[list[list[str]] | None, OnlyWith("tensorflow")] = None
+    pipeline_stages: list[list[str]] | None = None
     """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]], in
     quotes on the command line. `hid` is one encoder layer, `hid*7` seven."""
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
-    schedule: Annotated[Literal["1F1B", "GPipe"], OnlyWith("tensorflow")] = "1F1B"
+    schedule: Literal["1F1B", "GPipe"] = "1F1B"
     """Order of forward and backward passes in a pipeline. `1F1B` alternates them, and stage k of p saves the
     activations of at most p - k micro-batches; `GPipe` runs all forward passes first and saves all activations."""
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
-    recompute_by: Annotated[Literal["layer", "stage"], OnlyWith("tensorflow")] = "layer"
+    recompute_by: Literal["layer", "stage"] = "layer"
     """Save the input of each `layer`, or only of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
         list[Positive],
         BeforeValidator(_as_list),
         Field(min_length=1, max_length=2),
-        OnlyWith("jax"),
     ] = [1]
     """Tensor parallelism: number of devices that divide each layer by attention heads and inner columns (Shoeybi et
     al. 2019, section 3); with [2, 2], the second number also divides the hidden size. Engine `jax` only."""
-    shard_weights: Annotated[bool, OnlyWith("jax")] = False
+    shard_weights: bool = False
     """Shard weights, gradients and moments over the replicas; each replica gathers a layer when needed (ZeRO stage 3:
     Rajbhandari et al. 2020, section 5.3). Engine `jax` only."""
     replicated_tensor_sharding: bool = False
     """Shard the optimizer's moments over the replicas; each replica updates its shard (ZeRO stage 1: Rajbhandari et
     al. 2020, section 5.1)."""
-    optimizer_state_offload: Annotated[bool, OnlyWith("tensorflow")] = False
+    optimizer_state_offload: bool = False
     """Keep the optimizer's moments in host memory and update there, to save device memory."""
     embedding_serialization_factor: Positive = 1
     """Compute the masked-LM loss in this many chunks of the vocabulary, so that the logits are never all in memory;
     costs one more product with the word embeddings. Pre-training only."""
-    reduce_precision: Annotated[
-        Literal["float32", "float16", "bfloat16"], OnlyWith("tensorflow")
-    ] = "float32"
+    reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
-    trace: Annotated[Path | None, OnlyWith("tensorflow")] = None
+    trace: Path | None = None
     """Write the times of all forward and backward passes of the first three steps to this file, a trace for
     chrome://tracing or Perfetto. With several processes, each writes its own file, NAME_rank0.json and so on."""
 
@@ -73,27 +70,19 @@ class Parallel(Settings):
         first, second = [*self.tensor, 1, 1][:2]
         return first, second
 
-    def check_engine(self, engine: Engine, model: Settings | None) -> None:
-        """Raise SettingError for a setting that the engine does not have, or that the model's sizes do not fit."""
+    @property
+    def has_one_stage(self) -> bool:
+        """Return whether the model is in one stage, or in stages that `auto` replaces."""
+        return self.layout == "auto" or len(self.pipeline_stages or ()) == 1
+
+    def check_model(self, model: Settings) -> None:
+        """Raise SettingError for a number of devices that does not divide the sizes of the model."""
         first, second = self.tensor_shape
         sizes = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
         for name, shards in sizes.items():
-            if model is not None and getattr(model, name) % shards:
+            if getattr(model, name) % shards:
                 problem = f"{shards} does not divide bert_config.{name} ({getattr(model, name)})"
                 raise SettingError("parallel.tensor", problem, "choose a number that does")
-        has_one_stage = self.layout == "auto" or len(self.pipeline_stages or ()) == 1
-        for name, marker in markers_of(Parallel):
-            is_refused = isinstance(marker, OnlyWith) and marker.engine != engine
-            if not is_refused or not is_set(self, name):
-                continue
-            instead = "leave it out"
-            if name == "pipeline_stages":
-                if has_one_stage:
-                    continue
-                instead = "give --parallel.layout auto"
-            remedy = f"{instead}, or give --engine {marker.engine}"
-            problem = f"is not supported by engine {engine}"
-            raise SettingError(f"parallel.{name}", problem, remedy)
 
     @field_validator("pipeline_stages")
     @classmethod

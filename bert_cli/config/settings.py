@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from bert_cli.config.markers import OnlyWith, is_path, kinds_of
+from bert_cli.config.markers import is_path, kinds_of
 from bert_cli.files import is_utf8
 
 Positive = Annotated[int, Field(ge=1)]
@@ -86,7 +86,7 @@ class Settings(BaseModel):
                 declared = getattr(base, "model_fields", {}).get(name, about)
                 about.description = about.description or declared.description
                 for marker in declared.metadata:
-                    if isinstance(marker, str | OnlyWith) and marker not in about.metadata:
+                    if isinstance(marker, str) and marker not in about.metadata:
                         about.metadata.append(marker)
 
     @field_validator("*", mode="wrap")

@@ -20,6 +20,7 @@ from bert_cli.config.settings import (
     Probability,
     SettingError,
     Settings,
+    Unless,
     is_set,
 )
 from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
@@ -33,6 +34,19 @@ Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
 Scaling = Literal["unit", "u-mup"]
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
 """Last part of the name of a weight."""
+TENSORFLOW_ONLY = (
+    "parallel.schedule",
+    "parallel.recompute_by",
+    "parallel.optimizer_state_offload",
+    "parallel.reduce_precision",
+    "parallel.trace",
+)
+
+
+def _only(engine: Engine) -> Unless:
+    """Return the need of a setting that only one engine has."""
+    remedy = f"leave it out, or give --engine {engine}"
+    return Unless(lambda of: of.engine == engine, f"without engine {engine}", remedy)
 
 
 class About(Settings):
@@ -210,7 +224,13 @@ class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
     NEEDS: ClassVar[Needs] = {
-        "compile": ("engine", "tensorflow"),
+        **dict.fromkeys(("compile", *TENSORFLOW_ONLY), _only("tensorflow")),
+        **dict.fromkeys(("parallel.tensor", "parallel.shard_weights"), _only("jax")),
+        "parallel.pipeline_stages": Unless(
+            lambda of: of.engine == "tensorflow" or of.parallel.has_one_stage,
+            "without engine tensorflow",
+            "give --parallel.layout auto, or give --engine tensorflow",
+        ),
         "optimizer_opts.stochastic_rounding": ("precision", "float16"),
     }
     HEAD: ClassVar[Head]
@@ -336,7 +356,8 @@ class TrainSettings(Settings):
 
     def _check(self) -> None:
         model = self.bert_config
-        self.parallel.check_engine(self.engine, model if self.knows_its_model else None)
+        if self.knows_its_model:
+            self.parallel.check_model(model)
         if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
             problem = "and num_epochs both give the length of the run"
             raise SettingError("total_num_train_samples", problem, "leave out one of them")

@@ -120,17 +120,17 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
 
 def _over(below: Loaded, above: Loaded) -> Loaded:
     """Return the settings of a file with those of another file or of a command line over them."""
-    given = dict(leaves(above.values))
+    names = dict(leaves(above.values))
     origins = {
         where: origin
         for where, origin in below.origins.items()
-        if not any(f"{where}.".startswith(f"{name}.") for name in given)
+        if not any(f"{where}.".startswith(f"{name}.") for name in names)
     }
     return Loaded(
         override(below.values, above.values),
         {**origins, **above.origins},
         {**below.no_effect, **above.no_effect},
-        {n: old for n, old in below.renamed.items() if n not in given} | dict(above.renamed),
+        {n: old for n, old in below.renamed.items() if n not in names} | dict(above.renamed),
     )
 
 
@@ -233,8 +233,8 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     }
     if "command" in flags:
         origins["command"] = "after --"
-    given = _over(files, replace(typed, values=flags, origins=origins))
-    raw = dict(given.values)
+    settled = _over(files, replace(typed, values=flags, origins=origins))
+    raw = dict(settled.values)
     if path and settings.SAVES and raw.get("do_training") is not False:
         raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
     paths = {about.alias or name for name, about in settings.model_fields.items() if is_path(about)}
@@ -243,9 +243,9 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     if changed & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
         raw.pop("about", None)
-    values, left_out = adapt(override(_default_groups(settings), raw), given.renamed, settings)
+    values, left_out = adapt(override(_default_groups(settings), raw), settled.renamed, settings)
     no_effect = {origins.get(name, name): why for name, why in left_out.items()}
-    loaded = replace(given, values=values, no_effect={**given.no_effect, **no_effect})
+    loaded = replace(settled, values=values, no_effect={**settled.no_effect, **no_effect})
     return validate(settings, loaded), loaded
 
 

@@ -80,7 +80,7 @@ UNIT = {"scaling": "unit"}
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
         ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
         ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): has no effect without records"),
-        ({"engine": "jax", "compile": "nothing"}, "compile (c.json): has no effect with engine 'jax'; leave it out"),
+        ({"engine": "jax", "compile": "nothing"}, "compile (c.json): has no effect without engine tensorflow"),
         ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),
         ({"engine": "jax", "parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
         ({"engine": "jax", "parallel": {"tensor": 0}}, "parallel.tensor"),
@@ -121,7 +121,7 @@ def test_an_engine_refuses_the_settings_of_the_other_by_name(engine, parallel, r
     assert load(PretrainSettings, config(values | {"engine": other}), "bert command")
     text = rejection(PretrainSettings, *config(values | {"engine": engine}))
     name = next(iter(parallel))
-    expected = f"parallel.{name} (c.json): is not supported by engine {engine}; {remedy}"
+    expected = f"parallel.{name} (c.json): has no effect without engine {other}; {remedy}"
     assert re.sub(r"/\S*/", "", text) == expected
 
 
