@@ -16,6 +16,7 @@ Bits = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.integer[Any]]
 Keys = npt.NDArray[np.uint64]
 
+Numbers = npt.NDArray[np.int64]
 ROUNDS = 8  # four suffice for large corpora; small ones have halves of a few bits
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, made odd
 
@@ -49,7 +50,7 @@ def bits(keys_B: Keys, purpose: np.uint64, positions: Ints) -> Keys:
 
 def permute(
     indices: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.ArrayLike
-) -> npt.NDArray[np.int64]:
+) -> Numbers:
     """Return the record number at each index [n] of an epoch, a bijection of 0 .. size - 1.
 
     `size` and `epoch` are numbers, or arrays with a number for each index; sizes are below 2**53.
@@ -70,9 +71,7 @@ def permute(
     return numbers.astype(np.int64)
 
 
-def record_at(
-    sample_indices: npt.ArrayLike, size: int, seed: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def record_at(sample_indices: npt.ArrayLike, size: int, seed: int) -> tuple[Numbers, Numbers]:
     """Return (epochs [n], records [n]) at sample indices [n] of the endless stream over `size` records.
 
     Every `size` indices are an epoch, which has each record once.

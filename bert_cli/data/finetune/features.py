@@ -34,6 +34,7 @@ ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be tr
 CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
+Numbers = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -43,7 +44,7 @@ class Features:
 
     tokens: npt.NDArray[np.int32]  # [T] ids of all examples, with special tokens
     segments: npt.NDArray[np.int8]  # [T] 0 in the first text, 1 in the second
-    ends: npt.NDArray[np.int64]  # [n] end of each example
+    ends: Numbers  # [n] end of each example
     labels: Arrays = field(default_factory=dict)  # columns [n]
     position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
     origin: str = ""  # the fingerprint, if columns are outputs of a model
@@ -53,12 +54,12 @@ class Features:
         return len(self.ends)
 
     @property
-    def starts(self) -> npt.NDArray[np.int64]:
+    def starts(self) -> Numbers:
         """Return the start of each example [n]."""
         return np.append(0, self.ends[:-1]).astype(np.int64)
 
     @property
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> Numbers:
         """Return the number of tokens of each example [n]."""
         return self.ends - self.starts
 
@@ -103,7 +104,7 @@ class Features:
         joined["ends"][len(self) :] += len(self.tokens)
         return Features.of(joined)
 
-    def batch(self, numbers: npt.NDArray[np.int64], sequence_length: int) -> Batch:
+    def batch(self, numbers: Numbers, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
         inside = np.arange(sequence_length) < self.lengths[numbers, None]
         # In padding, the index points at another example's token, which is zeroed.
@@ -123,7 +124,7 @@ class Features:
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 
 
-def runs(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def runs(starts: Numbers, lengths: Numbers) -> Numbers:
     """Return start, start + 1, ... of each run, one run after another."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
@@ -134,7 +135,7 @@ def padded_length(longest: int, limit: int) -> int:
     return next((length for length in LENGTHS if longest <= length < limit), limit)
 
 
-def by_length(features: Features, micro_batch_size: int) -> list[npt.NDArray[np.int64]]:
+def by_length(features: Features, micro_batch_size: int) -> list[Numbers]:
     """Return the numbers of all examples in batches of similar length, the longest first."""
     order = np.argsort(-features.lengths, kind="stable")
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
@@ -175,7 +176,7 @@ class FeatureReader(Stream):
         size = self.batching.micro_batch_size * self.group
         return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
 
-    def _numbers(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self, indices: Numbers) -> Numbers:
         """Return the example numbers of the groups at these sample indices."""
         _, groups = record_at(indices, self.epoch_size, self.seed)
         return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
@@ -193,7 +194,7 @@ class TextReader(FeatureReader):
         numbers = self._text_numbers(self._numbers(self.batching.step_indices(step)))
         return batch | {"text_index": index, "text_numbers": numbers[index]}
 
-    def _text_numbers(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def _text_numbers(self, examples: Numbers) -> npt.NDArray[np.int32]:
         """Return a number for each example of a step, equal for equal tokens and the same in every process."""
         numbers: dict[bytes, int] = {}
         ends = self.features.ends[examples]
@@ -256,9 +257,7 @@ def _placed(
     return array
 
 
-def pack_texts(
-    lengths: npt.NDArray[np.int64], size: int, slots: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def pack_texts(lengths: Numbers, size: int, slots: int) -> tuple[Numbers, Numbers, Numbers]:
     """Return the pack of each text, its number in the pack and its first position.
 
     A pack has at most `size` tokens and `slots` texts. The longest text comes first, each into the fullest pack with

@@ -15,16 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.io.files import (
-    NAMED,
-    SUFFIXES,
-    Part,
-    decode,
-    format_by_name,
-    open_part,
-    part_of,
-    report_damage,
-)
+from bert_cli.data.io import files
+from bert_cli.data.io.files import Part
 from bert_cli.data.io.kinds import check_encoding, refuse_array
 from bert_cli.data.io.rows import (
     Row,
@@ -85,11 +77,11 @@ class TextExamples:
 def open_file(path: Path) -> Part:
     """Return a person's file. Raises DataError when it is missing or cannot be opened."""
     try:
-        return part_of(path)
+        return files.part_of(path)
     except FileNotFoundError:
-        files = {sibling.stem: sibling for sibling in path.parent.glob("*")}
-        near = nearest(path.stem, files)
-        remedy = f"did you mean '{files[near]}'?" if near else "check the path"
+        siblings = {sibling.stem: sibling for sibling in path.parent.glob("*")}
+        near = nearest(path.stem, siblings)
+        remedy = f"did you mean '{siblings[near]}'?" if near else "check the path"
         raise DataError(str(path), "no such file", remedy) from None
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
@@ -103,7 +95,7 @@ def read_text(path: Path) -> str:
     """
     part = open_file(path)
     limit = SMALL + MOST_EXPANSION * part.size
-    with report_damage(part), open_part(part) as file:
+    with files.report_damage(part), files.open_part(part) as file:
         data = file.read(limit if part.compression else -1)
     if len(data) == limit:
         problem = f"unpacks to more than {MOST_EXPANSION} times its size"
@@ -114,7 +106,7 @@ def read_text(path: Path) -> str:
 def decoded(data: bytes, source: str) -> str:
     """Return bytes as text without a byte order mark. Raises DataError for none, and, with the line, for no UTF-8."""
     check_encoding(data, source)
-    text = decode(data, source).removeprefix("\ufeff")
+    text = files.decode(data, source).removeprefix("\ufeff")
     if not text.strip():
         raise DataError(source, "is empty", "give examples, such as one on each line")
     return text
@@ -219,7 +211,7 @@ def read_table(
             words.append((where, label_of(row, label_column, where)))
     if not texts:
         raise DataError(str(path), "contains no rows", "give a file that contains examples")
-    if format_by_name(path) == "tsv":
+    if files.format_by_name(path) == "tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
     names = None
@@ -251,9 +243,11 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
 
     The lines of a .txt are the rows of a single column.
     """
-    kind = format_by_name(path)
+    kind = files.format_by_name(path)
     if kind is None:
-        remedy = f"name it {', '.join(NAMED)}, or one of them with {', '.join(SUFFIXES)}"
+        remedy = (
+            f"name it {', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
+        )
         raise DataError(str(path), "is of an unknown kind", remedy)
     if kind == "parquet":
         yield from parquet_rows(open_file(path), needed)

@@ -21,14 +21,7 @@ from pydantic import BaseModel
 
 from bert_cli import __version__, files
 from bert_cli.errors import DataError, redact
-from bert_cli.files import (
-    JSON,
-    InnerPath,
-    JSONObject,
-    file_crc32c,
-    read_json,
-    write_json_atomically,
-)
+from bert_cli.files import JSON, InnerPath, JSONObject
 from bert_cli.processes import print_error
 from bert_cli.text import count
 
@@ -156,7 +149,7 @@ class OutputFolder:
             path.unlink(missing_ok=True)  # of a killed run
         self.is_ours = self._check_settings()
         record: JSON = {"step": step.name, "settings": self.settings}
-        write_json_atomically(self.done / "settings.json", record)
+        files.write_json_atomically(self.done / "settings.json", record)
 
     def _check_settings(self) -> bool:
         old = recorded_settings(self.out, self.step.name)
@@ -238,7 +231,7 @@ class OutputFolder:
             stats=stats,
             versions=self.versions,
         )
-        write_json_atomically(path, marker.model_dump(mode="json"))
+        files.write_json_atomically(path, marker.model_dump(mode="json"))
         # A cluster's worker that was given up may still write into it.
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
@@ -281,7 +274,7 @@ def write_manifest(
     }
     if "shards" in values:
         manifest["shards"] = manifest.pop("shards")  # the longest entry comes last
-    write_json_atomically(path, manifest)
+    files.write_json_atomically(path, manifest)
     return manifest
 
 
@@ -320,7 +313,7 @@ def check_is_folder(out: Path) -> None:
 
 
 def _read_marker(path: Path) -> Marker:
-    return read_json(path, Marker, DataError, "remove it; its shard will be made again")
+    return files.read_json(path, Marker, DataError, "remove it; its shard will be made again")
 
 
 def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
@@ -332,7 +325,7 @@ def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
 def recorded_step(out: Path) -> str | None:
     """Return the step that began an output folder, None for a new folder."""
     with suppress(DataError):
-        return read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
+        return files.read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
     return None
 
 
@@ -346,7 +339,7 @@ def recorded_settings(out: Path, step: str) -> JSONObject | None:
     if not path.exists():
         return None
     remedy = f"remove {out} or choose another folder"
-    record = read_json(path, _StepRecord, DataError, remedy)
+    record = files.read_json(path, _StepRecord, DataError, remedy)
     if record.step != step:
         raise DataError(f"out ({out})", f"holds the output of `bert {record.step}`", remedy)
     return _without_secrets(record.settings)
@@ -362,7 +355,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not (folder / MANIFEST).exists():
         return {}
     remedy = "remove it and run the step that writes it to its end"
-    manifest = read_json(folder / MANIFEST, _Manifest, DataError, remedy)
+    manifest = files.read_json(folder / MANIFEST, _Manifest, DataError, remedy)
     return manifest.model_dump(exclude_unset=True)
 
 
@@ -380,7 +373,7 @@ def known_checksums(corpus: Path) -> dict[str, str | None]:
     """Return the checksums in a corpus.json by file name, without files that were written since."""
     known = {}
     with suppress(DataError, FileNotFoundError, KeyError, TypeError):
-        older = read_json(corpus, JSONObject, DataError, "")
+        older = files.read_json(corpus, JSONObject, DataError, "")
         for file in older["files"]:
             stat = (corpus.parent / file["name"]).stat()
             if stat.st_size == file["bytes"] and stat.st_mtime_ns < corpus.stat().st_mtime_ns:
@@ -394,7 +387,7 @@ def checksums(
     """Return `name`, `bytes` and `crc32c` of files in a folder; files with a `known` checksum are not read."""
 
     def entry(name: str) -> JSONObject:
-        crc = known.get(name) or file_crc32c(folder / name)
+        crc = known.get(name) or files.file_crc32c(folder / name)
         return {"name": name, "bytes": (folder / name).stat().st_size, "crc32c": crc}
 
     with ThreadPoolExecutor(CHECKSUM_THREADS) as pool:

@@ -331,7 +331,7 @@ def pack_columns(
         ("masked positions", masked_B, predictions),
     ):
         if int(totals.max(initial=0)) > room:
-            problem = f"is more than the {room} that the lengths in corpus.json allow"
+            problem = f"is more than the {room} that fit the lengths in corpus.json"
             remedy = "make the records again: they were made with other settings"
             raise DataError(f"a pack ({totals.max()} {unit})", problem, remedy)
 

@@ -234,13 +234,16 @@ def _span(parts: Sequence[Part]) -> str:
 # --- from text to tokens
 
 
+Numbers = npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Group:
     """Documents as one flat array of tokens."""
 
     tokens: npt.NDArray[np.uint16 | np.uint32]
-    sentences: npt.NDArray[np.int64]  # index of each sentence's first token, and the end
-    documents: npt.NDArray[np.int64]  # number of each document's first sentence, and the end
+    sentences: Numbers  # index of each sentence's first token, and the end
+    documents: Numbers  # number of each document's first sentence, and the end
 
 
 def encode_groups(
@@ -283,9 +286,7 @@ def encode_groups(
 
 
 def _group(
-    tokens: npt.NDArray[np.uint16 | np.uint32],
-    lengths: npt.NDArray[np.int64],
-    documents: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.uint16 | np.uint32], lengths: Numbers, documents: Numbers
 ) -> Group:
     """Return the group of sentences with these lengths and numbers of documents."""
     ends = np.append(0, np.cumsum(lengths))

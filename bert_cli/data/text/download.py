@@ -19,15 +19,8 @@ from urllib.parse import urlsplit
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
 from bert_cli.config.markers import recorded
-from bert_cli.data.io.manifest import (
-    MANIFEST,
-    OutputFolder,
-    Stats,
-    Step,
-    open_output,
-    read_manifest,
-    write_manifest,
-)
+from bert_cli.data.io import manifest
+from bert_cli.data.io.manifest import OutputFolder, Stats, Step
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError, redact
 from bert_cli.files import name_path, write_atomically
@@ -57,7 +50,9 @@ class ConnectionLostError(Exception):
 def run(settings: DownloadSettings) -> None:
     """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
     packages = [] if settings.sample else ["httpx2"]
-    with open_output(Step("download", settings.out, recorded(settings), packages)) as output:
+    with manifest.open_output(
+        Step("download", settings.out, recorded(settings), packages)
+    ) as output:
         if settings.sample:
             _copy_sample(settings, output)
         else:
@@ -156,8 +151,8 @@ def _listed(client: "httpx2.Client", mirror: str, wiki: str, date: str) -> tuple
 
 def _use_existing(output: OutputFolder, target: Path, listed: str, started: float) -> None:
     with suppress(DataError):
-        manifest = read_manifest(output.out)
-        if manifest.get("sha1") == listed and manifest["counts"]["bytes_out"] == _size(target):
+        record = manifest.read_manifest(output.out)
+        if record.get("sha1") == listed and record["counts"]["bytes_out"] == _size(target):
             print_line(f"download: {target} is here and verified (nothing to do)")
             return
     if _sha1(target) != listed:
@@ -288,8 +283,8 @@ def _write_manifest(
     seconds = time.monotonic() - started
     size = _size(target)
     stats = Stats(bytes_in=size, bytes_out=size)
-    write_manifest(
-        output.out / MANIFEST,
+    manifest.write_manifest(
+        output.out / manifest.MANIFEST,
         output.step,
         stats,
         seconds,

@@ -60,10 +60,7 @@ def find_duplicates(
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step(
-            "deduplicate",
-            out / FOLDER,
-            settings=settings,
-            packages=["rensa"] if with_near else [],
+            "deduplicate", out / FOLDER, settings=settings, packages=["rensa"] if with_near else []
         ),
         [shard_of(name, parts) for name, (_, parts) in zip(names, outputs, strict=True)],
         partial(sign_documents, reading=reading, near=with_near),

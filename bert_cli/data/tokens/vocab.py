@@ -24,22 +24,10 @@ from bert_cli.data.io.files import Part, Reading
 from bert_cli.data.io.inputs import open_text
 from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output, write_manifest
 from bert_cli.data.io.runner import Progress, summary
+from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import BYTE_LEVEL, TOKENIZER_FILE, WORDPIECE
-from bert_cli.data.tokens.tokenizer import (
-    CONFIG_FILE,
-    SPECIAL_TOKENS,
-    VOCAB_FILE,
-    Normalization,
-    Vocabulary,
-    added_tokens,
-    has_tokenizer,
-    library_tokenizer,
-    normalizer_entries,
-    read_vocabulary,
-    vocabulary_path,
-    write_vocabulary,
-)
+from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import verify_checkpoint
 from bert_cli.processes import print_error, print_line
@@ -69,17 +57,19 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     path = Path(name)
     if path.is_dir():
         # Each checkpoint of a run has a vocabulary.
-        path = vocabulary_path(max(filter(has_tokenizer, path.glob("step_*")), default=path))
+        path = tokenizer.vocabulary_path(
+            max(filter(tokenizer.has_tokenizer, path.glob("step_*")), default=path)
+        )
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
-            problem = f"no such file or folder with {VOCAB_FILE} or {TOKENIZER_FILE}"
+            problem = f"no such file or folder with {tokenizer.VOCAB_FILE} or {TOKENIZER_FILE}"
             raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
-        path = vocabulary_path(_download(name))
+        path = tokenizer.vocabulary_path(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
-    vocabulary = read_vocabulary(path)
-    config = normalizer_entries(path)
+    vocabulary = tokenizer.read_vocabulary(path)
+    config = tokenizer.normalizer_entries(path)
     if config.get("do_lower_case", not cased) == cased:
-        source = path if path.suffix == ".json" else path.with_name(CONFIG_FILE)
+        source = path if path.suffix == ".json" else path.with_name(tokenizer.CONFIG_FILE)
         raise _wrong_case(name, cased, f"{source} says do_lower_case {json.dumps(cased)}")
     if vocabulary.notation is BYTE_LEVEL:
         if cased:
@@ -87,10 +77,10 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         return vocabulary
     if "do_lower_case" not in config:
         _check_capitals(vocabulary, name, cased)
-    if added := added_tokens(path.parent):
+    if added := tokenizer.added_tokens(path.parent):
         listed = ", ".join(token.content for token in added[:3])
         problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
-        remedy = f"give a copy of its {VOCAB_FILE} in a folder without its other files"
+        remedy = f"give a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
         raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
@@ -103,18 +93,18 @@ def _download(name: str) -> Path:
     paths: list[Path] = []
     absent: Exception | None = None
     try:
-        for file in (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE):
+        for file in (tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE):
             try:
                 paths.append(_download_file(name, file))
             except EntryNotFoundError as error:
                 absent = absent or error
-        if paths and has_tokenizer(paths[0].parent):
+        if paths and tokenizer.has_tokenizer(paths[0].parent):
             return paths[0].parent
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors
         absent = error
     raise DataError(
         f"vocabulary ({name})",
-        f"no such file or folder here, and the Hugging Face hub gave no {VOCAB_FILE} "
+        f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} "
         f"({type(absent).__name__}: {str(absent).strip().splitlines()[0]})",
         "check the name and the network, or give the path of a vocab.txt",
     ) from absent
@@ -155,7 +145,9 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     contradicts = is_uncased if cased else is_cased
     if contradicts:
         problem = f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter"
-        raise _wrong_case(name, cased, f"{problem}, and no {CONFIG_FILE} defines the case")
+        raise _wrong_case(
+            name, cased, f"{problem}, and no {tokenizer.CONFIG_FILE} defines the case"
+        )
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
@@ -185,9 +177,9 @@ def run(settings: VocabSettings) -> None:
     parts = text.parts
     with open_output(Step("vocab", settings.out, values, ["tokenizers"])) as output:
         started = monotonic()
-        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(VOCAB_FILE))
+        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(tokenizer.VOCAB_FILE))
         if output.is_complete(shard) and (settings.out / MANIFEST).exists():
-            path = settings.out / VOCAB_FILE
+            path = settings.out / tokenizer.VOCAB_FILE
             print_line(f"vocab: {path} is complete for this text (nothing to do)")
             return
         size = sum(part.size for part in parts)
@@ -202,7 +194,7 @@ def run(settings: VocabSettings) -> None:
         data = "".join(piece + "\n" for piece in pieces).encode()
         folder = output.work_folder(shard) / "out"
         folder.mkdir(parents=True)
-        write_vocabulary(folder, data, normalization)
+        tokenizer.write_vocabulary(folder, data, normalization)
         seconds = monotonic() - started
         extra = {"pieces": len(pieces)}
         stats = Stats(sentences=sentences, bytes_in=size, bytes_out=len(data), extra=extra)
@@ -290,12 +282,12 @@ def _train(
     """
     from tokenizers import trainers
 
-    tokenizer = library_tokenizer({"[UNK]": 0}, normalization)
-    letters, continuing = _alphabet(texts(), tokenizer, size // 4)
+    library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
+    letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
         remedy = "give a folder that `bert preprocess` wrote"
         raise DataError(f"input ({settings.input})", "no text", remedy)
-    fixed = [*SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
+    fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
         problem = f"is less than the {least} special tokens and letters of this text"
@@ -319,9 +311,9 @@ def _train(
             sentences += len(with_text)
             yield from with_text
 
-    tokenizer.train_from_iterator(lines(), trainer)
-    ids = tokenizer.get_vocab()
-    first = [*SPECIAL_TOKENS, *letters, *fixed[len(SPECIAL_TOKENS) :]]
+    library.train_from_iterator(lines(), trainer)
+    ids = library.get_vocab()
+    first = [*tokenizer.SPECIAL_TOKENS, *letters, *fixed[len(tokenizer.SPECIAL_TOKENS) :]]
     merged = sorted(ids.keys() - set(first), key=ids.__getitem__)
     return [*first, *merged], sentences
 
@@ -334,7 +326,7 @@ def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[s
 
 
 def _alphabet(
-    texts: Iterable[str], tokenizer: "Tokenizer", limit: int
+    texts: Iterable[str], library: "Tokenizer", limit: int
 ) -> tuple[list[str], list[str]]:
     """Return the most frequent characters of words, and which of them continue a word.
 
@@ -345,12 +337,12 @@ def _alphabet(
     continuing = np.zeros(CODE_POINTS, np.bool_)
     kinds = np.full(CODE_POINTS, -1, np.int8)  # -1 unknown, 0 space, 1 punctuation, 2 in words
     for text in texts:
-        normalized = tokenizer.normalizer.normalize_str(text)
+        normalized = library.normalizer.normalize_str(text)
         codes = np.frombuffer(normalized.encode("utf-32-le"), np.uint32)
         occurrences = np.bincount(codes, minlength=CODE_POINTS)
         for code in np.flatnonzero((occurrences > 0) & (kinds < 0)).tolist():
             # The number of parts shows whether the library splits at this character and removes it.
-            parts = tokenizer.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
+            parts = library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")
             kinds[code] = {1: 2, 2: 0, 3: 1}[len(parts)]
         counts += occurrences
         in_word = kinds[codes] == 2
