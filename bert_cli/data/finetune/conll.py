@@ -81,7 +81,9 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             columns = columns or max(2, len(cells))
             if len(cells) != columns or not cells[0] or not is_label:
                 problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
-                remedy = "fix the line, or convert another scheme to labels O, B-type and I-type"
+                remedy = (
+                    "fix the line; labels are O, B-type or I-type: convert other schemes to BIO"
+                )
                 raise DataError(where, problem, remedy)
             rows[-1].append((where, cells))
     rows = list(filter(None, rows))

@@ -39,8 +39,8 @@ def run_on_cluster(
     shards: Iterable[manifest.Shard],
     convert: manifest.Convert,
     scheduler: str,
-) -> Generator[tuple[manifest.Shard, manifest.Stats | None], None, None]:
-    """Yield each shard when it is finished, with its counts; None where it was complete before.
+) -> Generator[tuple[manifest.Shard, manifest.Stats], None, None]:
+    """Yield each shard when it is finished, with its counts.
 
     Raises ConfigError without dask, DataError when the scheduler is lost or one shard kills worker after worker.
     """
@@ -55,9 +55,6 @@ def run_on_cluster(
     finished = as_completed(loop=client.loop)
     try:
         for shard in shards:
-            if output.is_complete(shard):
-                yield shard, None
-                continue
             finished.add(cluster.submit(shard, function))
             while len(cluster.running) >= 2 * max(1, cluster.count_workers()):
                 yield cluster.result(next(finished))

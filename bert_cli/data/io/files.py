@@ -161,10 +161,10 @@ def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET) and b"\0" in head:  # prose has no zeros
         return "parquet"
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
-    named = format_by_name(path)
-    if named in TABLES:
-        return named
-    if named == "json-lines" or JSON_OBJECT.match(text):
+    by_name = format_by_name(path)
+    if by_name in TABLES:
+        return by_name
+    if by_name == "json-lines" or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]
     if any(map(OPEN.fullmatch, lines)):

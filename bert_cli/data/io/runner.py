@@ -8,7 +8,7 @@ input.
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import ThreadPoolExecutor
@@ -27,7 +27,7 @@ from bert_cli.processes import die_with_parent, print_error, print_line
 from bert_cli.progress import TerminalBar
 from bert_cli.text import count, format_bytes, format_duration
 
-Results = Generator[tuple[Shard, Stats | None], None, None]  # None: complete before
+Results = Generator[tuple[Shard, Stats], None, None]
 Item = TypeVar("Item")
 NOTES_SHOWN = 5  # the manifest has all of them
 SECONDS_BETWEEN_LINES = 10.0  # where no bar is drawn
@@ -62,27 +62,34 @@ def run_shards(
         total = sum(shard.size() for shard in shards)
     started = time.monotonic()
     fresh = Stats()
-    skipped = 0
-    finished = 0
+    made = skipped = 0
     with manifest.open_output(step) as output:
         bytes_left = _print_plan(output, shards)
+
+        def missing() -> Iterator[Shard]:
+            nonlocal skipped
+            for shard in shards:
+                if output.is_complete(shard):
+                    skipped += 1
+                    bar.advance(shard.size())
+                else:
+                    yield shard
+
         try:
-            results = _results(output, shards, convert, workers)
+            results = _results(output, missing(), convert, workers)
             with closing(results), Progress(step.name, total) as bar:
                 for shard, stats in results:
-                    if stats is None:
-                        skipped += 1
-                    else:
-                        output.commit(shard, stats)
-                        bytes_left -= stats.bytes_out
-                        fresh += stats
-                    finished += 1
+                    output.commit(shard, stats)
+                    bytes_left -= stats.bytes_out
+                    fresh += stats
+                    made += 1
                     bar.advance(shard.size())
         except OSError as error:
             shutil.rmtree(output.partial, ignore_errors=True)  # before the free space is measured
             with name_path(output.out, bytes_left):
                 raise error
         except KeyboardInterrupt:
+            finished = made + skipped
             message = f"interrupted, {finished} shards are finished; the same command continues"
             print_error(f"{step.name}: {message}")
             raise SystemExit(130) from None
@@ -93,7 +100,7 @@ def run_shards(
             # Its times stay the times of the run that did the work.
             record = manifest.read_manifest(output.out)
         else:
-            made = {name: marker.stats for name, marker in output.markers.items() if marker}
+            marks = ((name, mark) for name, mark in output.markers.items() if mark)
             record = manifest.write_manifest(
                 output.out / manifest.MANIFEST,
                 step,
@@ -102,13 +109,13 @@ def run_shards(
                 fresh.bytes_in,
                 bytes_in_this_run=fresh.bytes_in,
                 processes=workers.processes if workers.scheduler is None else None,
-                shards=[{"output": name, **stats.counts()} for name, stats in made.items()],
+                shards=[{"output": name, **mark.stats.counts()} for name, mark in marks],
             )
     for note in record["notes"][:NOTES_SHOWN]:
         print_line(f"{step.name}: {note}")
     if (more := len(record["notes"]) - NOTES_SHOWN) > 0:
         print_line(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
-    before = f"{skipped} of {finished}" if skipped else ""
+    before = f"{skipped} of {made + skipped}" if skipped else ""
     print_line(summary(step.name, counts, seconds, fresh.bytes_in, before))
     return record
 
@@ -134,9 +141,6 @@ def _results(
         yield from _run_in_processes(output, shards, convert, workers.processes)
     else:
         for shard in shards:
-            if output.is_complete(shard):
-                yield shard, None
-                continue
             prepared = output.prepare(shard)
             yield shard, manifest.make_shard(prepared, output.work_folder(shard), convert)
 
@@ -158,9 +162,6 @@ def _run_in_processes(
 
     try:
         for shard in shards:
-            if output.is_complete(shard):
-                yield shard, None
-                continue
             folder = output.work_folder(shard)
             future = pool.submit(manifest.make_shard, output.prepare(shard), folder, convert)
             running[future] = shard
