@@ -16,6 +16,8 @@ from bert_cli.config.bench import (
     benchmarks,
     expand_benchmark,
 )
+from bert_cli.config.data import TokenizeSettings
+from bert_cli.config.markers import recorded
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import load
@@ -209,3 +211,12 @@ def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys
     settings, _ = load(BenchPretrainSettings, words[2:], "bert bench pretrain")
     assert (settings.global_batch.replicas, settings.steps) == (2, 3)
     assert settings.parallel.layout == "auto"
+
+
+def test_a_manifest_records_marked_settings_and_later_ones_only_where_they_are_set():
+    paths = {"input": "a", "out": "b", "vocab": "c", "processes": 7}
+    usual = recorded(TokenizeSettings.model_validate(paths))
+    assert usual["masking"] == "static" and usual["random_seed"] == 12345
+    assert not {*paths, "executor", "nsp", "text_field", "documents"} & {*usual}
+    chosen = recorded(TokenizeSettings.model_validate({**paths, "nsp": False, "text_field": "x"}))
+    assert chosen == {**usual, "nsp": False, "text_field": "x"}

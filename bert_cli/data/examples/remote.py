@@ -108,12 +108,9 @@ class Remote:
         except BertError:
             raise
         except ImportError as error:
-            raise ConfigError(
-                f"dataset_dir ({where})",
-                f"a package is not installed ({error})",
-                f"{needs_extra('remote')}, for s3:// and http://; gs:// is read with the package gcsfs, "
-                "az:// with adlfs",
-            ) from error
+            problem = f"a package is not installed ({error})"
+            remedy = f"{needs_extra('remote')}, for s3:// and http://; gs:// needs gcsfs, and az:// adlfs"
+            raise ConfigError(f"dataset_dir ({where})", problem, remedy) from error
         except FileNotFoundError:
             remedy = "give the address of a complete folder of records, from `bert tokenize` or `bert index`"
             raise DataError(where, "does not exist", remedy) from None
@@ -121,12 +118,9 @@ class Remote:
             if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
                 raise
             first_line = str(error).strip().split("\n")[0]
-            raise DataError(
-                where,
-                f"cannot be fetched ({type(error).__name__}: {first_line})",
-                "check the address, the network and the credentials, and run the command again: it keeps "
-                "the files that are complete",
-            ) from error
+            problem = f"cannot be fetched ({type(error).__name__}: {first_line})"
+            remedy = "check the address, the network and the credentials; the same command keeps complete files"
+            raise DataError(where, problem, remedy) from error
 
 
 def _fetch(remote: Remote, folder: Path, file: File) -> int:
@@ -139,12 +133,11 @@ def _fetch(remote: Remote, folder: Path, file: File) -> int:
                 remote.fetch(file["name"], partial_file)
                 actual = partial_file.stat().st_size, file_crc32c(partial_file)
                 if actual != (file["bytes"], file["crc32c"]):
-                    raise DataError(
-                        f"{remote.url}/{file['name']}",
-                        f"has {actual[0]} bytes and checksum {actual[1]} after two downloads; corpus.json has "
-                        f"{file['bytes']} bytes and {file['crc32c']}",
-                        "copy the file there again, or run `bert index` on the folder it came from and copy that",
-                    )
+                    expected = f"{file['bytes']} bytes and {file['crc32c']}"
+                    received = f"{actual[0]} bytes and checksum {actual[1]} after two downloads"
+                    problem = f"has {received}; corpus.json has {expected}"
+                    remedy = "copy the file there again, or index the folder it came from again and copy that"
+                    raise DataError(f"{remote.url}/{file['name']}", problem, remedy)
             break
         except DataError:
             if is_last:

@@ -111,13 +111,17 @@ def run_shards(
                 processes=workers.processes if workers.scheduler is None else None,
                 shards=[{"output": name, **mark.stats.counts()} for name, mark in marks],
             )
-    for note in record["notes"][:NOTES_SHOWN]:
-        print_line(f"{step.name}: {note}")
-    if (more := len(record["notes"]) - NOTES_SHOWN) > 0:
-        print_line(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
+    _print_notes(step, record["notes"])
     before = f"{skipped} of {made + skipped}" if skipped else ""
     print_line(summary(step.name, counts, seconds, fresh.bytes_in, before))
     return record
+
+
+def _print_notes(step: Step, notes: Sequence[str]) -> None:
+    for note in notes[:NOTES_SHOWN]:
+        print_line(f"{step.name}: {note}")
+    if (more := len(notes) - NOTES_SHOWN) > 0:
+        print_line(f"{step.name}: {more} more notes in {step.out}/{manifest.MANIFEST}")
 
 
 def _print_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:

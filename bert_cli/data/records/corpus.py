@@ -152,12 +152,10 @@ class RecordFiles:
         wrong = np.flatnonzero((starts < 0) | (starts >= stops) | (stops > self._sizes[files]))
         if wrong.size:
             first = wrong[0]
-            raise DataError(
-                f"{self.folder / OFFSETS} (record {numbers[first]})",
-                f"gives the impossible bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}: "
-                "it is damaged or belongs to another corpus",
-                self._remedy,
-            )
+            where = f"{self.folder / OFFSETS} (record {numbers[first]})"
+            span = f"bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}"
+            problem = f"gives the impossible {span}: it is damaged or belongs to another corpus"
+            raise DataError(where, problem, self._remedy)
         in_file_order: list[bytes] = []
         for begin in range(0, len(numbers), formats.BLOCK):
             part = slice(begin, begin + formats.BLOCK)
@@ -216,12 +214,10 @@ class RecordFiles:
         if not len(wrong):
             return
         at = tuple(wrong[0])
-        raise DataError(
-            self._name(int(records[at[0]])),
-            f"{column} has {values[at].item()}, which is outside 0 to "
-            f"{np.broadcast_to(limit, values.shape)[at]}",
-            "make the records again, with the vocabulary in their folder",
-        )
+        highest = np.broadcast_to(limit, values.shape)[at]
+        problem = f"{column} has {values[at].item()}, which is outside 0 to {highest}"
+        remedy = "make the records again, with the vocabulary in their folder"
+        raise DataError(self._name(int(records[at[0]])), problem, remedy)
 
     def _name(self, record: int) -> str:
         path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]

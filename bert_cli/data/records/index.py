@@ -264,12 +264,10 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     cls = vocabulary.special.cls
     count = len(vocabulary.pieces)
     if ids[0] != cls or ids.max() >= count:
-        raise DataError(
-            f"vocab ({vocab})",
-            f"is not the vocabulary of {path}: the first record starts with id {ids[0]} and has ids up to {ids.max()}, "
-            f"but [CLS] has id {cls} of {count}",
-            "give the vocabulary that the records were made with",
-        )
+        first = f"the first record starts with id {ids[0]} and has ids up to {ids.max()}"
+        problem = f"is not the vocabulary of {path}: {first}, but [CLS] has id {cls} of {count}"
+        remedy = "give the vocabulary that the records were made with"
+        raise DataError(f"vocab ({vocab})", problem, remedy)
     vocabulary.save(folder)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
     return describe(vocabulary, format="static", **sizes)

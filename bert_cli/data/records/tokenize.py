@@ -218,11 +218,10 @@ def plan_groups(
 def _check_documents(number: int, parts: Sequence[Part]) -> None:
     """Raise DataError for a group of fewer than two documents, which cannot make pairs."""
     if number < 2:
-        raise DataError(
-            f"{_span(parts)} ({count(number, 'document')} in the group)",
-            "a random next sentence must come from another document",
-            "raise --group-files, separate documents by blank lines, or give --no-nsp",
-        )
+        where = f"{_span(parts)} ({count(number, 'document')} in the group)"
+        problem = "a random next sentence must come from another document"
+        remedy = "raise --group-files, separate documents by blank lines, or give --no-nsp"
+        raise DataError(where, problem, remedy)
 
 
 def _span(parts: Sequence[Part]) -> str:

@@ -107,12 +107,10 @@ def _download(name: str) -> Path:
             return paths[0].parent
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors
         absent = error
-    raise DataError(
-        f"vocabulary ({name})",
-        f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} "
-        f"({type(absent).__name__}: {str(absent).strip().splitlines()[0]})",
-        "check the name and the network, or give the path of a vocab.txt",
-    ) from absent
+    reason = f"{type(absent).__name__}: {str(absent).strip().splitlines()[0]}"
+    problem = f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} ({reason})"
+    remedy = "check the name and the network, or give the path of a vocab.txt"
+    raise DataError(f"vocabulary ({name})", problem, remedy) from absent
 
 
 def _download_file(name: str, file: str) -> Path:

@@ -152,13 +152,14 @@ def _objects(rows: Rows, kind: type[Predictor], task: str) -> Iterator[Input]:
             reads = f"which reads {listed(kind.FIELDS)}"
             problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
             raise DataError(line, problem, "remove it or choose its task")
-        names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if name in row)]
+        names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if row.get(name) is not None)]
         yield Input(line, {name: tables.text_of(row, name, line) for name in names})
 
 
 def check_input(item: Input, kind: type[Predictor]) -> None:
-    """Raise DataError for an invalid input, before anything is computed; an empty line is valid."""
-    if is_empty(item, kind) and "(line " not in item.where:
+    """Raise DataError for an invalid input, before anything is computed; an empty line or row is valid."""
+    is_in_file = item.where.endswith(")")  # FILE (line 3)
+    if is_empty(item, kind) and not is_in_file:
         raise DataError(item.where, "is empty", "give it a text")
     for text in item.fields.values():
         check_text(text, item.where)

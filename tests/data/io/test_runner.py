@@ -266,7 +266,7 @@ def test_checksums_are_crc32c_and_only_files_written_since_are_read_again(tmp_pa
     write("c", "c" * 101, 1)
     known = manifest.known_checksums(tmp_path / "corpus.json")
     assert known == {"a": first[0]["crc32c"]}
-    monkeypatch.setattr(manifest, "file_crc32c", lambda path: f"of {path.name}")
+    monkeypatch.setattr("bert_cli.files.file_crc32c", lambda path: f"of {path.name}")
     again = manifest.checksums(tmp_path, "abc", known)
     assert [entry["crc32c"] for entry in again] == [first[0]["crc32c"], "of b", "of c"]
     write("corpus.json", '{"files": [{"name": "a"}]}', 2)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import lzma
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from textwrap import wrap
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from scipy.special import softmax
 from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, ids_of
 from support.hf_models import one_in_torch as in_torch
@@ -100,6 +103,12 @@ def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp
     assert [row["text"] for row in result] == [row["text"] for row in rows]
     assert "second" in result[0] and "second" not in result[1] and "mine" not in result[1]
     assert [row.get("truncated") for row in result] == [None] * 4 + [True]
+    packed, table = tmp_path / "pairs.jsonl.xz", tmp_path / "pairs.parquet"
+    packed.write_bytes(lzma.compress(path.read_bytes()))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    for other in (packed, table):
+        again = predict(capsys, models["text"], "--input", other, "--batch-size", 2)
+        assert again == result
     rough = ["--second", rows[0]["second"], "--precision", "mixed_bfloat16"]
     (rough,) = predict(capsys, models["text"], rows[0]["text"], *rough)
     assert rough["probability"] == pytest.approx(result[0]["probability"], abs=0.05)
