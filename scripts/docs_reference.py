@@ -26,18 +26,14 @@ WIDTH = 84
 
 
 def on_config(config: Any) -> Any:
-    """Append the generated pages to the navigation of mkdocs.yml."""
+    """Append the generated pages to the last part of the navigation of mkdocs.yml."""
     pages = [{f"bert {name}": f"reference/{page_of(name)}"} for name in COMMANDS]
-    config.nav += [
-        {"Reference": ["reference/index.md", *pages]},
-        {
-            "Project": [
-                {"Measured": "measured.md"},
-                {"Contributing": "contributing.md"},
-                {"Files of the package": "tree.md"},
-                {"Changes": "changes.md"},
-            ]
-        },
+    *_, reference = config.nav
+    reference["Reference"] += [
+        {"Commands": ["reference/index.md", *pages]},
+        {"Contributing": "contributing.md"},
+        {"Files of the package": "tree.md"},
+        {"Changes": "changes.md"},
     ]
     return config
 
@@ -48,6 +44,7 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/index.md": commands_page(),
         "contributing.md": from_root("CONTRIBUTING.md"),
         "changes.md": from_root("CHANGELOG.md"),
+        "tree.md": tree_page(),
         **{f"reference/{page_of(name)}": command_page(name) for name in COMMANDS},
     }
     for path, text in pages.items():
@@ -118,25 +115,23 @@ def keys_without_effect() -> str:
     return "\n".join(["| key | reason |", "|---|---|", *rows])
 
 
-def first_screen() -> str:
-    """Return the top of the README, which is the front page too: without its title, to the text for Wikipedia."""
-    _, _, screen = from_root("README.md").partition("# bert\n")
-    return screen.partition("## From Wikipedia to BERT")[0]
-
-
-def package_tree() -> str:
-    """Return the tree of the package as a block of code."""
+def tree_page() -> str:
+    """Return the page with the tree of the package."""
     tree = subprocess.run([ROOT / "scripts" / "tree"], capture_output=True, text=True, check=True)
-    return code(tree.stdout)
+    return f"""# Files of the package
+
+Each file of `bert_cli` with the first sentence of its docstring, as `scripts/tree` prints it.
+[Where to find the code](contributing.md#where-to-find-the-code) describes the layers.
+
+{code(tree.stdout)}
+"""
 
 
 # Marker in a page -> function that generates its replacement.
 MARKERS: dict[str, Callable[[], str]] = {
-    "<!-- first screen -->": first_screen,
     "<!-- shipped configs -->": configs_table,
     "<!-- old names -->": old_names,
     "<!-- keys without effect -->": keys_without_effect,
-    "<!-- tree -->": package_tree,
 }
 
 

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import socket
@@ -94,7 +95,7 @@ def run_page(name: str, tmp_path: Path) -> str:
     programs = tmp_path / "programs"
     if not programs.exists():
         programs.mkdir()
-        for folder in ("data", "configs"):
+        for folder in ("data", "configs", "examples"):
             (tmp_path / folder).symlink_to(ROOT / folder)
     for program, words in {"bert": '-m bert_cli "$@"', "python3": '"$@"'}.items():
         (programs / program).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n")
@@ -280,7 +281,13 @@ def test_every_command_and_flag_of_a_page_or_an_example_exists():
     assert {name: mistakes for name, mistakes in wrong.items() if mistakes} == {}
 
 
-@pytest.mark.parametrize("name", ["migrating.md", "clusters.md", "trackers.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../README.md", "answer-questions.md", "classify.md", "clusters.md", "devices.md", "distil.md", "embed.md",
+        "engines.md", "fine-tuning.md", "label-tokens.md", "migrating.md", "predict.md", "runs.md", "trackers.md",
+    ],
+)  # fmt: skip
 def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
@@ -330,6 +337,23 @@ def test_the_code_has_every_message_that_the_troubleshooting_quotes():
     # Where a message is in several strings or has values, each part is in one of them.
     parts = {part.strip(" :().,") for line in quoted for part in re.split("…|: |; ", line)}
     assert [part for part in parts if not any(part in text for text in texts)] == []
+
+
+def test_the_charts_are_those_of_the_script():
+    names = runpy.run_path(str(ROOT / "scripts" / "charts.py"))
+    drawn = {f"{name}.svg": names["draw"](chart) for name, chart in names["CHARTS"].items()}
+    pictures = (ROOT / "docs" / "pictures").glob("*.svg")
+    assert {path.name: path.read_text(encoding="utf-8") for path in pictures} == drawn
+
+
+def test_the_notebook_has_the_commands_of_the_guide():
+    """Another test runs them."""
+    names = runpy.run_path(str(ROOT / "scripts" / "notebook.py"))
+    text = names["NOTEBOOK"].read_text(encoding="utf-8")
+    assert text == names["notebook"]()
+    cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    blocks = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").split(RUN)[1:]
+    assert cells == [f"%%bash\n{block.partition('```')[0]}".strip() for block in blocks]
 
 
 def test_the_exit_codes_are_those_of_the_code():

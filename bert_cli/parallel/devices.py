@@ -113,7 +113,7 @@ def keep_freed_memory() -> None:
     """Make the C library reuse freed memory instead of returning it to the kernel each time.
 
     The kernel zeroes each new page: 6 % of forward and backward of 4 layers on a CPU with TensorFlow, 15 % of a step
-    of 3 layers with JAX (docs/ideas/speed.md). The process never becomes smaller.
+    of 3 layers with JAX (docs/lab/speed.md). The process never becomes smaller.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):

@@ -30,7 +30,7 @@ REDUCE_BUCKET = 64 * 10**6
 BUCKETS = 3
 # Memory that the allocator takes for temporaries, relative to the live temporaries: measured 1.05 to 1.46 on CPUs.
 GAPS = 1.15
-# For JAX by the kind of device, as XLA saves and copies (docs/measured.md#compiled-for-accelerators): tensors that a
+# For JAX by the kind of device, as XLA saves (docs/lab/measured.md#compiled-for-accelerators): tensors that a
 # GELU saves, float32 tensors that a LayerNorm saves, and float32 copies of the weights of layers that run in a loop.
 JAX_GELU = {"CPU": 3, "GPU": 2, "TPU": 2}
 JAX_NORM = {"CPU": 2, "GPU": 1, "TPU": 2}

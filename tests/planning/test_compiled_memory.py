@@ -1,4 +1,4 @@
-"""The estimates for JAX on accelerators, against the compilers' numbers in docs/measured.md."""
+"""The estimates for JAX on accelerators, against the compilers' numbers in docs/lab/measured.md."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from bert_cli.planning.layout import fullest
 from bert_cli.planning.targets import ACCELERATORS
 from bert_cli.planning.workload import workload_of
 
-PAGE = Path(__file__).parents[2] / "docs/measured.md"
+PAGE = Path(__file__).parents[2] / "docs/lab/measured.md"
 COMMON = [
     "--engine", "jax", "--precision", "mixed_bfloat16", "--parallel.layout", "given", "--parallel.pipeline-stages",
     "null", "--parallel.pipeline-device-mapping", "null",

@@ -14,7 +14,7 @@ from bert_cli.train.health import FLAT_STEPS, MARGIN, STEPS, compared_steps, fin
 from bert_cli.train.history import Run
 
 HEALTHY = {
-    # Unigram entropy, tokens of a step, warm-up: step -> mean loss of the 50 steps to it; docs/measured.md.
+    # Unigram entropy, tokens of a step, warm-up: step -> mean loss of the 50 steps to it; docs/lab/measured.md.
     (6.88, 1590, 330): {50: 8.69, 100: 7.6, 150: 7.07, 300: 6.8, 500: 6.57, 800: 6.01, 1000: 5.63, 1500: 5.24},
     (6.88, 1590, 90): {50: 8.61, 100: 7.29, 200: 6.99, 400: 6.69, 700: 6.51, 1500: 6.32},
     (5.97, 1590, 36): {50: 6.4, 100: 6.02, 200: 5.77, 400: 5.57, 600: 5.51},

@@ -1,6 +1,6 @@
 """The choice of `bert init`: a function of the text, the machine, the model to start from and the hours.
 
-The values and their sources are in configs/recipes.json; docs/init.md shows them, with the choice for other machines.
+The values and their sources are in configs/recipes.json; docs/init-rules.md shows them, with the choice for some texts.
 Hours follow from the operations of an example and the measured rate of the machine.
 """
 

@@ -11,7 +11,7 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose, flops_of
 from bert_cli.tasks.init.run import commands
 
-PAGE = Path(__file__).parents[3] / "docs" / "init.md"
+PAGE = Path(__file__).parents[3] / "docs" / "init-rules.md"
 MACHINES = {
     "2 cores": Machine("CPU", 1, "mixed_bfloat16", 2 * 0.3e12),
     "8 cores": Machine("CPU", 1, "mixed_bfloat16", 8 * 0.3e12),
@@ -62,11 +62,11 @@ def row(megabytes: float, machine: str, start: str) -> str:
 @pytest.mark.parametrize("start", STARTS)
 def test_the_page_shows_the_choice(start):
     printed = PAGE.read_text(encoding="utf-8").splitlines()
-    rows = [row(size, machine, start) for size in MEGABYTES for machine in MACHINES]
+    rows = [row(size, "2 cores", start) for size in MEGABYTES]
     if start != "from scratch":
         rows = [line.replace(" |  | ", " | ") for line in rows]
     missing = [line for line in rows if line not in printed]
-    assert not missing, "docs/init.md lacks\n" + "\n".join(rows)
+    assert not missing, "docs/init-rules.md lacks\n" + "\n".join(rows)
 
 
 def test_the_page_shows_the_table_of_rules():
