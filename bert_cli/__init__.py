@@ -1,3 +1,26 @@
 """`bert`: from a Wikipedia dump, or text of your own, to a pre-trained BERT."""
 
+import os
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from bert_cli.tasks.use.model import Model
+
 __version__ = "0.2.0"
+
+
+def load(
+    name: str | os.PathLike[str], engine: Literal["tensorflow", "jax"] = "tensorflow"
+) -> "Model":
+    """Return a trained model that answers as `bert predict` does.
+
+    The name is a run folder, a checkpoint, or a Hugging Face folder or name. All models of a process have the engine of
+    the first. Raises one of the errors of `bert_cli.errors`, with the message of the command.
+    """
+    os.environ.setdefault("KERAS_BACKEND", engine)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from bert_cli.processes import quiet_imports
+
+    with quiet_imports():
+        from bert_cli.tasks.use.model import Model
+    return Model(os.path.expanduser(name), engine)

@@ -65,6 +65,7 @@ _ROWS = {
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
+    "serve": ("tasks.use.serve", "use.Serve", "open a page to try a model"),
     "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
     "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
@@ -93,7 +94,17 @@ _ROWS = {
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
 # By the first word; all other commands continue.
-_SHOW = ("inspect", "doctor", "predict", "evaluate", "plan", "runs", "compare", "completion")
+_SHOW = (
+    "inspect",
+    "doctor",
+    "predict",
+    "serve",
+    "evaluate",
+    "plan",
+    "runs",
+    "compare",
+    "completion",
+)
 _WRITE = ("init", "export", "shrink", "average", "bench", "plot")
 _KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
 COMMANDS = {n: Command(*row, _KINDS.get(n.split()[0], "continues")) for n, row in _ROWS.items()}

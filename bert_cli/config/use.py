@@ -1,4 +1,4 @@
-"""The settings of using a trained model: predict, export, evaluate and average."""
+"""The settings of using a trained model: predict, serve, export, evaluate and average."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -87,6 +87,26 @@ class PredictSettings(Settings):
             problem = f"cannot be combined with {sources[0]}"
             raise SettingError(sources[1], problem, "give one of them")
         return self
+
+
+class ServeSettings(Settings):
+    """Open a page on which to try a model, and give the same answers as JSON.
+
+    The page has what the model was trained for: words in place of [MASK], labels, entities, answers in a context, or
+    similarities of texts. It is on this machine alone, and ends with Ctrl-C. Needs the extra `serve`.
+    Example: bert serve runs/labels
+    Example: bert serve runs/base --port 8080
+    """
+
+    path: Positional[PathOrName]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8321
+    """Port of the page; 0 for any free port."""
+    host: str | None = None
+    """Address of this machine for a page that other machines can open, such as 0.0.0.0 for all its addresses. The
+    printed address of the page then has a token, without which nothing is answered."""
+    engine: Engine = "tensorflow"
+    """Framework that runs the model; both run every model."""
 
 
 class ExportSettings(Settings):
