@@ -3,7 +3,8 @@
 import os
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loads NumPy
+    from bert_cli.data.search.index import Index
     from bert_cli.tasks.use.model import Model
 
 __version__ = "0.2.0"
@@ -24,3 +25,13 @@ def load(
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
     return Model(os.path.expanduser(name), engine)
+
+
+def open_index(path: "str | os.PathLike[str]") -> "Index":
+    """Return an index of `bert search make`; `open_index(path).ask(question, top=10)` returns its best passages.
+
+    Raises DataError, ConfigError or CheckpointError (of `bert_cli.errors`) for an index that cannot be asked.
+    """
+    from bert_cli.tasks.search import opened
+
+    return opened.open_index(os.fspath(path))

@@ -70,6 +70,11 @@ _ROWS = {
     "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
     "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
+    "search": ("tasks.search.ask:list_commands", "search.Search", "find passages of your own text"),
+    "search make": ("tasks.search.make", "search.SearchMake", "read text into an index"),
+    "search ask": ("tasks.search.ask", "search.SearchAsk", "print passages that answer a question"),
+    "search score": ("tasks.search.score", "search.SearchScore", "score answers to your questions"),
+    "search export": ("tasks.search.export", "search.SearchExport", "write passages as a table"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
     "plan targets": (
         "tasks.look.plan:list_targets",
@@ -93,21 +98,26 @@ _ROWS = {
     ),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
-# By the first word; all other commands continue.
+# By both words or the first; all other commands continue.
 _SHOW = (
     "inspect",
     "doctor",
     "predict",
     "serve",
+    "search",
     "evaluate",
     "plan",
     "runs",
     "compare",
     "completion",
 )
-_WRITE = ("init", "export", "shrink", "average", "bench", "plot")
+_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot")
 _KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
-COMMANDS = {n: Command(*row, _KINDS.get(n.split()[0], "continues")) for n, row in _ROWS.items()}
+_KINDS["search make"] = "continues"
+COMMANDS = {
+    name: Command(*row, _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"))
+    for name, row in _ROWS.items()
+}
 
 
 MACHINE_FLAGS = {"--build", "--no-build", "--engine", "--require-gpu", "--no-require-gpu", "--json"}

@@ -1,0 +1,78 @@
+"""The vector of a question by BERT in NumPy, in milliseconds: loading TensorFlow would take seconds.
+
+The model of training is the judge: both agree up to rounding.
+
+Shapes: S positions, D hidden size, F intermediate size, N heads, H head size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import erf
+
+from bert_cli.data.search.index import Floats
+from bert_cli.facts.bert import BertConfig
+from bert_cli.tasks.run import models
+from bert_cli.tasks.run.weight_files import Tensors
+
+
+class Encoder:
+    """The encoder of a model. Raises CheckpointError for weights or a tokenizer that cannot be read."""
+
+    def __init__(self, source: models.Source) -> None:
+        self.config: BertConfig = source.config
+        self.tokenizer = models.read_tokenizer_for(source.config, source.folder)
+        self.weights: Tensors = {
+            name.removeprefix("bert."): np.asarray(values, np.float32)
+            for name, values in source.tensors().items()
+        }
+
+    @property
+    def can_run(self) -> bool:
+        """Return whether the model is a BERT with the usual names of weights, and no other architecture."""
+        return self.config.architecture == "bert" and "embeddings.LayerNorm.weight" in self.weights
+
+    def vector(self, ids: Sequence[int], pooling: str) -> Floats:
+        """Return the vector [D] of a text from its token ids [S]."""
+        hidden_SD = self._hidden(ids)
+        return hidden_SD[0] if pooling == "cls" else hidden_SD.mean(0)
+
+    def _hidden(self, ids: Sequence[int]) -> Floats:
+        """Return the output [S, D] of the last layer."""
+        tables = [("word", ids), ("position", range(len(ids))), ("token_type", [0] * len(ids))]
+        rows = [self.weights[f"embeddings.{kind}_embeddings.weight"][[*of]] for kind, of in tables]
+        hidden_SD = self._norm(np.sum(rows, 0), "embeddings")
+        for number in range(self.config.num_hidden_layers):
+            layer = f"encoder.layer.{number}"
+            mixed_SD = self._product(
+                self._attention(hidden_SD, layer), f"{layer}.attention.output.dense"
+            )
+            hidden_SD = self._norm(hidden_SD + mixed_SD, f"{layer}.attention.output")
+            inner_SF = self._product(hidden_SD, f"{layer}.intermediate.dense")
+            active_SF = inner_SF * (1 + erf(inner_SF / np.float32(2**0.5))) / 2
+            hidden_SD = self._norm(
+                hidden_SD + self._product(active_SF, f"{layer}.output.dense"), f"{layer}.output"
+            )
+        return hidden_SD
+
+    def _attention(self, hidden_SD: Floats, layer: str) -> Floats:
+        heads = self.config.num_attention_heads
+        query_NSH, key_NSH, value_NSH = (
+            self._product(hidden_SD, f"{layer}.attention.self.{name}")
+            .reshape(len(hidden_SD), heads, -1)
+            .transpose(1, 0, 2)
+            for name in ("query", "key", "value")
+        )
+        logits_NSS = query_NSH @ key_NSH.transpose(0, 2, 1) / np.float32(query_NSH.shape[-1] ** 0.5)
+        odds_NSS = np.exp(logits_NSS - logits_NSS.max(-1, keepdims=True))
+        mixed_NSH = odds_NSS / odds_NSS.sum(-1, keepdims=True) @ value_NSH
+        return mixed_NSH.transpose(1, 0, 2).reshape(hidden_SD.shape)
+
+    def _product(self, inputs: Floats, name: str) -> Floats:
+        return inputs @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def _norm(self, inputs: Floats, name: str) -> Floats:
+        centred = inputs - inputs.mean(-1, keepdims=True)
+        variance = np.square(centred).mean(-1, keepdims=True)
+        scale, shift = (self.weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
+        return centred / np.sqrt(variance + np.float32(self.config.layer_norm_eps)) * scale + shift
