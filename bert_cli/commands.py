@@ -65,7 +65,7 @@ _ROWS = {
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
-    "serve": ("tasks.use.serve", "use.Serve", "open a page to try a model"),
+    "serve": ("tasks.use.serve", "use.Serve", "open a page to search or to try a model"),
     "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
     "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),

@@ -90,16 +90,18 @@ class PredictSettings(Settings):
 
 
 class ServeSettings(Settings):
-    """Open a page on which to try a model, and give the same answers as JSON.
+    """Open a page on which to search an index or try a model, and answer the same as JSON.
 
-    The page has what the model was trained for: words in place of [MASK], labels, entities, answers in a context, or
-    similarities of texts. It is on this machine alone, and ends with Ctrl-C. Needs the extra `serve`.
-    Example: bert serve runs/labels
-    Example: bert serve runs/base --port 8080
+    The page of an index searches as you type. The page of a model has what it was trained for: words in place of
+    [MASK], labels, entities, answers in a context, or similarities of texts. It is on this machine alone, and ends with
+    Ctrl-C. Needs the extra `serve`.
+    Example: bert serve manuals.index
+    Example: bert serve runs/labels --port 8080
     """
 
     path: Positional[PathOrName]
-    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
+    """An index of `bert search make`; or a model: a run folder, a checkpoint, a Hugging Face folder or name, or a
+    TensorFlow checkpoint."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8321
     """Port of the page; 0 for any free port."""
     host: str | None = None

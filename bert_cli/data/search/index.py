@@ -72,6 +72,8 @@ class Hit(NamedTuple):
     """Characters of the passage in the text of its document."""
     words: list[tuple[int, int]]
     """Characters of the passage that are words of the question."""
+    passage: int
+    """Number of the passage in the index, of which `document` returns the rest."""
 
 
 class Index:
@@ -232,7 +234,15 @@ class Index:
         asked = words.any_of(self._terms(question))
         marked = self._value(f"{marking} WHERE words MATCH ? AND rowid = ?", asked, key)
         found = words.spans(marked or "")
-        return Hit(text, title, document, score, file, start, stop, found)
+        return Hit(text, title, document, score, file, start, stop, found, key)
+
+    def document(self, passage: int) -> list[str]:
+        """Return all passages of the document that has a passage; none if the index no longer has it."""
+        owner = "(SELECT document FROM passages WHERE id = ?)"
+        text = f"SELECT text FROM words JOIN passages ON id = words.rowid WHERE document = {owner}"
+        with report_damage(self.path):
+            rows = self.table.execute(f"{text} ORDER BY id", [passage]).fetchall()
+        return [words.plain(text) for (text,) in rows]
 
     def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str]]]:
         """Return the document of each passage [N], and title, name and file of each document by its number."""

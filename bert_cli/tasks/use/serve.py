@@ -1,4 +1,4 @@
-"""`bert serve`: a page on which to try a model, and the same answers as JSON.
+"""`bert serve`: a page on which to search an index or try a model, and the same answers as JSON.
 
 A browser also carries the requests of other pages. So a request must name this machine as its host, which a page that
 has pointed its own name at this machine cannot, and must not come from another page. A page for other machines answers
@@ -18,10 +18,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from bert_cli.config.settings import Settings
 from bert_cli.config.use import ServeSettings
+from bert_cli.data.search import words
+from bert_cli.data.search.index import Half
 from bert_cli.errors import BertError, ConfigError, needs_extra
 from bert_cli.files import JSONObject
+from bert_cli.parse.load import Loaded, validate
 from bert_cli.processes import print_error, print_line, quiet_imports
+from bert_cli.tasks.search import opened
 
 try:
     import uvicorn
@@ -46,16 +53,34 @@ Call = Callable[[JSONObject], Callable[[], object]]
 """Checks the JSON of a request and returns the function that answers it. Raises BertError for a wrong request."""
 
 
+class Question(Settings):
+    """The request `search`."""
+
+    question: str
+    top: int = Field(10, ge=1, le=100)
+    half: Half | None = None
+
+
+class Place(Settings):
+    """The request `document`."""
+
+    passage: int
+
+
 def run(settings: ServeSettings) -> None:
     """Serve the page until Ctrl-C.
 
-    Raises ConfigError if the port is taken, CheckpointError if there is no model.
+    Raises ConfigError if the port is taken, CheckpointError if there is no model, DataError for a file
+    that is no index.
     """
     with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         is_private = ipaddress.ip_address(host).is_loopback
         token = None if is_private else secrets.token_urlsafe(16)
-        app = build_app(*open_model(settings), token)
+        is_index = Path(
+            settings.path
+        ).is_file()  # a model is a folder, a prefix of files, or a name
+        app = build_app(*(open_index(settings.path) if is_index else open_model(settings)), token)
         shown = socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
         shown = f"[{shown}]" if ":" in shown else shown
         query = "" if is_private else f"?token={token}"
@@ -91,6 +116,32 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
         return lambda: model.predict([item])[0]
 
     return {"task": model.task, "name": Path(settings.path).name}, {"predict": predict}
+
+
+def open_index(path: str) -> tuple[JSONObject, Mapping[str, Call]]:
+    """Open an index. `search` returns passages that answer a question, `document` all passages around one."""
+    index = opened.open_index(path)
+    has_meaning = index.embed is not None
+    about = {"task": "search", "name": Path(path).name, "has_meaning": has_meaning}
+    about |= {name: index.count(name) for name in ("passages", "documents")}
+
+    def search(sent: JSONObject) -> Callable[[], object]:
+        asked = validate(Question, Loaded(sent))
+        words.check(asked.question)
+        if asked.half == "meaning" and not has_meaning:
+            raise ConfigError("half (meaning)", "the index has no vectors", "use words")
+        return lambda: {
+            "hits": [
+                {name: value for name, value in hit._asdict().items() if name != "file"}
+                for hit in index.ask(asked.question, asked.top, asked.half)
+            ]
+        }
+
+    def document(sent: JSONObject) -> Callable[[], object]:
+        passage = validate(Place, Loaded(sent)).passage
+        return lambda: {"passages": index.document(passage)}
+
+    return about, {"search": search, "document": document}
 
 
 def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -> Starlette:

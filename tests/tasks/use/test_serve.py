@@ -18,6 +18,7 @@ import pytest
 from support.bert import start_bert
 from support.hf_models import change_weights, need
 
+from bert_cli import open_index
 from bert_cli.cli import main
 
 LIMIT = 100_000
@@ -171,6 +172,88 @@ def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
     assert re.fullmatch(r"bert: bert serve: needs the extra 'serve'; pip install .*\n", error)
 
 
+# --- the requests to an index
+
+TEXTS = {
+    "tea.txt": "All about tea\n\nTea is made of the leaves of a bush. It keeps you awake.\n",
+    "boats.txt": "Boats\n\nThe boats in the desert wait for rain. Nobody sails them.\n",
+    "<b>evil.txt": "<img src=x onerror=alert(1)> title\n\nThe <script>alert(2)</script> swims &amp; 😀 dives.\n",
+}
+TEA = "Tea is made of the leaves"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, models) -> Path:
+    home = tmp_path_factory.mktemp("index")
+    (home / "texts").mkdir()
+    for name, text in TEXTS.items():
+        (home / "texts" / name).write_text(text, encoding="utf-8")
+    words = ["search", "make", home / "my.index", home / "texts", "--model", models["bare"]]
+    assert main([*map(str, words)]) == 0
+    return home / "my.index"
+
+
+@pytest.fixture(scope="module")
+def found(index) -> Iterator[str]:
+    with served(index) as address:
+        yield address
+
+
+@pytest.mark.parametrize("half", [None, "words", "meaning"])
+def test_a_search_is_answered_as_open_index_answers(half, index, found):
+    answer = httpx2.post(f"{found}api/search", json={"question": "leaves of tea", "half": half})
+    hits = answer.json()["hits"]
+    expected = json.loads(
+        json.dumps([hit._asdict() for hit in open_index(index).ask("leaves of tea", 10, half)])
+    )
+    assert hits == [{n: v for n, v in hit.items() if n != "file"} for hit in expected]
+    assert hits and str(index.parent) not in answer.text
+    about = httpx2.get(f"{found}api/about").json()
+    passages = about.pop("passages")
+    assert passages >= len(hits)
+    assert about == {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
+
+
+def test_a_document_is_read_around_its_passage(index, found):
+    (hit,) = open_index(index).ask("boats", 1)
+    answer = httpx2.post(f"{found}api/document", json={"passage": hit.passage}).json()
+    assert " ".join(answer["passages"]).split() == TEXTS["boats.txt"].split()
+    answer = httpx2.post(f"{found}api/document", json={"passage": 10**6})
+    assert answer.json() == {"passages": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "message"),
+    [
+        ("search", {}, "question: Field required"),
+        ("search", {"question": "a", "half": "luck"}, "half"),
+        ("search", {"question": "a", "top": 0}, "top"),
+        ("search", {"question": "a", "top": 10**9}, "top"),
+        ("search", {"question": "?!"}, "has no word; ask with a word"),
+        ("search", {"question": "a" * 20_000}, "has 20,000 characters, more than 10,000"),
+        ("document", {"passage": "x"}, "passage"),
+        ("document", {"passage": 2**70}, "passage"),
+    ],
+)
+def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, found):
+    answer = httpx2.post(f"{found}api/{name}", json=sent)
+    assert answer.status_code == 400 and message in answer.json()["error"]
+
+
+def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
+    (tmp_path / "tea.txt").write_text(TEXTS["tea.txt"])
+    words = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]
+    assert main(words) == 0
+    with served(tmp_path / "my.index") as address:
+        assert not httpx2.get(f"{address}api/about").json()["has_meaning"]
+        sent = {"question": "tea", "half": "meaning"}
+        answer = httpx2.post(f"{address}api/search", json=sent)
+        assert answer.status_code == 400
+        assert answer.json() == {"error": "half (meaning): the index has no vectors; use words"}
+    (tmp_path / "no.index").write_text("no index")
+    assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
+
+
 # --- the page
 
 
@@ -299,6 +382,58 @@ def test_texts_are_ranked_by_similarity(models, page):
         (best, cosine), *others = bars_of(page)
         assert (best, cosine) == ("the cat", "1.000")
         assert len(others) == 2
+
+
+def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
+    open_page(page, found)
+    page.keyboard.type(f"{TEA[:-1]}")
+    first = page.locator(".hit b").first
+    first.wait_for()
+    assert first.text_content() == "All about tea"
+    page.keyboard.type("s")
+    page.locator(".hit mark", has_text="leaves").wait_for()  # as one types
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.locator("#document .here", has_text=TEA).wait_for()
+    assert (
+        " ".join(page.locator("#document p").all_text_contents()).split()
+        == TEXTS["tea.txt"].split()
+    )
+    page.keyboard.press("Escape")
+    assert page.locator("#document").is_hidden()
+    assert page.locator(".hit:focus b").text_content() == "All about tea"
+    page.keyboard.press("ArrowUp")
+    assert page.locator("#question:focus").count() == 1
+
+
+def test_the_switch_ranks_by_words_both_or_meaning(index, found, page):
+    open_page(page, found)
+    page.get_by_label("Search").fill("boats and leaves")
+    page.locator(".hit").first.wait_for()
+    for half in ("words", "meaning"):
+        with page.expect_response("**/api/search"):
+            page.get_by_label(half).check()
+        scores = [f"{hit.score:.2f}" for hit in open_index(index).ask("boats and leaves", 10, half)]
+        shown = page.locator(".hit .faint")
+        shown.last.get_by_text(scores[-1]).wait_for()
+        assert [text.rpartition(" ")[2] for text in shown.all_text_contents()] == scores
+
+
+def test_a_hostile_document_is_shown_as_text(found, page):
+    open_page(page, found)
+    page.get_by_label("Search").fill("swims alert dives")
+    hit = page.locator(".hit").first
+    hit.wait_for()
+    text = hit.text_content()
+    assert "<b>evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
+    hit.click()
+    opened = page.locator(
+        "#document", has_text="The <script>alert(2)</script> swims &amp; 😀 dives."
+    )
+    opened.wait_for()
+    marks = page.locator("#document .here mark").all_text_contents()
+    assert {"swims", "dives"} <= {*marks}  # after an emoji too
+    assert page.locator("img, script").count() == 1  # its own
 
 
 def test_a_server_that_fails_or_refuses_is_told_on_the_page(models, page):
