@@ -280,6 +280,10 @@ def report_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
+        if "fts5" in str(error):
+            problem = "SQLite has no FTS5 in this process"
+            remedy = "import sqlite3 before TensorFlow, or use a Python whose SQLite has it"
+            raise DataError(str(path), problem, remedy) from error
         remedy = "check the disk and the permissions, and end other commands that write it"
         raise DataError(str(path), f"cannot be read or written ({error})", remedy) from error
     except sqlite3.Error as error:
