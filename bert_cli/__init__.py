@@ -20,6 +20,8 @@ def load(
     """
     os.environ.setdefault("KERAS_BACKEND", engine)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import sqlite3  # noqa: F401  before TensorFlow, whose SQLite has no FTS5 for open_index
+
     from bert_cli.processes import quiet_imports
 
     with quiet_imports():

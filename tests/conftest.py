@@ -18,7 +18,7 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "layouts", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
+    "layouts", "serve", "pretrain", "processes", "finetune", "engine", "export", "bench", "task_commands",
     "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
     "documents", "runner", "preprocess", "duplicates", "own_text", "remote", "torture", "architectures",
 )  # fmt: skip

@@ -56,7 +56,7 @@ Call = Callable[[JSONObject], Callable[[], object]]
 class Question(Settings):
     """The request `search`."""
 
-    question: str
+    question: str = ""  # which is refused: it has no word
     top: int = Field(10, ge=1, le=100)
     half: Half | None = None
 
@@ -64,7 +64,7 @@ class Question(Settings):
 class Place(Settings):
     """The request `document`."""
 
-    passage: int
+    passage: int = Field(0, ge=1, validate_default=True)
 
 
 def run(settings: ServeSettings) -> None:

@@ -81,14 +81,20 @@ def test_a_mistake_is_told_as_by_the_command(models, capsys):
 
 
 @pytest.mark.tensorflow
-def test_the_package_loads_nothing_until_a_model_is_loaded(models):
+def test_the_package_loads_nothing_until_a_model_is_loaded_and_then_opens_an_index(
+    models, tmp_path
+):
+    (tmp_path / "tea.txt").write_text("Tea is made of leaves.\n")
+    index = tmp_path / "my.index"
+    assert main(["search", "make", str(index), str(tmp_path / "tea.txt")]) == 0
     code = (
         "import sys, bert_cli\n"
         "assert not {'keras', 'numpy', 'pydantic'} & {*sys.modules}\n"
         f"model = bert_cli.load({str(models['bare'])!r})\n"
         "print(model.embed(['the cat']).shape)\n"
+        f"print(bert_cli.open_index({str(index)!r}).ask('tea', top=10)[0].text)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ
     )
-    assert (done.returncode, done.stdout) == (0, "(1, 32)\n")
+    assert (done.returncode, done.stdout) == (0, "(1, 32)\nTea is made of leaves.\n")

@@ -215,7 +215,7 @@ def test_a_search_is_answered_as_open_index_answers(half, index, found):
 
 
 def test_a_document_is_read_around_its_passage(index, found):
-    (hit,) = open_index(index).ask("boats", 1)
+    (hit,) = open_index(index).ask("boats", 1, "words")
     answer = httpx2.post(f"{found}api/document", json={"passage": hit.passage}).json()
     assert " ".join(answer["passages"]).split() == TEXTS["boats.txt"].split()
     answer = httpx2.post(f"{found}api/document", json={"passage": 10**6})
@@ -225,13 +225,14 @@ def test_a_document_is_read_around_its_passage(index, found):
 @pytest.mark.parametrize(
     ("name", "sent", "message"),
     [
-        ("search", {}, "question: Field required"),
+        ("search", {}, "question (''): has no word; ask with a word"),
         ("search", {"question": "a", "half": "luck"}, "half"),
         ("search", {"question": "a", "top": 0}, "top"),
         ("search", {"question": "a", "top": 10**9}, "top"),
         ("search", {"question": "?!"}, "has no word; ask with a word"),
         ("search", {"question": "a" * 20_000}, "has 20,000 characters, more than 10,000"),
-        ("document", {"passage": "x"}, "passage"),
+        ("document", {}, "passage: got 0"),
+        ("document", {"passage": "x"}, "passage: got 'x'"),
         ("document", {"passage": 2**70}, "passage"),
     ],
 )
