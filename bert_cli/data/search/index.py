@@ -1,4 +1,4 @@
-"""An index: one file of SQLite with passages, their words (FTS5) and their vectors in float16.
+"""An index: one file of SQLite with passages, their words (FTS5) and their vectors in 16 bits.
 
 Each change is a transaction, so that the file is complete after a kill at any moment. BM25 ranks by words, the cosine
 of vectors by meaning; for both, the scores of all passages are standardised and added.
@@ -27,7 +27,10 @@ WEIGHT = 0.5
 """Weight of the meaning, unless held-out questions chose another."""
 CANDIDATES = 10_000
 """Passages that BM25 ranks, about: those with the rarest words of a question. It takes a microsecond for each."""
-AT_ONCE = 1 << 13  # vectors that are converted to float32 at once
+SCALE = 32767
+"""Vectors are stored as integers of 16 bits, from -SCALE for -1 to SCALE for 1: as exact as float16, and NumPy
+converts them ten times as fast."""
+AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 BUSY_SECONDS = 60.0  # while another process commits
 AGAIN = "move it away and make it again with `bert search make`"
 Half = Literal["words", "meaning"]
@@ -85,7 +88,7 @@ class Index:
         self.embed: Embed | None = None
         self._version = -1  # of the data in memory
         self._numbers = np.zeros(0, np.int64)
-        self._vectors: npt.NDArray[np.float16] | None = None
+        self._vectors: npt.NDArray[np.int16] | None = None
         self._frequencies: dict[str, int] = {}
 
     def _value(self, query: str, *values: Any) -> Any:
@@ -133,8 +136,8 @@ class Index:
         return [(number, words.plain(text)) for number, text in rows]
 
     def add_vectors(self, numbers: Sequence[int], vectors: Floats) -> None:
-        """Add the vectors [n, D] of passages."""
-        rows = zip(numbers, vectors.astype(np.float16), strict=True)
+        """Add the vectors [n, D] of passages, of length 1."""
+        rows = zip(numbers, np.rint(SCALE * vectors).astype(np.int16), strict=True)
         added = ((number, vector.tobytes()) for number, vector in rows)
         self.table.executemany("INSERT INTO vectors VALUES (?, ?)", added)
 
@@ -197,22 +200,20 @@ class Index:
     def by_meaning(self, questions: Sequence[str]) -> Floats:
         """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
         self._load()
-        if self.embed is None or not self.has_vectors:
+        if self.embed is None or (self._vectors is None and not self.has_vectors):
             remedy = "run `bert search make` with --model to its end, or ask with --words"
             raise ConfigError(str(self.path), "has no vectors of all passages", remedy)
         if self._vectors is None:
             rows = self.table.execute("SELECT value FROM vectors ORDER BY id")
-            joined = np.frombuffer(b"".join(value for (value,) in rows), np.float16)
+            joined = np.frombuffer(b"".join(value for (value,) in rows), np.int16)
             self._vectors = joined.reshape(len(self._numbers), -1)
         vectors = self.embed(questions)
         if (size := vectors.shape[1]) != (stored := self._vectors.shape[1]):
             problem = f"has vectors of {stored} values, and its model makes {size}"
             raise ConfigError(str(self.path), problem, "run `bert search make` again")
         blocks = range(0, len(self._vectors), AT_ONCE)
-        scores = [vectors @ self._vectors[n : n + AT_ONCE].astype(np.float32).T for n in blocks]
-        if not all(np.isfinite(block).all() for block in scores):
-            raise DataError(str(self.path), "has vectors that are not finite", AGAIN)
-        return np.concatenate(scores, axis=1)
+        scores = [self._vectors[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
+        return np.concatenate(scores).T / np.float32(SCALE)
 
     def _load(self) -> None:
         """Forget what is in memory when another process has changed the index."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from bert_cli.config.search import SearchExportSettings
 from bert_cli.data.search import words
-from bert_cli.data.search.index import open_index, report_damage
+from bert_cli.data.search.index import SCALE, open_index, report_damage
 from bert_cli.errors import DataError, import_extra
 from bert_cli.files import atomic_file
 from bert_cli.processes import print_line
@@ -39,7 +39,7 @@ def run(settings: SearchExportSettings) -> None:
             *columns, texts, values = map(list, zip(*batch, strict=True))
             columns.append([words.plain(text) for text in texts])
             if has_vectors:
-                columns.append([np.frombuffer(v, np.float16).astype(np.float32) for v in values])
+                columns.append([np.frombuffer(v, np.int16) / np.float32(SCALE) for v in values])
             writer.write_batch(pyarrow.record_batch(columns, schema))
     what = "with" if has_vectors else "without"
     print_line(

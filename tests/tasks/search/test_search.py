@@ -20,7 +20,7 @@ from support.tiny_models import TINY, write_model
 import bert_cli
 from bert_cli.cli import main
 from bert_cli.data.finetune.embeddings import embedding_files
-from bert_cli.data.search.index import Index, open_index
+from bert_cli.data.search.index import SCALE, Index, open_index
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
 
@@ -186,7 +186,7 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     assert main(["search", "ask", "index", "a disk", "--meaning"]) == 2
     monkeypatch.setattr(Model, "__call__", original)
     assert main(words[:4]) == 0  # the model of the index
-    stored = {row[4]: np.frombuffer(row[5], np.float16) for row in content("index")}
+    stored = {row[4]: np.frombuffer(row[5], np.int16) / SCALE for row in content("index")}
     texts = [text for text in stored if "\n" not in text]
     Path("texts.txt").write_text("\n".join(texts) + "\n")
     capsys.readouterr()
