@@ -63,6 +63,7 @@ class Model:
         kind = type(self._predictor(task or self.task))
         item = input_of(row, where, kind, task or self.task)
         check_input(item, kind)
+        kind.check(item)
         return item
 
     def predict(self, inputs: Sequence[Input], task: str | None = None) -> list[Row]:

@@ -51,6 +51,8 @@ def run(settings: PredictSettings) -> None:
     inputs = list(read_inputs(settings, kind, task))
     for item in inputs:
         check_input(item, kind)
+        if not is_empty(item, kind):
+            kind.check(item)
     predictor = build(prediction)
     what = f"{task} with {source.folder} ({source.architecture}) on one {one_device()}"
     number = count(len(inputs), "input")
@@ -197,8 +199,6 @@ def check_input(item: Input, kind: type[Predictor]) -> None:
         raise DataError(item.where, "is empty", "give it a text")
     for text in item.fields.values():
         check_text(text, item.where)
-    if not is_empty(item, kind):
-        kind.check(item)
 
 
 def is_empty(item: Input, kind: type[Predictor]) -> bool:

@@ -23,7 +23,7 @@ from pydantic import Field
 from bert_cli.config.settings import Settings
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.search import words
-from bert_cli.data.search.index import Half
+from bert_cli.data.search.index import Half, Hit
 from bert_cli.errors import BertError, ConfigError, needs_extra
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
@@ -54,9 +54,9 @@ Call = Callable[[JSONObject], Callable[[], object]]
 
 
 class Question(Settings):
-    """The request `search`."""
+    """The request `search`. Without a question it is refused, as one without a word."""
 
-    question: str = ""  # which is refused: it has no word
+    question: str = ""
     top: int = Field(10, ge=1, le=100)
     half: Half | None = None
 
@@ -70,17 +70,15 @@ class Place(Settings):
 def run(settings: ServeSettings) -> None:
     """Serve the page until Ctrl-C.
 
-    Raises ConfigError if the port is taken, CheckpointError if there is no model, DataError for a file
-    that is no index.
+    Raises ConfigError if the port is taken, CheckpointError without a model, DataError for a file that is no index.
     """
     with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         is_private = ipaddress.ip_address(host).is_loopback
         token = None if is_private else secrets.token_urlsafe(16)
-        is_index = Path(
-            settings.path
-        ).is_file()  # a model is a folder, a prefix of files, or a name
-        app = build_app(*(open_index(settings.path) if is_index else open_model(settings)), token)
+        # A model is a folder, a prefix of files, or a name.
+        opening = open_index if Path(settings.path).is_file() else open_model
+        app = build_app(*opening(settings), token)
         shown = socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
         shown = f"[{shown}]" if ":" in shown else shown
         query = "" if is_private else f"?token={token}"
@@ -118,11 +116,11 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
     return {"task": model.task, "name": Path(settings.path).name}, {"predict": predict}
 
 
-def open_index(path: str) -> tuple[JSONObject, Mapping[str, Call]]:
+def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
     """Open an index. `search` returns passages that answer a question, `document` all passages around one."""
-    index = opened.open_index(path)
+    index = opened.open_index(settings.path)
     has_meaning = index.embed is not None
-    about = {"task": "search", "name": Path(path).name, "has_meaning": has_meaning}
+    about = {"task": "search", "name": Path(settings.path).name, "has_meaning": has_meaning}
     about |= {name: index.count(name) for name in ("passages", "documents")}
 
     def search(sent: JSONObject) -> Callable[[], object]:
@@ -130,12 +128,13 @@ def open_index(path: str) -> tuple[JSONObject, Mapping[str, Call]]:
         words.check(asked.question)
         if asked.half == "meaning" and not has_meaning:
             raise ConfigError("half (meaning)", "the index has no vectors", "use words")
-        return lambda: {
-            "hits": [
-                {name: value for name, value in hit._asdict().items() if name != "file"}
-                for hit in index.ask(asked.question, asked.top, asked.half)
-            ]
-        }
+
+        def answer() -> object:
+            hits = index.ask(asked.question, asked.top, asked.half)
+            shown = [name for name in Hit._fields if name != "file"]  # a path
+            return {"hits": [{name: getattr(hit, name) for name in shown} for hit in hits]}
+
+        return answer
 
     def document(sent: JSONObject) -> Callable[[], object]:
         passage = validate(Place, Loaded(sent)).passage
@@ -184,7 +183,7 @@ def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -
 
 
 def refused(status: int, problem: str) -> Response:
-    """Return an answer that says what is wrong."""
+    """Return an answer without a result."""
     return JSONResponse({"error": problem}, status)
 
 
