@@ -158,8 +158,8 @@ class Index:
     @property
     def weight(self) -> float:
         """Return the weight of the meaning beside words."""
-        found = self.fact("weight")
-        return WEIGHT if found is None else float(found)
+        weight = self.fact("weight")
+        return WEIGHT if weight is None else float(weight)
 
     def by_words(self, question: str) -> Floats:
         """Return the BM25 of each passage [N], 0 without a word of the question.
@@ -232,8 +232,7 @@ class Index:
         marking = f"SELECT highlight(words, 0, '{words.OPEN}', '{words.CLOSE}') FROM words"
         asked = words.any_of(self._terms(question))
         marked = self._value(f"{marking} WHERE words MATCH ? AND rowid = ?", asked, key)
-        found = words.spans(marked or "")
-        return Hit(text, title, document, score, file, start, stop, found)
+        return Hit(text, title, document, score, file, start, stop, words.spans(marked or ""))
 
     def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str]]]:
         """Return the document of each passage [N], and title, name and file of each document by its number."""
@@ -306,8 +305,8 @@ def write_index(path: Path) -> Iterator[Index]:
             raise DataError(str(path), problem, "wait for it, or end it") from None
         stack.enter_context(report_damage(path))
         table = stack.enter_context(closing(_connect(path)))
-        if (found := table.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise DataError(str(path), f"is damaged ({found})", AGAIN)
+        if (fault := table.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise DataError(str(path), f"is damaged ({fault})", AGAIN)
         yield Index(path, table)
 
 
