@@ -7,6 +7,7 @@ Shapes: N passages in the order of their numbers, D values of a vector, n texts.
 """
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -84,10 +85,24 @@ class Index:
         self.path = path
         self.table = table
         self.embed: Embed | None = None
+        self._lock = threading.Lock()
         self._version = -1  # of the data in memory
         self._numbers = np.zeros(0, np.int64)
         self._vectors: npt.NDArray[np.int16] | None = None
         self._frequencies: dict[str, int] = {}
+
+    def __del__(self) -> None:
+        self.table.close()
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Let one thread read the index as it is at one time, whatever another process writes."""
+        with self._lock, report_damage(self.path):
+            self.table.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self.table.rollback()
 
     def _value(self, query: str, *values: Any) -> Any:
         return (self.table.execute(query, values).fetchone() or [None])[0]
@@ -147,7 +162,7 @@ class Index:
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
         words.check(question)
-        with report_damage(self.path):
+        with self._snapshot():
             half = half or (None if self.embed else "words")
             meaning = self.by_meaning([question])[0] if half != "words" else None
             lexical = self.by_words(question) if half != "meaning" else None
@@ -314,12 +329,18 @@ def _connect(path: Path) -> sqlite3.Connection:
     """Return the connection to an index; an empty file becomes one."""
     address = f"file:{quote(str(path.absolute()))}?mode=rw"
     table = sqlite3.connect(address, BUSY_SECONDS, uri=True, check_same_thread=False)
-    table.execute("PRAGMA foreign_keys = ON")
-    if path.stat().st_size == 0:
-        table.executescript(TABLES)
-    if table.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-        raise DataError(str(path), "is no index of `bert search make`", "choose another file")
-    if (version := table.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
-        problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
-        raise DataError(str(path), problem, AGAIN)
+    try:
+        table.execute("PRAGMA foreign_keys = ON")
+        if path.stat().st_size == 0:
+            table.executescript(TABLES)
+        kinds = ("application_id", "user_version")
+        kind, version = (table.execute(f"PRAGMA {name}").fetchone()[0] for name in kinds)
+        if kind != APPLICATION:
+            raise DataError(str(path), "is no index of `bert search make`", "choose another file")
+        if version != VERSION:
+            problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
+            raise DataError(str(path), problem, AGAIN)
+    except BaseException:
+        table.close()
+        raise
     return table
