@@ -226,7 +226,9 @@ class Index:
             raise ConfigError(str(self.path), problem, "run `bert search make` again")
         blocks = range(0, len(self._vectors), AT_ONCE)
         scores = [self._vectors[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
-        return np.concatenate(scores).T / np.float32(SCALE)
+        cosines: Floats = np.concatenate(scores)
+        cosines /= SCALE
+        return cosines.T
 
     def _load(self) -> None:
         """Forget what is in memory when another process has changed the index."""
