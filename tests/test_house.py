@@ -25,7 +25,7 @@ LAYERS = {
 }  # fmt: skip
 SETTINGS = {"config", "facts", "parse"}
 """One layer: settings name heads and architectures, which are shapes, which are settings."""
-DATA = ("random", "io", "text", "tokens", "records", "examples", "finetune")
+DATA = ("random", "io", "text", "search", "tokens", "records", "examples", "finetune")
 """Folders of data/ from the ground up."""
 HEAVY = {"tensorflow", "jax", "keras", "torch", "transformers"}
 ENGINES = ("tensorflow", "jax")

@@ -7,6 +7,7 @@ Shapes: N passages in the order of their numbers, D values of a vector, n texts.
 """
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -86,10 +87,24 @@ class Index:
         self.path = path
         self.table = table
         self.embed: Embed | None = None
+        self._lock = threading.Lock()
         self._version = -1  # of the data in memory
         self._numbers = np.zeros(0, np.int64)
         self._vectors: npt.NDArray[np.int16] | None = None
         self._frequencies: dict[str, int] = {}
+
+    def __del__(self) -> None:
+        self.table.close()
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Let one thread read the index as it is at one time, whatever another process writes."""
+        with self._lock, report_damage(self.path):
+            self.table.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self.table.rollback()
 
     def _value(self, query: str, *values: Any) -> Any:
         return (self.table.execute(query, values).fetchone() or [None])[0]
@@ -149,7 +164,7 @@ class Index:
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
         words.check(question)
-        with report_damage(self.path):
+        with self._snapshot():
             half = half or (None if self.embed else "words")
             meaning = self.by_meaning([question])[0] if half != "words" else None
             lexical = self.by_words(question) if half != "meaning" else None
@@ -160,8 +175,8 @@ class Index:
     @property
     def weight(self) -> float:
         """Return the weight of the meaning beside words."""
-        found = self.fact("weight")
-        return WEIGHT if found is None else float(found)
+        weight = self.fact("weight")
+        return WEIGHT if weight is None else float(weight)
 
     def by_words(self, question: str) -> Floats:
         """Return the BM25 of each passage [N], 0 without a word of the question.
@@ -213,7 +228,9 @@ class Index:
             raise ConfigError(str(self.path), problem, "run `bert search make` again")
         blocks = range(0, len(self._vectors), AT_ONCE)
         scores = [self._vectors[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
-        return np.concatenate(scores).T / np.float32(SCALE)
+        cosines: Floats = np.concatenate(scores)
+        cosines /= SCALE
+        return cosines.T
 
     def _load(self) -> None:
         """Forget what is in memory when another process has changed the index."""
@@ -234,14 +251,14 @@ class Index:
         marking = f"SELECT highlight(words, 0, '{words.OPEN}', '{words.CLOSE}') FROM words"
         asked = words.any_of(self._terms(question))
         marked = self._value(f"{marking} WHERE words MATCH ? AND rowid = ?", asked, key)
-        found = words.spans(marked or "")
-        return Hit(text, title, document, score, file, start, stop, found, key)
+        spans = words.spans(marked or "")
+        return Hit(text, title, document, score, file, start, stop, spans, key)
 
     def document(self, passage: int) -> list[str]:
         """Return all passages of the document that has a passage; none if the index no longer has it."""
         owner = "(SELECT document FROM passages WHERE id = ?)"
         text = f"SELECT text FROM words JOIN passages ON id = words.rowid WHERE document = {owner}"
-        with report_damage(self.path):
+        with self._snapshot():
             rows = self.table.execute(f"{text} ORDER BY id", [passage]).fetchall()
         return [words.plain(text) for (text,) in rows]
 
@@ -316,8 +333,8 @@ def write_index(path: Path) -> Iterator[Index]:
             raise DataError(str(path), problem, "wait for it, or end it") from None
         stack.enter_context(report_damage(path))
         table = stack.enter_context(closing(_connect(path)))
-        if (found := table.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise DataError(str(path), f"is damaged ({found})", AGAIN)
+        if (fault := table.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise DataError(str(path), f"is damaged ({fault})", AGAIN)
         yield Index(path, table)
 
 
@@ -325,12 +342,18 @@ def _connect(path: Path) -> sqlite3.Connection:
     """Return the connection to an index; an empty file becomes one."""
     address = f"file:{quote(str(path.absolute()))}?mode=rw"
     table = sqlite3.connect(address, BUSY_SECONDS, uri=True, check_same_thread=False)
-    table.execute("PRAGMA foreign_keys = ON")
-    if path.stat().st_size == 0:
-        table.executescript(TABLES)
-    if table.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-        raise DataError(str(path), "is no index of `bert search make`", "choose another file")
-    if (version := table.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
-        problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
-        raise DataError(str(path), problem, AGAIN)
+    try:
+        table.execute("PRAGMA foreign_keys = ON")
+        if path.stat().st_size == 0:
+            table.executescript(TABLES)
+        kinds = ("application_id", "user_version")
+        kind, version = (table.execute(f"PRAGMA {name}").fetchone()[0] for name in kinds)
+        if kind != APPLICATION:
+            raise DataError(str(path), "is no index of `bert search make`", "choose another file")
+        if version != VERSION:
+            problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
+            raise DataError(str(path), problem, AGAIN)
+    except BaseException:
+        table.close()
+        raise
     return table

@@ -1,6 +1,6 @@
 """Documents as passages: whole sentences up to a length, none of which overlap.
 
-A heading begins a passage with what follows it. Running heads, the lines that pages repeat, are in no passage.
+A heading begins a passage with what follows it. Running heads, as those of manuals, are in no passage.
 """
 
 import html
@@ -24,7 +24,6 @@ IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 TITLE_SHOWN = 80  # characters
 LONGEST_HEADING = 80  # characters
 MOST_HEADINGS = 2  # in a row; more are a list or verse
-REPEATS = 3  # of a short line, which is then a running head
 FINAL = re.compile(r"[.!?;,…。！？；，][\"'”’»」』)\]*_]*$")
 MARKUP = re.compile(r"#{1,6} ")
 TITLE = re.compile(r'<doc .*title="(.*)">')
@@ -82,11 +81,11 @@ def _document(title: str, lines: Sequence[str]) -> Document:
 
 
 def running_heads(lines: Sequence[str]) -> set[int]:
-    """Return the numbers of the running heads: short lines that recur, or whose parts stand at both margins."""
-    short = {n: re.sub(r"\d+", "0", line) for n, line in enumerate(lines) if _is_short(line)}
-    counts = Counter(short.values())
-    outer = {n for n in (0, len(lines) - 1) if len(lines) > 2 and GAP.search(lines[n])}
-    return {n for n, line in short.items() if counts[line] >= REPEATS} | outer
+    """Return the numbers of lines with parts at both margins that stand first or last, or recur."""
+    wide = [n for n, line in enumerate(lines) if GAP.search(line)]
+    counts = Counter(lines[n] for n in wide)
+    outer = {0, len(lines) - 1} if len(lines) > 2 else set()
+    return {n for n in wide if n in outer or counts[lines[n]] > 1}
 
 
 def headings_of(lines: Sequence[str]) -> set[int]:
@@ -158,11 +157,10 @@ def _sentences(line: str, split: Split) -> Iterator[tuple[int, int]]:
         if found_at >= 0:  # a splitter may change white space
             ends.append(found_at + len(sentence.strip()))
     for start, stop in pairwise([*(ends[:-1] or [0]), len(line)]):
-        while width(line[start:stop]) > LENGTH:
-            limit = start + LENGTH * (stop - start) // width(line[start:stop])
+        start += len(line[start:stop]) - len(line[start:stop].lstrip())
+        while width(begun := line[start:stop][:LENGTH]) > LENGTH or stop > start + LENGTH:
+            limit = start + LENGTH * len(begun) // width(begun)
             cut = line.rfind(" ", start + 1, limit)
-            end = cut if cut > 0 else limit
-            yield start, end
-            start = end
-        inner = line[start:stop]
-        yield start + len(inner) - len(inner.lstrip()), stop
+            yield start, cut if cut > 0 else limit
+            start = cut + 1 if cut > 0 else limit
+        yield start, stop

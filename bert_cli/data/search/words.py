@@ -34,11 +34,11 @@ def words_of(question: str) -> list[str]:
     """Return the different words, and pairs of neighbours, of a question in order."""
     letters = (letter if _is_letter(letter) else " " for letter in question.lower())
     runs = (run for word in "".join(letters).split() for run in RUN.findall(word))
-    found: list[str] = []
+    parts: list[str] = []
     for run in runs:
         pairs = len(run) - 1 if LETTER.match(run) else 0
-        found += [run[n : n + 2] for n in range(pairs)] or [run]
-    return list(dict.fromkeys(found))
+        parts += [run[n : n + 2] for n in range(pairs)] or [run]
+    return list(dict.fromkeys(parts))
 
 
 def _is_letter(letter: str) -> bool:
@@ -62,10 +62,10 @@ def check(question: str) -> None:
 
 def spans(marked: str) -> list[tuple[int, int]]:
     """Return the characters between OPEN and CLOSE in the text without these and without JOINER."""
-    found: list[tuple[int, int]] = []
+    bold: list[tuple[int, int]] = []
     at = 0
     for number, part in enumerate(re.split(f"[{OPEN}{CLOSE}]", plain(marked))):
         if number % 2:
-            found.append((at, at + len(part)))
+            bold.append((at, at + len(part)))
         at += len(part)
-    return found
+    return bold

@@ -16,7 +16,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.search import index
 from bert_cli.data.search.index import Floats, Half, Index
 from bert_cli.errors import ConfigError
-from bert_cli.files import JSONObject, file_crc32c
+from bert_cli.files import file_crc32c
 from bert_cli.processes import print_error, quiet_imports
 from bert_cli.tasks.run import models
 from bert_cli.tasks.search.encoder import Encoder
@@ -28,7 +28,7 @@ FEW = 4  # texts
 
 
 class Model:
-    """A model of vectors; it is opened at its first text. Raises CheckpointError or ConfigError where it cannot be."""
+    """A model of vectors, read when it is needed. Raises CheckpointError or ConfigError if it cannot be."""
 
     def __init__(self, name: str) -> None:
         self.name = str(Path(name).absolute()) if Path(name).exists() else name
@@ -39,18 +39,23 @@ class Model:
 
     @cached_property
     def weights(self) -> str:
-        """Return the checksum of the weights, by which the model is known to be unchanged."""
+        """Return the checksum of the weights, by which an unchanged model is known."""
         start = self._source.weights.name
         files = [path for path in self._source.folder.iterdir() if path.name.startswith(start)]
         return file_crc32c(min(files))
 
     @cached_property
-    def _defaults(self) -> JSONObject:
-        """Return the pooling of the model and the maximum length of a text in tokens."""
-        found = read_embedding(self._source.folder)
+    def _settings(self) -> PredictSettings:
+        """Return the settings with which `bert predict` would compute the vectors."""
+        defaults = read_embedding(self._source.folder)
         positions = self._source.config.max_position_embeddings
-        length = min(positions, found.get("max_seq_length", positions))
-        return {"pooling": found.get("pooling", "mean"), "max_seq_length": length}
+        return PredictSettings(
+            model=self.name,
+            task="embed",
+            normalize=True,
+            pooling=defaults.get("pooling", "mean"),
+            max_seq_length=min(positions, defaults.get("max_seq_length", positions)),
+        )
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -61,13 +66,12 @@ class Model:
         with quiet_imports():
             from bert_cli.tasks.run import opened
             from bert_cli.tasks.run.vectors import Embedding
-        source = self._source
-        settings = PredictSettings(model=self.name, task="embed", normalize=True, **self._defaults)
-        Embedding.read_defaults(source, settings)  # warns of a model that fills masks
+        Embedding.read_defaults(self._source, self._settings)  # warns of a model that fills masks
+        task = opened.task_of(self._source, "embed")
         is_cpu = opened.one_device() == "CPU"
-        model = opened.open_model(source, opened.task_of(source, "embed"), uses_library=is_cpu)
-        tokenizer = self._encoder.tokenizer
-        return Embedding(model, tokenizer, settings, self._defaults["max_seq_length"])
+        model = opened.open_model(self._source, task, uses_library=is_cpu)
+        length = self._settings.max_seq_length or 0
+        return Embedding(model, self._encoder.tokenizer, self._settings, length)
 
     def __call__(self, texts: Sequence[str]) -> Floats:
         """Return the vectors [n, D] of texts, of length 1."""
@@ -75,15 +79,13 @@ class Model:
             predictor = self._predictor
             from bert_cli.tasks.run.opened import Input
 
-            inputs = [Input("text", {"text": text}) for text in texts]
-            return predictor.of_texts(inputs)[0]
-        length = self._defaults["max_seq_length"]
+            return predictor.of_texts([Input("text", {"text": text}) for text in texts])[0]
+        length = self._settings.max_seq_length or 0
         tokenizer = self._encoder.tokenizer
         encoded, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=length)
         tokens = np.split(encoded.tokens, encoded.ends[:-1])
-        pooling = self._defaults["pooling"]
-        vectors = [self._encoder.vector(ids.tolist(), pooling) for ids in tokens]
-        return unit_vectors(np.stack(vectors))
+        is_first = self._settings.pooling == "cls"
+        return unit_vectors(np.stack([self._encoder.vector(ids, is_first) for ids in tokens]))
 
 
 def open_index(path: str | Path, half: Half | None = None) -> Index:

@@ -100,11 +100,11 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
 
 def metrics_of(scores: Floats, relevant: set[int]) -> tuple[float, float, float]:
     """Return nDCG@10, recall@10 and the reciprocal rank of the scores of documents [M]."""
-    found = np.isin(best_of(scores, DEPTH), list(relevant))
+    is_right = np.isin(best_of(scores, DEPTH), list(relevant))
     discounts = 1.0 / np.log2(np.arange(DEPTH) + 2.0)
-    gain = discounts[: len(found)][found].sum() / discounts[: len(relevant)].sum()
+    gain = discounts[: len(is_right)][is_right].sum() / discounts[: len(relevant)].sum()
     rank = 1 + (scores > scores[list(relevant)].max()).sum()
-    return float(gain), float(found.sum() / len(relevant)), float(1.0 / rank)
+    return float(gain), float(is_right.sum() / len(relevant)), float(1.0 / rank)
 
 
 def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) -> str:
@@ -120,12 +120,12 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
             f"weight {index.weight}: questions about {2 * MIN_DOCUMENTS} documents could choose it"
         )
     tried = [interval(of, groups[chooses].tolist()) for of in gains[chooses].T]
-    best = int(np.argmax([found.mean for found in tried]))
+    best = int(np.argmax([mean for mean, *_ in tried]))
     gain = difference(gains[confirms, best], gains[confirms, USUAL], groups[confirms].tolist())
     is_better = gain.low > 0
     with index.table:
         index.record(weight=WEIGHTS[best] if is_better else WEIGHT)
-    means = ", ".join(f"{w} {found.mean:.3f}" for w, found in zip(WEIGHTS, tried, strict=True))
+    means = ", ".join(f"{w} {mean:.3f}" for w, (mean, *_) in zip(WEIGHTS, tried, strict=True))
     return (
         f"nDCG@10 of {count(len(chooses), 'question')} for each weight of the meaning: {means}\n"
         f"{count(len(confirms), 'other question')}: {WEIGHTS[best]} scores {gain} more than {WEIGHT}, "

@@ -1,6 +1,7 @@
 """The index: ranking as SQLite's own, words of any script, damage, and other files."""
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -171,7 +172,8 @@ def test_other_files_and_versions_are_refused(tmp_path):
         table.execute("CREATE TABLE t(x)")
     with pytest.raises(DataError, match="is no index of `bert search make`"):
         open_index(tmp_path / "other")
-    make(tmp_path / "index").table.execute("PRAGMA user_version = 7")
+    other = make(tmp_path / "index")
+    other.table.execute("PRAGMA user_version = 7")
     with pytest.raises(
         DataError, match="is an index of version 7, and this `bert` reads version 1"
     ):
@@ -214,3 +216,9 @@ def test_words_are_cut_where_letters_end():
     assert words.words_of("北京大学 café") == ["北京", "京大", "大学", "café"]
     text = "a 北京 b"
     assert words.plain(words.indexed(text)) == text
+
+
+def test_threads_ask_one_index(index):
+    with ThreadPoolExecutor(8) as pool:
+        hits = list(pool.map(lambda _: index.ask("roasted beans")[0].text, range(64)))
+    assert {*hits} == {TEXTS[0]}

@@ -69,8 +69,10 @@ def test_running_heads_are_in_no_passage():
     lines = ["LS(1)     User Commands     LS(1)", "It lists files.", "GNU 9.1    2022    LS(1)"]
     assert running_heads(lines) == {0, 2}
     assert passages(lines) == ["It lists files."]
-    pages = [line for n in range(4) for line in (f"The book, page {n}", f"{SENTENCE} {n}.")]
+    pages = [line for n in range(4) for line in ("The book    page", f"{SENTENCE} {n}.")]
     assert passages(pages) == [f"{SENTENCE} {n}." for n in range(4)]
+    song = ["A river is long", "and deep", "O river", "It runs", "and runs", "O river"] * 3
+    assert passages(song) == ["\n".join(song)]
 
 
 @pytest.mark.parametrize(
