@@ -80,6 +80,7 @@ def ours(options: argparse.Namespace) -> Pairs:
 
     path = options.folder / "index"
     text = options.folder / "passages.jsonl"
+    settings = SearchMakeSettings.model_validate({"index": path, "text": [text]})
     if options.task == "embed":
         import tensorflow as tf
 
@@ -90,9 +91,9 @@ def ours(options: argparse.Namespace) -> Pairs:
         return [timed(model, texts)]
     if options.task == "make":
         path.unlink(missing_ok=True)
-        return [timed(make.run, SearchMakeSettings(index=path, text=[text]))]
+        return [timed(make.run, settings)]
     if not path.exists():
-        make.run(SearchMakeSettings(index=path, text=[text]))
+        make.run(settings)
     with write_index(path) as index, index.table:
         if missing := index.without_vector(10**9):
             numbers = [number for number, _ in missing]
