@@ -1,7 +1,11 @@
 """`bert`: from a Wikipedia dump, or text of your own, to a pre-trained BERT."""
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+with suppress(ImportError):
+    import _sqlite3  # noqa: F401  # before TensorFlow, which brings an SQLite without FTS5
 
 if TYPE_CHECKING:  # loads NumPy
     from bert_cli.data.search.index import Index
