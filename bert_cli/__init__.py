@@ -1,7 +1,11 @@
 """`bert`: from a Wikipedia dump, or text of your own, to a pre-trained BERT."""
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
+
+with suppress(ImportError):
+    import _sqlite3  # noqa: F401  # before TensorFlow, which brings an SQLite without FTS5
 
 if TYPE_CHECKING:  # loads NumPy
     from bert_cli.data.search.index import Index
@@ -20,8 +24,6 @@ def load(
     """
     os.environ.setdefault("KERAS_BACKEND", engine)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import sqlite3  # noqa: F401  before TensorFlow, whose SQLite has no FTS5 for open_index
-
     from bert_cli.processes import quiet_imports
 
     with quiet_imports():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sqlite3  # noqa: F401  before TensorFlow, whose SQLite has no FTS5
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -80,6 +80,7 @@ class SearchScoreSettings(Settings):
     Documents are ranked by their best passage. Half of the documents choose the weight of the meaning, which the index
     keeps if the other half confirms it.
     Example: bert search score manuals.index --queries questions.tsv
+    Example: bert search score mine/search.index --queries mine/questions.jsonl
     """
 
     index: IndexFile
@@ -91,7 +92,8 @@ class SearchScoreSettings(Settings):
 class SearchExportSettings(Settings):
     """Write the passages of an index, and their vectors, as a table for a database.
 
-    Example: bert search export manuals.index passages.parquet --format parquet
+    Example: bert search export manuals.index passages.parquet
+    Example: bert search export mine/search.index out/passages.parquet --format parquet
     """
 
     index: IndexFile

@@ -178,8 +178,6 @@ def main() -> int:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    import sqlite3  # noqa: F401  before TensorFlow, whose SQLite has no FTS5
-
     with quiet_imports():
         for command in COMMANDS.values():
             command.settings_class()
