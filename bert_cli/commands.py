@@ -57,10 +57,16 @@ _ROWS = {
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
+    "serve": ("tasks.use.serve", "use.Serve", "open a page to search or to try a model"),
     "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
     "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
     "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
     "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
+    "search": ("tasks.search.ask:list_commands", "search.Search", "find passages of your own text"),
+    "search make": ("tasks.search.make", "search.SearchMake", "read text into an index"),
+    "search ask": ("tasks.search.ask", "search.SearchAsk", "print passages that answer a question"),
+    "search score": ("tasks.search.score", "search.SearchScore", "score answers to your questions"),
+    "search export": ("tasks.search.export", "search.SearchExport", "write passages as a table"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
     "plan targets": ("tasks.look.plan:list_targets", "tools.PlanTargets", "list devices of a plan"),
     "plan squad": ("tasks.look.plan", "tools.PlanSquad", "estimate fine-tuning on SQuAD"),
@@ -76,11 +82,26 @@ _ROWS = {
     "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
-# By the first word; all other commands continue.
-_SHOW = ("inspect", "doctor", "predict", "evaluate", "plan", "runs", "compare", "completion")
-_WRITE = ("init", "export", "shrink", "average", "bench", "plot")
+# By both words or the first; all other commands continue.
+_SHOW = (
+    "inspect",
+    "doctor",
+    "predict",
+    "serve",
+    "search",
+    "evaluate",
+    "plan",
+    "runs",
+    "compare",
+    "completion",
+)
+_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot")
 _KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
-COMMANDS = {n: Command(*row, _KINDS.get(n.split()[0], "continues")) for n, row in _ROWS.items()}
+_KINDS["search make"] = "continues"
+COMMANDS = {
+    name: Command(*row, _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"))
+    for name, row in _ROWS.items()
+}
 
 
 MACHINE_FLAGS = {"--build", "--no-build", "--engine", "--require-gpu", "--no-require-gpu", "--json"}

@@ -18,7 +18,7 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "layouts", "pretrain", "processes", "embed", "finetune", "engine", "damage", "export", "bench",
+    "layouts", "serve", "pretrain", "processes", "embed", "finetune", "engine", "damage", "export", "bench",
     "task_commands", "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
     "documents", "embed_loss", "embed_teacher", "mistakes", "runner", "preprocess", "duplicates", "own_text", "remote",
     "torture", "architectures",

@@ -20,11 +20,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
     "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1, "config": 1, "facts": 1, "parse": 1,
     "planning": 2, "commands": 2,
-    "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": -2, "__main__": 8,
+    "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": 7, "__main__": 8,
+    "statistics": -2,
 }  # fmt: skip
 SETTINGS = {"config", "facts", "parse"}
 """One layer: settings name heads and architectures, which are shapes, which are settings."""
-DATA = ("random", "io", "text", "tokens", "records", "examples", "finetune")
+DATA = ("random", "io", "text", "search", "tokens", "records", "examples", "finetune")
 """Folders of data/ from the ground up."""
 HEAVY = {"tensorflow", "jax", "keras", "torch", "transformers"}
 ENGINES = ("tensorflow", "jax")
@@ -34,7 +35,7 @@ LIGHT = [
     "train",
     *(f"parallel/{name}" for name in ("cluster", "devices", "engine", "group", "launcher", "runtime")),
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "machine")),
-    "tasks/bench/run", "tasks/launch",
+    "tasks/bench/run", "tasks/launch", "tasks/search", "statistics",
 ]  # fmt: skip
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 75

@@ -1,4 +1,4 @@
-"""The settings of using a trained model: predict, export, evaluate and average."""
+"""The settings of using a trained model: predict, serve, export, evaluate and average."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -73,6 +73,28 @@ class PredictSettings(Answering):
         if len(sources) > 1 and not is_search:
             problem = f"cannot be combined with {sources[0]}"
             raise SettingError(sources[1], problem, "give one of them")
+
+
+class ServeSettings(Settings):
+    """Open a page on which to search an index or try a model, and answer the same as JSON.
+
+    The page of an index searches as you type. The page of a model has what it was trained for: words in place of
+    [MASK], labels, entities, answers in a context, or similarities of texts. It is on this machine alone, and ends with
+    Ctrl-C. Needs the extra `serve`.
+    Example: bert serve manuals.index
+    Example: bert serve runs/labels --port 8080
+    """
+
+    path: Positional[PathOrName]
+    """An index of `bert search make`; or a model: a run folder, a checkpoint, a Hugging Face folder or name, or a
+    TensorFlow checkpoint."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8321
+    """Port of the page; 0 for any free port."""
+    host: str | None = None
+    """Address of this machine for a page that other machines can open, such as 0.0.0.0 for all its addresses. The
+    printed address of the page then has a token, without which nothing is answered."""
+    engine: Engine = "tensorflow"
+    """Framework that runs the model; both run every model."""
 
 
 class ExportSettings(Settings):

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_lines import ROOT
 
+from bert_cli import open_index
 from bert_cli.cli import main
 
 # Vectors of letter counts: a text is near one that shares its first word.
@@ -71,3 +73,16 @@ def test_the_ranks_of_the_right_articles_are_printed_for_each_model(folder):
     assert lines["Bread. Is it old?"] == ["1", "1"]
     assert lines["found among the first 3"] in (["50%", "50%"], ["100%", "100%"])
     shutil.rmtree(folder / "data")
+
+
+def test_words_find_the_right_article_for_every_question_that_the_demo_asks(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["search", "make", "demo/search.index", "demo/extracted"]) == 0
+    lines = (ROOT / "data/sample/questions.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    script = (ROOT / "scripts" / "demo").read_text(encoding="utf-8")
+    asked = re.findall(r"""search ask demo/search.index ['"](.*?)['"]""", script)
+    assert len(asked) == 2 and asked[0] == lines[0].split("\t")[0]
+    answers = [*(line.split("\t") for line in lines), [asked[1], "Coffee"]]
+    index = open_index("demo/search.index")
+    for question, article in answers:
+        assert index.ask(question)[0].title == article, question

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def environment(tmp_path: Path) -> Iterator[Path]:
     run([sys.executable, "-m", "venv", str(folder)], tmp_path)
     yield folder
     shutil.rmtree(folder)  # 2.6 GB, which pytest would keep for three sessions
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package(wheel):
+    words = ["git", "ls-files", "bert_cli"]
+    files = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {*files.split()} <= {*zipfile.ZipFile(wheel).namelist()}
 
 
 @pytest.mark.slow

@@ -85,8 +85,8 @@ def run(settings: InitSettings) -> None:
         documents = text.documents_of(parts, reading)
         documents = text.cut(documents) if facts.is_cut else documents
         has_pairs = "embed" in chosen.configs
-        sentence = text.divide(folder, documents, facts.documents, split, has_pairs)
-        lines = "\n".join(commands(chosen, language, sentence))
+        examples = text.divide(folder, documents, facts.documents, split, has_pairs)
+        lines = "\n".join(commands(chosen, language, examples, _reading_words(settings, is_plain)))
         for name, config in chosen.configs.items():
             write_json_atomically(folder / f"{name}.json", {**config, "engine": settings.engine})
         current = shlex.quote(str(Path.cwd()))
@@ -118,8 +118,26 @@ def report(chosen: Recipe) -> str:
     return "\n".join([*(f"warning: {problem}" for problem in chosen.warnings), *table])
 
 
-def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
-    """Return the commands of a run with comments; `sentence` is a sentence of the held-out text."""
+def _reading_words(settings: InitSettings, is_plain: bool) -> str:
+    """Return the words of a command line that read the input as `bert init` has read it."""
+    flags = {"input-format": settings.input_format, "text-field": settings.text_field}
+    flags = {name: value for name, value in flags.items() if value not in ("auto", "text")}
+    flags |= {"documents": settings.documents} if is_plain else {}
+    words = [
+        str(settings.input),
+        *(word for n, value in flags.items() for word in (f"--{n}", value)),
+    ]
+    return shlex.join(words)
+
+
+def commands(
+    chosen: Recipe, language: str, examples: tuple[str, list[str]], reading: str
+) -> list[str]:
+    """Return the commands of a run with comments.
+
+    `examples` are a sentence of the held-out text and questions; `reading` has the words that read the input.
+    """
+    sentence, questions = examples
     out = shlex.quote(str(chosen.out))
     start = chosen.start
     lines = []
@@ -153,8 +171,9 @@ def commands(chosen: Recipe, language: str, sentence: str) -> list[str]:
             f"bert embed --config {out}/embed.json --no-do-training",
             "# training on pairs, and ndcg_10 after it: higher is better",
             f"bert embed --config {out}/embed.json",
-            "# your own question: replace the words in quotes; every passage of the text is read for it",
-            f"bert predict {out}/vectors {shlex.quote(sentence)} --task similarity --input {out}/{text.PASSAGES}",
+            "# an index of your text, and questions: ask your own in their place",
+            f"bert search make {out}/search.index {reading} --model {out}/vectors",
+            *(f"bert search ask {out}/search.index {shlex.quote(asked)}" for asked in questions),
         ]
     elif chosen.goal == "labels":
         rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.config.hidden_size)

@@ -42,12 +42,13 @@ HELD_OUT = 10  # every tenth document
 MOST_HELD_OUT = 500  # documents
 SENTENCE_CHARACTERS = 20  # shortest sentence of a pair
 PASSAGE = 3  # sentences
-DOCUMENT_SHOWN = 80  # characters that identify the document of a passage
+LONGEST_TITLE = 80  # characters
+QUESTION = re.compile(r"\w[^.!?\u3002\uff1f]{10,100}[?\uff1f]")
+QUESTIONS = 3  # that are suggested
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(
     r"(?i:it|its|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b"
 )
-PASSAGES = "search/passages.jsonl"
 TEXTS = ("text/train.jsonl", "text/held_out.jsonl")
 PAIRS = ("pairs.jsonl", "search/queries.jsonl", "search/corpus.jsonl", "search/qrels/test.tsv")
 
@@ -146,18 +147,20 @@ def divide(
     number: float,
     split: Callable[[str], list[str]],
     has_pairs: bool,
-) -> str:
+) -> tuple[str, list[str]]:
     """Write about so many documents into a folder: for training and held out, and as pairs for search.
 
-    Return a held-out sentence. A held-out pair is a query and a passage; the passages of its document are relevant.
-    With pairs, the passages of all documents are written too, to search them.
+    Return a held-out sentence, and whole questions or else titles of the text, to ask it. A held-out pair is a query
+    and a passage; the passages of its document are relevant.
     """
     every = int(max(2, min(HELD_OUT, number // 2)))
     held_out = 0
     shown: list[str] = []
+    questions: list[str] = []
+    titles: list[str] = []
     with ExitStack() as stack:
         out = {}
-        for name in (*TEXTS, PASSAGES, *PAIRS) if has_pairs else TEXTS:
+        for name in (*TEXTS, *PAIRS) if has_pairs else TEXTS:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
 
@@ -171,9 +174,9 @@ def divide(
             write(TEXTS[is_held_out], text="\n".join(lines))
             sentences = [" ".join(text.split()) for line in lines for text in split(line)]
             pairs = pairs_of(sentences) if has_pairs else []
-            for first in range(0, len(sentences) if has_pairs else 0, PASSAGE):
-                passage = " ".join(sentences[first : first + PASSAGE])
-                write(PASSAGES, text=passage, document=lines[0][:DOCUMENT_SHOWN])
+            if len(questions) < QUESTIONS:
+                questions += filter(QUESTION.fullmatch, sentences)
+                titles += [lines[0]] if len(lines[0]) <= LONGEST_TITLE else []
             if not is_held_out:
                 for anchor, positive in pairs:
                     write(PAIRS[0], anchor=anchor, positive=positive)
@@ -185,7 +188,8 @@ def divide(
                 write(PAIRS[2], _id=f"{held_out}-{at}", text=positive)
                 relevant = [f"{held_out}-{at}\t{held_out}-{n}\t1\n" for n in range(len(pairs))]
                 out[PAIRS[3]].writelines(relevant)
-    return next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
+    sentence = next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
+    return sentence, (questions or titles or [sentence])[:QUESTIONS]
 
 
 def mask_word(sentence: str) -> str:

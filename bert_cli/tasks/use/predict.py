@@ -7,6 +7,7 @@ Standard output has only the predictions.
 import json
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import keras
 
@@ -29,35 +30,34 @@ BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
 
+class Prediction(NamedTuple):
+    """What is known of a prediction before the model is built."""
+
+    source: models.Source
+    task: str
+    kind: type[Predictor]
+    settings: PredictSettings
+    """With the defaults of the model's folder."""
+    max_seq_length: int
+
+
 def run(settings: PredictSettings) -> None:
     """Print a prediction for every input.
 
     Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task, and
     DataError, with the line, for an invalid input.
     """
-    source = models.find_source(settings.model, "MODEL")
-    task = task_of(source, settings.task)
-    kind = predictors()[task]
-    positions = source.config.max_position_embeddings
-    _check_settings(settings, task, positions)
-    defaults = kind.read_defaults(source, settings)
-    longest = min(positions, defaults.pop("max_seq_length", positions))
-    length = settings.max_seq_length or longest
-    explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
-    settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
+    prediction = prepare(settings)
+    source, task, kind, settings, _ = prediction
     inputs = list(read_inputs(settings, kind, task))
     for item in inputs:
         check_input(item, kind)
         if not is_empty(item, kind):
             kind.check(item)
-    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
-    device = one_device()
-    uses_library = keras.config.backend() == "tensorflow" and device == "CPU"
-    model = open_model(source, task, settings.precision, uses_library=uses_library)
-    what = f"{task} with {source.folder} ({source.architecture}) on one {device}"
+    predictor = build(prediction)
+    what = f"{task} with {source.folder} ({source.architecture}) on one {one_device()}"
     number = count(len(inputs), "input")
     print_error(f"{what}, {settings.precision}; {number}")
-    predictor = kind(model, tokenizer, settings, length)
     # Other letters are escaped where standard output may accept ASCII only.
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
@@ -73,6 +73,34 @@ def run(settings: PredictSettings) -> None:
             _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group
         ]
         print_line("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows))
+
+
+def prepare(settings: PredictSettings) -> Prediction:
+    """Find the model and its task, and take defaults from its folder.
+
+    Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task.
+    """
+    source = models.find_source(settings.model, "MODEL")
+    task = task_of(source, settings.task)
+    kind = predictors()[task]
+    positions = source.config.max_position_embeddings
+    _check_settings(settings, task, positions)
+    defaults = kind.read_defaults(source, settings)
+    longest = min(positions, defaults.pop("max_seq_length", positions))
+    length = settings.max_seq_length or longest
+    explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
+    settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
+    return Prediction(source, task, kind, settings, length)
+
+
+def build(prediction: Prediction) -> Predictor:
+    """Build the model of a prediction with its weights, on one device."""
+    source, task, kind, settings, length = prediction
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
+    device = one_device()
+    uses_library = keras.config.backend() == "tensorflow" and device == "CPU"
+    model = open_model(source, task, settings.precision, uses_library=uses_library)
+    return kind(model, tokenizer, settings, length)
 
 
 def _fields_of(kind: type[Predictor]) -> set[str]:
@@ -144,16 +172,23 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
 
 
 def _objects(rows: Rows, kind: type[Predictor], task: str) -> Iterator[Input]:
-    """Yield the task's fields of rows; fields that no task has are ignored."""
-    foreign_fields = _all_fields() - _fields_of(kind)
+    """Yield the inputs of rows."""
     for line, row in rows:
-        foreign = sorted(foreign_fields & set(row))
-        if foreign:
-            reads = f"which reads {listed(kind.FIELDS)}"
-            problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
-            raise DataError(line, problem, "remove it or choose its task")
-        names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if row.get(name) is not None)]
-        yield Input(line, {name: tables.text_of(row, name, line) for name in names})
+        yield input_of(row, line, kind, task)
+
+
+def input_of(row: tables.Row, where: str, kind: type[Predictor], task: str) -> Input:
+    """Return the task's fields of a row; fields that no task has are ignored.
+
+    Raises DataError for a missing field, one that is not a string, and one of another task.
+    """
+    foreign = sorted((_all_fields() - _fields_of(kind)) & set(row))
+    if foreign:
+        reads = f"which reads {listed(kind.FIELDS)}"
+        problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
+        raise DataError(where, problem, "remove it or choose its task")
+    names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if row.get(name) is not None)]
+    return Input(where, {name: tables.text_of(row, name, where) for name in names})
 
 
 def check_input(item: Input, kind: type[Predictor]) -> None:

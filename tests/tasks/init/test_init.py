@@ -113,14 +113,16 @@ def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, capsys):
         assert (warning in capsys.readouterr().out) == is_warned
 
 
-def test_every_passage_can_be_searched_and_the_query_names_its_subject(tmp_path):
+def test_the_sentence_names_its_subject_and_questions_are_whole_or_titles(tmp_path):
     lines = ["A title.", "It has a sentence that is long enough to be shown.", "One.", "Two. End."]
     document = [*lines, "The bridge was built in a year of which nothing is known."]
-    shown = text.divide(tmp_path, [document, document], 2, lambda line: [line], True)
-    rows = [json.loads(line) for line in (tmp_path / text.PASSAGES).read_text().splitlines()]
-    assert shown == document[-1]
-    assert [row["text"] for row in rows] == [" ".join(document[:3]), " ".join(document[3:])] * 2
-    assert {row["document"] for row in rows} == {"A title."}
+
+    def examples(*more):
+        return text.divide(tmp_path, [[*document, *more]] * 2, 2, lambda line: [line], True)
+
+    assert examples() == (document[-1], ["A title."] * 2)
+    asked = [f"How long is the bridge number {number}?" for number in range(4)]
+    assert examples("Why?", "And so? How is it?", *asked)[1] == asked[:3]
 
 
 def test_the_held_out_documents_are_not_trained_on(at_home):
@@ -327,7 +329,7 @@ def test_the_commands_for_the_sample_run_unchanged(tmp_path, monkeypatch, capsys
     assert "too little to train from scratch" in capsys.readouterr().out
     done = subprocess.run(["bash", "mine/commands.sh"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count('"ndcg_10"') == 2 and done.stdout.count('"similarity"') == 5
+    assert done.stdout.count('"ndcg_10"') == 2 and done.stdout.count("\n1. ") == 3
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", None])

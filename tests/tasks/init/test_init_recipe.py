@@ -196,7 +196,9 @@ def test_the_hours_of_pairs_have_a_second_forward_pass():
 @pytest.mark.parametrize("is_cased", [False, True])
 def test_every_command_that_reads_words_has_the_case_of_the_model(is_cased):
     start = Start("bert", BertConfig(), "bert-base", is_cased=is_cased)
-    lines = commands(pick(start=start, pieces_per_word=1.9), "en", "A sentence is here.")
+    lines = commands(
+        pick(start=start, pieces_per_word=1.9), "en", ("A sentence is here.", []), "texts"
+    )
     words = [line for line in lines if " vocab " in line or " tokenize " in line]
     assert len(words) == 3 and all((" --cased" in line) == is_cased for line in words)
     assert "--extend bert-base --size +1000" in words[0]

@@ -1,0 +1,103 @@
+"""The settings of `bert search`: a file that finds the passages of a text, by their words and by vectors."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bert_cli.config.data import Documents, TextSettings
+from bert_cli.config.markers import PathOrName, Positional
+from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings
+
+INDEX_TEXT = "File of the index, as `bert search make` wrote it."
+IndexFile = Annotated[Positional[Path], Field(description=INDEX_TEXT)]
+
+
+class SearchSettings(Settings):
+    """Find passages of your own text, by their words (BM25) and, with a model, by the meaning of a question.
+
+    `make` reads text into an index, one file; `ask` prints the best passages; `score` measures how well your own
+    questions are answered; `export` writes passages and vectors for a database.
+    Example: bert search make manuals.index manuals --model runs/vectors
+    Example: bert search ask manuals.index "how do I mount a disk?"
+    """
+
+
+class SearchMakeSettings(TextSettings):
+    """Read text into an index; again: only what changed.
+
+    The index holds the passages of TEXT and of no other files. A second call reads only new and changed files, and
+    computes only missing vectors. A call that was stopped continues.
+    Example: bert search make manuals.index manuals
+    Example: bert search make manuals.index 'manuals/*.txt' notes.jsonl --model sentence-transformers/all-MiniLM-L6-v2
+    """
+
+    index: Positional[Path]
+    """File of the index."""
+    text: Positional[Annotated[list[Path], Field(min_length=1)]]
+    """Folders, files or quoted patterns of text, in any format that `bert preprocess` reads."""
+    model: PathOrName | None = None
+    """Model of the vectors, such as a run of `bert embed`: a run folder, a checkpoint, a Hugging Face folder or name.
+    By default the model of the index; without one, words alone are searched."""
+    documents: Documents = "files"
+    """End of a document in plain text: the end of its file, or a blank line."""
+
+
+class SearchAskSettings(Settings):
+    """Print the passages that answer a question best, with title and place.
+
+    Example: bert search ask manuals.index "how do I mount a disk?"
+    Example: bert search ask manuals.index "mount" --words --top 3
+    """
+
+    index: IndexFile
+    question: Positional[str]
+    """A question, or words."""
+    words: bool = False
+    """Rank by words alone."""
+    meaning: bool = False
+    """Rank by vectors alone."""
+    top: Positive = 5
+    """Number of passages."""
+    json_file: JsonFile = None
+
+    @model_validator(mode="after")
+    def _one_half(self) -> "SearchAskSettings":
+        if self.words and self.meaning:
+            problem = "cannot be combined with words"
+            raise SettingError("meaning", problem, "leave out both to rank by both")
+        return self
+
+    @property
+    def half(self) -> Literal["words", "meaning"] | None:
+        """Return the half that ranks alone, None for both."""
+        return "words" if self.words else "meaning" if self.meaning else None
+
+
+class SearchScoreSettings(Settings):
+    """Score the answers to your own questions: nDCG@10, recall@10 and MRR of words, meaning and both.
+
+    Documents are ranked by their best passage. Half of the documents choose the weight of the meaning, which the index
+    keeps if the other half confirms it.
+    Example: bert search score manuals.index --queries questions.tsv
+    Example: bert search score mine/search.index --queries mine/questions.jsonl
+    """
+
+    index: IndexFile
+    queries: Path
+    """Table with the columns `question` and `document`: .csv, .tsv or .jsonl. A document is named by its title, by its
+    file, or by file and number, as in `notes.jsonl:17`; a question may have several rows."""
+
+
+class SearchExportSettings(Settings):
+    """Write the passages of an index, and their vectors, as a table for a database.
+
+    Example: bert search export manuals.index passages.parquet
+    Example: bert search export mine/search.index out/passages.parquet --format parquet
+    """
+
+    index: IndexFile
+    out: Positional[Path]
+    """The file to write; new."""
+    format: Literal["parquet"] = "parquet"
+    """parquet, which needs the extra `parquet`; PostgreSQL, OpenSearch, Qdrant and others load it."""

@@ -1,0 +1,1 @@
+"""Search: passages of documents, and an index of their words and vectors."""

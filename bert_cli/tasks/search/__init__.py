@@ -1,0 +1,1 @@
+"""Search in an index of passages."""

@@ -1,0 +1,48 @@
+"""`bert search ask`: print the passages that answer a question best, and `bert search`, which says what there is."""
+
+import os
+import sys
+
+from bert_cli.config.search import SearchAskSettings, SearchSettings
+from bert_cli.data.search.index import Hit
+from bert_cli.errors import printable
+from bert_cli.files import is_stdout, output_json
+from bert_cli.parse.help import help_text
+from bert_cli.processes import console, print_line
+from bert_cli.tasks.search.opened import open_index
+
+
+def list_commands(settings: SearchSettings) -> None:
+    """Print the help of `bert search`."""
+    print_line(help_text(SearchSettings, "search").rstrip("\n"))
+
+
+def run(settings: SearchAskSettings) -> None:
+    """Print the best passages. Raises ConfigError for a question without words, DataError for a damaged index."""
+    half = settings.half
+    index = open_index(settings.index, half)
+    hits = index.ask(settings.question, settings.top, half)
+    if settings.json_file:
+        output_json(settings.json_file, [hit._asdict() for hit in hits])
+    if is_stdout(settings.json_file):
+        return
+    if not hits:
+        print_line("No passage has a word of the question.")
+    for number, hit in enumerate(hits, 1):
+        _print_hit(number, hit)
+
+
+def _print_hit(number: int, hit: Hit) -> None:
+    """Print a passage under its title and place, with the words of the question in bold on a terminal."""
+    path = os.path.relpath(hit.file)
+    file = hit.file if path.startswith("..") else path
+    print_line(printable(f"{number}. {hit.title} ({file}, characters {hit.start:,}-{hit.stop:,})"))
+    if not sys.stdout.isatty():
+        print_line(f"{hit.text}\n")
+        return
+    from rich.text import Text
+
+    text = Text(hit.text)
+    for start, stop in hit.words:
+        text.stylize("bold", start, stop)
+    console().print(text, end="\n\n")

@@ -1,0 +1,115 @@
+"""`bert search make`: read text into an index, and compute the vectors of its passages.
+
+Each file is a transaction, then each batch of vectors, so that a call that was killed continues.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from bert_cli.config.search import SearchMakeSettings
+from bert_cli.data.io import files
+from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.search.index import Index, write_index
+from bert_cli.data.search.passages import Document, documents_of, passages_of
+from bert_cli.data.text.abbreviations import Split, keep_abbreviations
+from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
+from bert_cli.errors import DataError
+from bert_cli.processes import print_line
+from bert_cli.tasks.search.opened import Model
+from bert_cli.text import count, format_duration
+
+AT_ONCE = 2048  # passages whose vectors are computed, and committed, together
+JUDGED = 1000  # characters, which show the language of a file
+NO_LANGUAGE = "zxx"
+
+
+def run(settings: SearchMakeSettings) -> None:
+    """Make the index complete. Raises DataError for text that cannot be read, or none."""
+    for source in settings.text:
+        files.refuse_output_inside(source, settings.index)
+    names = {
+        path.absolute(): path.relative_to(files.find_root(source)).as_posix()
+        for source in settings.text
+        for path in files.find_files(source)
+    }
+    with write_index(settings.index) as index:
+        _read(index, names, settings)
+        passages = count(index.count("passages"), "passage")
+        documents = count(index.count("documents"), "document")
+        print_line(f"search: {documents} of {count(index.count('files'), 'file')}, {passages}")
+        if name := settings.model or index.fact("model"):
+            _embed(index, Model(name))
+        else:
+            print_line(
+                "search: questions are answered by their words (BM25); with --model also by their meaning, which "
+                "finds passages with other words (nDCG@10 of questions on Wikipedia: 0.86 and 0.89)"
+            )
+
+
+def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) -> None:
+    """Read new and changed files, and remove those that are not among the `names`."""
+    form = settings.input_format, settings.text_field, settings.documents
+    marks = {
+        str(path): repr((stat.st_size, stat.st_mtime_ns, names[path], *form))
+        for path, stat in ((path, path.stat()) for path in names)
+    }
+    known = dict(index.table.execute("SELECT path, mark FROM files"))
+    gone = known.keys() - marks.keys()
+    new = {path: mark for path, mark in marks.items() if known.get(path) != mark}
+    reading = files.Reading(*form, line_breaks="auto")
+    recognised = {path: files.recognise(Path(path), reading) for path in new}
+    parts = [part for part in recognised.values() if part is not None]
+    if parts:
+        files.refuse_without_effect(parts, settings.model_fields_set)
+    parts = recognise_lines(parts, reading)
+    report_joined_lines(
+        "search", parts, reading, "`bert preprocess --line-breaks keep` splits at each line"
+    )
+    if new or gone:
+        print_line(f"search: reads {count(len(new), 'new or changed file')}, forgets {len(gone):,}")
+    with index.table:
+        index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
+    readable = {part.path: part for part in parts}
+    for path, mark in new.items():
+        with index.table:
+            file = index.add_file(path, names[Path(path)], mark)
+            if part := readable.get(Path(path)):
+                _add(index, file, documents_of(part, reading))
+    if not index.count("passages"):
+        raise DataError(str(settings.text[0]), "has no text", "give files with sentences")
+
+
+def _add(index: Index, file: int, documents: Iterable[Document]) -> None:
+    """Add the documents of a file; its first shows the language, for which its sentences are split."""
+    split: Split | None = None
+    for number, document in enumerate(documents, 1):
+        split = split or _splitter(document)
+        index.add(file, number, document, passages_of(document.lines, split))
+
+
+def _splitter(document: Document) -> Split:
+    import py3langid  # loads its model in a second
+
+    language = py3langid.classify("\n".join(document.lines)[:JUDGED])[0]
+    language = language if language != NO_LANGUAGE else "en"
+    return keep_abbreviations(load_splitter("sentencex", language), language)
+
+
+def _embed(index: Index, model: Model) -> None:
+    """Compute the vectors that are missing, or all for another model than before."""
+    if (index.fact("model"), index.fact("weights")) != (model.name, model.weights):
+        with index.table:
+            index.table.execute("DELETE FROM vectors")
+            index.record(model=model.name, weights=model.weights)
+    missing = index.count("passages") - index.count("vectors")
+    print_line(f"search: {model.name} computes {count(missing, 'vector')}")
+    begun = time.monotonic()
+    done = 0
+    while rows := index.without_vector(AT_ONCE):
+        numbers, texts = zip(*rows, strict=True)
+        with index.table:
+            index.add_vectors(numbers, model(texts))
+        done += len(rows)
+        seconds = (time.monotonic() - begun) / done * (missing - done)
+        print_line(f"search: {done:,} of {missing:,} vectors; {format_duration(seconds)} left")

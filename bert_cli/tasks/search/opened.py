@@ -1,0 +1,109 @@
+"""An index with the model of its vectors, and vectors of texts by a model from disk.
+
+Importing this loads no TensorFlow. NumPy computes the vectors of a few texts, the engine of training those of many.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bert_cli.config.use import PredictSettings
+from bert_cli.data.finetune.embeddings import read_embedding, unit_vectors
+from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.search import index
+from bert_cli.data.search.index import Floats, Half, Index
+from bert_cli.errors import ConfigError
+from bert_cli.files import file_crc32c
+from bert_cli.processes import print_error, quiet_imports
+from bert_cli.tasks.run import models
+from bert_cli.tasks.search.encoder import Encoder
+
+if TYPE_CHECKING:  # loads TensorFlow
+    from bert_cli.tasks.run.vectors import Embedding
+
+FEW = 4  # texts
+
+
+class Model:
+    """A model of vectors, read when it is needed. Raises CheckpointError or ConfigError if it cannot be."""
+
+    def __init__(self, name: str) -> None:
+        self.name = str(Path(name).absolute()) if Path(name).exists() else name
+
+    @cached_property
+    def _source(self) -> models.Source:
+        return models.find_source(self.name, "--model")
+
+    @cached_property
+    def weights(self) -> str:
+        """Return the checksum of the weights, by which an unchanged model is known."""
+        start = self._source.weights.name
+        files = [path for path in self._source.folder.iterdir() if path.name.startswith(start)]
+        return file_crc32c(min(files))
+
+    @cached_property
+    def _settings(self) -> PredictSettings:
+        """Return the settings with which `bert predict` would compute the vectors."""
+        defaults = read_embedding(self._source.folder)
+        positions = self._source.config.max_position_embeddings
+        return PredictSettings(
+            model=self.name,
+            task="embed",
+            normalize=True,
+            pooling=defaults.get("pooling", "mean"),
+            max_seq_length=min(positions, defaults.get("max_seq_length", positions)),
+        )
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self._source)
+
+    @cached_property
+    def _predictor(self) -> "Embedding":
+        with quiet_imports():
+            from bert_cli.tasks.run import opened
+            from bert_cli.tasks.run.vectors import Embedding
+        Embedding.read_defaults(self._source, self._settings)  # warns of a model that fills masks
+        task = opened.task_of(self._source, "embed")
+        is_cpu = opened.one_device() == "CPU"
+        model = opened.open_model(self._source, task, uses_library=is_cpu)
+        length = self._settings.max_seq_length or 0
+        return Embedding(model, self._encoder.tokenizer, self._settings, length)
+
+    def __call__(self, texts: Sequence[str]) -> Floats:
+        """Return the vectors [n, D] of texts, of length 1."""
+        if len(texts) > FEW or not self._encoder.can_run:
+            predictor = self._predictor
+            from bert_cli.tasks.run.opened import Input
+
+            return predictor.of_texts([Input("text", {"text": text}) for text in texts])[0]
+        length = self._settings.max_seq_length or 0
+        tokenizer = self._encoder.tokenizer
+        encoded, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=length)
+        tokens = np.split(encoded.tokens, encoded.ends[:-1])
+        is_first = self._settings.pooling == "cls"
+        return unit_vectors(np.stack([self._encoder.vector(ids, is_first) for ids in tokens]))
+
+
+def open_index(path: str | Path, half: Half | None = None) -> Index:
+    """Return an index with the model of its vectors, unless the half is words; `ask` of it ranks passages.
+
+    Without vectors it ranks by words alone; a warning says so where only some are missing. Raises DataError for a file
+    that is no index, ConfigError for vectors of another model, CheckpointError without the model.
+    """
+    opened = index.open_index(Path(path))
+    name = opened.fact("model")
+    if name is None or half == "words":
+        return opened
+    if not opened.has_vectors:
+        problem = "lacks some vectors, and ranks by words alone"
+        print_error(f"warning: {path} {problem}; run `bert search make` to its end")
+        return opened
+    opened.embed = model = Model(name)
+    if opened.fact("weights") != model.weights:
+        problem = f"has vectors of {name} before it was changed"
+        raise ConfigError(str(path), problem, "run `bert search make` again, or ask with --words")
+    return opened

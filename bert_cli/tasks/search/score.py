@@ -1,0 +1,133 @@
+"""`bert search score`: how well an index answers a person's own questions.
+
+Documents are ranked by their best passage. The documents of half of the questions choose the weight of the meaning,
+the others confirm it.
+
+Shapes: n questions, M documents, W weights.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.config.search import SearchScoreSettings
+from bert_cli.data.finetune import tables
+from bert_cli.data.random import permute
+from bert_cli.data.search import words
+from bert_cli.data.search.index import WEIGHT, Floats, Index, best_of, combined, report_damage
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.processes import print_line, print_table
+from bert_cli.statistics import difference, interval
+from bert_cli.tasks.search.opened import open_index
+from bert_cli.text import count
+
+DEPTH = 10  # of nDCG and recall
+WEIGHTS = tuple(step / 10 for step in range(11))  # of the meaning; 0 is words alone
+USUAL = WEIGHTS.index(WEIGHT)
+AT_ONCE = 256  # questions that are embedded together
+MIN_DOCUMENTS = 10  # of each half
+Scores = npt.NDArray[np.float64]
+
+
+def run(settings: SearchScoreSettings) -> None:
+    """Print the scores, and record the weight that they support. Raises DataError for an unknown document."""
+    index = open_index(settings.index)
+    with report_damage(settings.index):
+        relevant = read_queries(settings.queries, index)
+        groups = [min(rows) for rows in relevant.values()]
+        scores = question_scores(index, relevant)
+        rows = {"words": 0, "meaning": len(WEIGHTS) - 1, f"both, weight {WEIGHT}": USUAL}
+        rows = rows if index.embed else {"words": 0}
+        table = [
+            [name, *(str(interval(values, groups)) for values in scores[:, row].T)]
+            for name, row in rows.items()
+        ]
+        documents = count(len({*groups}), "document")
+        print_line(f"{count(len(groups), 'question')} about {documents}; 95 % intervals")
+        print_table(["ranking", "nDCG@10", "recall@10", "MRR"], table)
+        if index.embed:
+            print_line(choose_weight(index, scores[:, :, 0], np.array(groups)))
+
+
+def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
+    """Return the positions [M] of the right documents of each question."""
+    positions: dict[str, set[int]] = {}
+    for position, names in enumerate(index.owners()[1].values()):
+        for name in names:
+            positions.setdefault(name, set()).add(position)
+    relevant: dict[str, set[int]] = {}
+    for where, row in tables.table_rows(path, ("question", "document"), Counter()):
+        question = tables.text_of(row, "question", where)
+        name = tables.label_of(row, "document", where)
+        try:
+            words.check(question)
+        except ConfigError as error:
+            raise DataError(where, str(error)) from None
+        if name not in positions:
+            remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
+            raise DataError(where, f"the index has no document {name!r}", remedy)
+        relevant.setdefault(question, set()).update(positions[name])
+    if not relevant:
+        raise DataError(str(path), "has no questions", "write one on each row")
+    return relevant
+
+
+def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
+    """Return nDCG@10, recall@10 and the reciprocal rank of each question and weight [n, W, 3].
+
+    Without vectors W is 1: words alone.
+    """
+    owner, _ = index.owners()
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))  # the passages of a document are neighbours
+    questions = list(relevant)
+    rows: list[list[tuple[float, float, float]]] = []
+    for begin in range(0, len(questions), AT_ONCE):
+        asked = questions[begin : begin + AT_ONCE]
+        meanings = index.by_meaning(asked) if index.embed else [None] * len(asked)
+        for question, meaning in zip(asked, meanings, strict=True):
+            lexical = index.by_words(question)
+            halves: list[Floats] = [lexical]
+            if meaning is not None:
+                halves += [combined(lexical, meaning, weight) for weight in WEIGHTS[1:-1]]
+                halves.append(meaning)
+            best = (np.maximum.reduceat(scores, starts) for scores in halves)
+            rows.append([metrics_of(scores, relevant[question]) for scores in best])
+    return np.array(rows)
+
+
+def metrics_of(scores: Floats, relevant: set[int]) -> tuple[float, float, float]:
+    """Return nDCG@10, recall@10 and the reciprocal rank of the scores of documents [M]."""
+    is_right = np.isin(best_of(scores, DEPTH), list(relevant))
+    discounts = 1.0 / np.log2(np.arange(DEPTH) + 2.0)
+    gain = discounts[: len(is_right)][is_right].sum() / discounts[: len(relevant)].sum()
+    rank = 1 + (scores > scores[list(relevant)].max()).sum()
+    return float(gain), float(is_right.sum() / len(relevant)), float(1.0 / rank)
+
+
+def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) -> str:
+    """Record the weight that half of the documents choose, if the others confirm it; return the evidence.
+
+    `gains` has the nDCG of each question and weight [n, W], `groups` the document of each question.
+    """
+    number = int(groups.max()) + 1
+    is_choosing = permute(groups, number, seed=0, epoch=0) % 2 == 0
+    chooses, confirms = np.flatnonzero(is_choosing), np.flatnonzero(~is_choosing)
+    if min(len(np.unique(groups[half])) for half in (chooses, confirms)) < MIN_DOCUMENTS:
+        return (
+            f"weight {index.weight}: questions about {2 * MIN_DOCUMENTS} documents could choose it"
+        )
+    tried = [interval(of, groups[chooses].tolist()) for of in gains[chooses].T]
+    best = int(np.argmax([mean for mean, *_ in tried]))
+    gain = difference(gains[confirms, best], gains[confirms, USUAL], groups[confirms].tolist())
+    is_better = gain.low > 0
+    with index.table:
+        index.record(weight=WEIGHTS[best] if is_better else WEIGHT)
+    means = ", ".join(f"{w} {mean:.3f}" for w, (mean, *_) in zip(WEIGHTS, tried, strict=True))
+    return (
+        f"nDCG@10 of {count(len(chooses), 'question')} for each weight of the meaning: {means}\n"
+        f"{count(len(confirms), 'other question')}: {WEIGHTS[best]} scores {gain} more than {WEIGHT}, "
+        f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
+    )

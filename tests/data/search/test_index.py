@@ -1,0 +1,224 @@
+"""The index: ranking as SQLite's own, words of any script, damage, and other files."""
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bert_cli.data.search import index as indexes
+from bert_cli.data.search import words
+from bert_cli.data.search.index import combined, open_index, write_index
+from bert_cli.data.search.passages import Document, Passage
+from bert_cli.errors import ConfigError, DataError
+
+TEXTS = [
+    "Coffee is a drink that is made from the roasted beans of a plant.",
+    "Tea is a drink of leaves in hot water.",
+    "Soap is made from fat. It cleans hands, and the skin.",
+    "The café in the street sells coffee, tea and cake.",
+    "A river carries ice and stones down the mountain.",
+    "The mountain is high, and its river is the source of the drink of the village.",
+]
+VECTORS = np.eye(6, 8, dtype=np.float32)
+
+
+def make(path, texts=TEXTS, vectors=None):
+    with write_index(path) as index, index.table:
+        for number, text in enumerate(texts, 1):
+            file = index.add_file(f"/texts/{number}.txt", f"{number}.txt", "mark")
+            passage = Passage(0, len(text), text)
+            index.add(file, 1, Document(f"Title {number}", [text]), [passage])
+        if vectors is not None:
+            index.add_vectors(range(1, len(texts) + 1), vectors)
+    return open_index(path)
+
+
+@pytest.fixture
+def index(tmp_path):
+    return make(tmp_path / "index")
+
+
+def own_ranking(texts, question):
+    """Return the positions and scores by a table of SQLite alone, without words of half of the texts."""
+    table = sqlite3.connect(":memory:")
+    table.execute("CREATE VIRTUAL TABLE t USING fts5(x)")
+    table.executemany("INSERT INTO t(rowid, x) VALUES (?, ?)", list(enumerate(texts)))
+    query = " OR ".join(f'"{word}"' for word in question.lower().strip("?").split())
+    rows = table.execute("SELECT rowid, -bm25(t) FROM t WHERE t MATCH ? ORDER BY rank", [query])
+    return rows.fetchall()
+
+
+@pytest.mark.parametrize("candidates", [1, 3, 10_000])
+@pytest.mark.parametrize(
+    "question", ["roasted beans drink", "coffee or tea in the street?", "mountain river ice"]
+)
+def test_words_rank_as_sqlite_does(index, monkeypatch, candidates, question):
+    monkeypatch.setattr(indexes, "CANDIDATES", candidates)
+    expected = own_ranking(TEXTS, question)
+    hits = index.ask(question)
+    assert hits[0].text == TEXTS[expected[0][0]]
+    scores = dict(expected)
+    for hit in hits:
+        np.testing.assert_allclose(hit.score, scores[TEXTS.index(hit.text)], atol=1e-4)
+
+
+def test_a_hit_has_its_place_and_the_words_that_matched(index):
+    hit = index.ask("Where is CAFE?", top=1)[0]
+    assert (hit.title, hit.document, hit.file) == ("Title 4", "4.txt", "/texts/4.txt")
+    assert (hit.start, hit.stop) == (0, len(hit.text))
+    assert [hit.text[start:stop] for start, stop in hit.words] == ["café"]
+    assert index.ask("zebra") == []
+
+
+def test_a_question_of_frequent_words_alone_has_answers(index):
+    assert len(index.ask("the", top=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "marked"),
+    [
+        ("我们明天去北京大学看书。", "北京", ["北京"]),
+        ("東京は日本の首都です。", "日本の首都はどこ？", ["日本の首都"]),
+        ("ภาษาไทยไม่มีช่องว่าง", "ภาษาไทย", ["ภาษาไทย"]),
+        ("हिन्दी एक भाषा है", "हिन्दी", ["हिन्दी"]),
+        ("서울은 한국의 수도이다", "서울은", ["서울은"]),
+        ("Das schöne Straßencafé", "STRASSENCAFE schone", ["schöne"]),
+        ("Use 北京 with Python 3.11", "python 北京", ["北京", "Python"]),
+    ],
+)
+def test_words_of_every_script_are_found(tmp_path, text, question, marked):
+    index = make(tmp_path / "index", [text, *TEXTS])
+    hit = index.ask(question)[0]
+    assert hit.text == text
+    assert [hit.text[start:stop] for start, stop in hit.words] == marked
+
+
+def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_path):
+    index = make(tmp_path / "index", vectors=VECTORS)
+    question = np.array([[0.6, 0, 0, 0, 0.8, 0, 0, 0]], np.float32)
+    index.embed = lambda texts: question
+    hits = index.ask("coffee", half="meaning", top=2)
+    assert [(hit.title, round(hit.score, 3)) for hit in hits] == [
+        ("Title 5", 0.8),
+        ("Title 1", 0.6),
+    ]
+    lexical, meaning = index.by_words("coffee"), index.by_meaning(["coffee"])[0]
+    np.testing.assert_allclose(meaning, VECTORS @ question[0], atol=1e-3)
+
+    def standard(scores):
+        return (scores - scores.mean()) / scores.std()
+
+    expected = 0.5 * standard(meaning) + 0.5 * standard(lexical)
+    np.testing.assert_allclose(combined(lexical, meaning, 0.5), expected, rtol=1e-5)
+    assert index.ask("coffee")[0].title == f"Title {1 + int(expected.argmax())}"
+    with index.table:
+        index.record(weight=0.9)
+    assert index.ask("coffee")[0].title == "Title 5"
+
+
+def test_a_change_by_another_process_is_seen(tmp_path):
+    index = make(tmp_path / "index")
+    assert index.ask("zebra") == []
+    make(tmp_path / "index", ["A zebra."])  # in place of /texts/1.txt
+    assert [hit.text for hit in index.ask("zebra")] == ["A zebra."]
+    assert all(hit.document != "1.txt" for hit in index.ask("roasted"))
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("?!", "has no word"),
+        ("", "has no word"),
+        ("\0", "has no word"),
+        ("word " * 2_000_000, "has 10,000,000 characters, more than 10,000"),
+    ],
+    ids=["marks", "empty", "zero", "10 MB"],
+)
+def test_a_question_that_cannot_be_asked_is_an_error(index, question, message):
+    with pytest.raises(ConfigError, match=message):
+        index.ask(question)
+
+
+def test_a_question_of_the_query_language_is_words(index):
+    for question in (
+        '" OR NEAR(',
+        "text:coffee*",
+        "coffee NOT tea",
+        "-coffee ^tea",
+        'AND "',
+        "x" * 9_999,
+    ):
+        index.ask(question)
+    index.ask(" ".join(f"word{n}" for n in range(1100)))
+    assert index.ask("coffee NOT tea")[0].text in (TEXTS[3],)
+
+
+def test_vectors_of_another_size_are_an_error(tmp_path):
+    index = make(tmp_path / "index", vectors=VECTORS)
+    index.embed = lambda texts: np.ones((1, 4), np.float32)
+    with pytest.raises(ConfigError, match="has vectors of 8 values, and its model makes 4"):
+        index.ask("coffee")
+
+
+def test_other_files_and_versions_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no such index"):
+        open_index(tmp_path / "absent")
+    (tmp_path / "text").write_text("This is a text, which nothing may overwrite.\n" * 99)
+    for opened in (open_index, lambda path: write_index(path).__enter__()):
+        with pytest.raises(DataError, match=r"is damaged .file is not a database"):
+            opened(tmp_path / "text")
+    with sqlite3.connect(tmp_path / "other") as table:
+        table.execute("CREATE TABLE t(x)")
+    with pytest.raises(DataError, match="is no index of `bert search make`"):
+        open_index(tmp_path / "other")
+    other = make(tmp_path / "index")
+    other.table.execute("PRAGMA user_version = 7")
+    with pytest.raises(
+        DataError, match="is an index of version 7, and this `bert` reads version 1"
+    ):
+        open_index(tmp_path / "index")
+
+
+def test_a_damaged_index_is_an_error_and_stays_as_it_is(tmp_path):
+    path = tmp_path / "index"
+    make(path, TEXTS * 200).table.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 : -4096] = b"\xff" * (len(data) - 4096 * 4)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="is damaged"):
+        open_index(path).ask("coffee")
+    with pytest.raises(DataError, match="is damaged"), write_index(path):
+        pass
+    assert path.read_bytes() == data
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    with (
+        write_index(tmp_path / "index"),
+        pytest.raises(DataError, match="another `bert search make` writes it"),
+        write_index(tmp_path / "index"),
+    ):
+        pass
+
+
+def test_words_are_cut_where_letters_end():
+    assert words.words_of("What's a foo_bar, C++ 3.11?") == [
+        "what",
+        "s",
+        "a",
+        "foo",
+        "bar",
+        "c",
+        "3",
+        "11",
+    ]
+    assert words.words_of("北京大学 café") == ["北京", "京大", "大学", "café"]
+    text = "a 北京 b"
+    assert words.plain(words.indexed(text)) == text
+
+
+def test_threads_ask_one_index(index):
+    with ThreadPoolExecutor(8) as pool:
+        hits = list(pool.map(lambda _: index.ask("roasted beans")[0].text, range(64)))
+    assert {*hits} == {TEXTS[0]}

@@ -1,0 +1,107 @@
+"""Passages: whole sentences, headings with what follows them, no running heads."""
+
+import itertools
+import re
+
+import pytest
+
+from bert_cli.data.io import files
+from bert_cli.data.search.passages import (
+    LENGTH,
+    documents_of,
+    passages_of,
+    running_heads,
+    width,
+)
+from bert_cli.data.text.preprocess import load_splitter
+
+SPLIT = load_splitter("sentencex", "en")
+SENTENCE = "This sentence has some words and ends here"
+
+
+def passages(lines: list[str]) -> list[str]:
+    return [passage.text for passage in passages_of(lines, SPLIT)]
+
+
+def test_a_passage_is_whole_sentences_up_to_a_length_and_none_overlap():
+    lines = [" ".join(f"{SENTENCE} {n}.{m}." for m in range(9)) for n in range(20)]
+    found = passages_of(lines, SPLIT)
+    text = "\n".join(lines)
+    assert len(found) > 5
+    assert all(text[p.start : p.stop] == p.text and len(p.text) <= LENGTH for p in found)
+    assert all(p.text.startswith("This") and p.text.endswith(".") for p in found)
+    assert all(
+        a.stop < b.start and not text[a.stop : b.start].strip()
+        for a, b in itertools.pairwise(found)
+    )
+    assert " ".join(p.text for p in found).split() == text.split()
+
+
+def test_a_sentence_that_is_longer_is_cut_at_spaces():
+    words = " ".join(f"word{n}" for n in range(500))
+    found = passages([words])
+    assert len(found) > 3 and " ".join(found).split() == words.split()
+    assert max(map(len, found)) <= LENGTH
+    letters = "".join(chr(0x4E00 + n) for n in range(2000))  # Chinese, without a full stop
+    found = passages([letters])
+    assert "".join(found) == letters and max(map(width, found)) <= LENGTH
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["NAME", "It lists files.", "OPTIONS", "It has options."],
+         ["NAME\nIt lists files.", "OPTIONS\nIt has options."]),
+        (["Title", "Part one", "It begins."], ["Title\nPart one\nIt begins."]),
+        (["# Title", "It begins.", "## Next", "# Last", "It ends."],
+         ["# Title\nIt begins.", "## Next\n# Last\nIt ends."]),
+        (["Take:", "soap", "tea", "milk", "and stir it."], ["Take:\nsoap\ntea\nmilk\nand stir it."]),
+        (["It begins.", "The end"], ["It begins.\nThe end"]),
+        (["..., ---", "* * *"], []),
+    ],
+    ids=["headings", "two", "markup", "list", "last", "no word"],
+)  # fmt: skip
+def test_a_heading_begins_a_passage_and_a_list_does_not(lines, expected):
+    assert passages(lines) == expected
+
+
+def test_running_heads_are_in_no_passage():
+    lines = ["LS(1)     User Commands     LS(1)", "It lists files.", "GNU 9.1    2022    LS(1)"]
+    assert running_heads(lines) == {0, 2}
+    assert passages(lines) == ["It lists files."]
+    pages = [line for n in range(4) for line in ("The book    page", f"{SENTENCE} {n}.")]
+    assert passages(pages) == [f"{SENTENCE} {n}." for n in range(4)]
+    song = ["A river is long", "and deep", "O river", "It runs", "and runs", "O river"] * 3
+    assert passages(song) == ["\n".join(song)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "documents"),
+    [
+        ("a.txt", "Title\n\nFirst text.\n\nSecond text.\n", [("Title", 3)]),
+        ("a.jsonl", '{"text": "One text."}\n{"text": ""}\n{"text": "Two\\ntexts."}\n',
+         [("One text.", 1), ("Two", 2)]),
+        ("wiki_00", '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nIts text.\n</doc>\n', [("A & B", 1)]),
+        ("a.csv", f"text\n{SENTENCE * 3}\n", [(f"{(SENTENCE * 3)[:79]}…", 1)]),
+    ],
+)  # fmt: skip
+def test_documents_of_any_format_have_their_title(tmp_path, name, content, documents):
+    (tmp_path / name).write_text(content)
+    reading = files.Reading(documents="files")
+    part = files.recognise(tmp_path / name, reading)
+    found = [(document.title, len(document.lines)) for document in documents_of(part, reading)]
+    assert found == documents
+
+
+def test_real_articles_lose_no_words(shared_data):
+    reading = files.Reading(documents="files")
+    part = files.recognise(shared_data / "text" / "extracted" / "AA" / "wiki_07", reading)
+    documents = list(documents_of(part, reading))
+    assert len(documents) > 10
+    for document in documents:
+        found = passages_of(document.lines, SPLIT)
+        kept = [
+            line for n, line in enumerate(document.lines) if n not in running_heads(document.lines)
+        ]
+        words = re.findall(r"\w+", " ".join(p.text for p in found))
+        assert words == re.findall(r"\w+", " ".join(kept))

@@ -1,0 +1,369 @@
+"""`bert search`: what a person types, and what it prints; text that changes; kills; a model of vectors."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import ndcg_score
+from support.processes import wait_for
+from support.runs import last_line
+from support.terminal import Terminal
+from support.tiny_models import TINY, write_model
+
+import bert_cli
+from bert_cli.cli import main
+from bert_cli.data.finetune.embeddings import embedding_files
+from bert_cli.data.search.index import SCALE, Index, open_index
+from bert_cli.tasks.search import make, score
+from bert_cli.tasks.search.opened import Model
+
+ROOT = Path(bert_cli.__file__).parents[1]
+MANUALS = {
+    "mount.txt": "MOUNT\n\nThe command mounts a disk. It needs a folder.\n",
+    "shell/copy.txt": "COPY\n\nIt copies files to a folder.\n\nOPTIONS\n\nThere are none.\n",
+    "notes.jsonl": '{"text": "Coffee is good."}\n{"text": "The film was bad, and the music fine."}\n',
+}
+
+
+def write(folder, texts=MANUALS):
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def manuals(tmp_path, monkeypatch):
+    """A folder with `manuals`, in which commands run."""
+    monkeypatch.chdir(tmp_path)
+    return write(tmp_path / "manuals")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Folder of a random model of vectors of 32 values."""
+    folder = tmp_path_factory.mktemp("model") / "vectors"
+    write_model(folder)
+    for name, content in embedding_files("mean", 32, 24).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def content(path):
+    """Return everything in an index but the numbers of rows and the times of files."""
+    table = sqlite3.connect(path)
+    query = (
+        "SELECT name || suffix, title, start, stop, text, value FROM places JOIN words ON words.rowid = places.id"
+        " LEFT JOIN vectors ON vectors.id = places.id"
+    )
+    return sorted(table.execute(query).fetchall())
+
+
+def test_a_question_is_answered_with_title_and_place(manuals, capsys):
+    assert main(["search", "make", "index", "manuals"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "4 documents of 3 files, 5 passages" in out and "with --model also by their meaning" in out
+    )
+    assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
+    assert capsys.readouterr().out == (
+        "1. MOUNT (manuals/mount.txt, characters 0-51)\n"
+        "MOUNT\nThe command mounts a disk. It needs a folder.\n\n"
+    )
+    assert main(["search", "ask", "index", "bad film", "--json", "-"]) == 0
+    (hit,) = json.loads(capsys.readouterr().out)
+    assert (hit["document"], hit["start"]) == ("notes.jsonl:2", 0)
+    assert [hit["text"][a:b] for a, b in hit["words"]] == ["film", "bad"]
+    assert main(["search", "ask", "index", "zebra"]) == 0
+    assert capsys.readouterr().out == "No passage has a word of the question.\n"
+
+
+def test_words_that_matched_are_bold_on_a_terminal(manuals, monkeypatch):
+    main(["search", "make", "index", "manuals"])
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["search", "ask", "index", "a bad film", "--top", "1"]) == 0
+    assert "The \x1b[1mfilm\x1b[0m was \x1b[1mbad\x1b[0m, and" in terminal.getvalue()
+
+
+def test_words_alone_load_no_framework(manuals):
+    code = (
+        "import sys\nfrom bert_cli.cli import main\nimport bert_cli\n"
+        "assert main(['search', 'make', 'index', 'manuals']) == 0\n"
+        "assert main(['search', 'ask', 'index', 'disk']) == 0\n"
+        "hit, *_ = bert_cli.open_index('index').ask('disk', top=10)\n"
+        "assert (hit.title, hit.document) == ('MOUNT', 'mount.txt') and hit.score > 0\n"
+        "print(sorted({'tensorflow', 'keras', 'jax', 'torch'} & {*sys.modules}))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monkeypatch, capsys):
+    main(["search", "make", "index", "manuals"])
+    before = Path("index").read_bytes()
+    read = []
+    original = make.documents_of
+    monkeypatch.setattr(
+        make, "documents_of", lambda part, _: read.append(part.path.name) or original(part, _)
+    )
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert read == [] and Path("index").read_bytes() == before
+    write(manuals, {"new.txt": "A zebra.\n", "mount.txt": "MOUNT\n\nIt has another text now.\n"})
+    (manuals / "shell" / "copy.txt").unlink()
+    capsys.readouterr()
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert "reads 2 new or changed files, forgets 1" in capsys.readouterr().out
+    assert sorted(read) == ["mount.txt", "new.txt"]
+    main(["search", "make", "fresh", "manuals"])
+    assert content("index") == content("fresh")
+    assert open_index(Path("index")).ask("copies") == []
+
+
+@pytest.mark.parametrize("rows", [1, 100, 1200])
+def test_a_call_that_was_killed_continues_to_the_same_index(manuals, rows):
+    sentence = "The film number {} was good, and its music was fine. "
+    write(
+        manuals,
+        {f"{n}.txt": "".join(sentence.format(n + m) for m in range(400)) for n in range(60)},
+    )
+
+    def passages():
+        try:
+            with closing(sqlite3.connect("file:index?mode=ro", uri=True)) as table:
+                return table.execute("SELECT count(*) FROM passages").fetchone()[0]
+        except sqlite3.Error:
+            return 0  # not made yet
+
+    # Not from a process with TensorFlow, whose own SQLite lacks FTS5.
+    words = [sys.executable, "-m", "bert_cli", "search", "make", "index", "manuals"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: passages() >= rows, 60, [process])
+        process.kill()
+    found = open_index(Path("index"))
+    assert rows <= found.count("passages") < 2000
+    assert found.ask("number")
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert main(["search", "make", "fresh", "manuals"]) == 0
+    assert content("index") == content("fresh")
+
+
+@pytest.mark.tensorflow
+def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypatch, capsys):
+    monkeypatch.setattr(make, "AT_ONCE", 2)
+    original = Model.__call__
+    calls = []
+
+    def fail_later(self, texts):
+        calls.append(texts)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return original(self, texts)
+
+    monkeypatch.setattr(Model, "__call__", fail_later)
+    words = ["search", "make", "index", "manuals", "--model", str(model)]
+    assert main(words) == 130
+    assert open_index(Path("index")).count("vectors") == 2
+    assert main(["search", "ask", "index", "a disk"]) == 0
+    captured = capsys.readouterr()
+    assert (
+        "lacks some vectors, and ranks by words alone" in captured.err and "MOUNT" in captured.out
+    )
+    assert main(["search", "ask", "index", "a disk", "--meaning"]) == 2
+    monkeypatch.setattr(Model, "__call__", original)
+    assert main(words[:4]) == 0  # the model of the index
+    stored = {row[4]: np.frombuffer(row[5], np.int16) / SCALE for row in content("index")}
+    texts = [text for text in stored if "\n" not in text]
+    Path("texts.txt").write_text("\n".join(texts) + "\n")
+    capsys.readouterr()
+    assert main(["predict", str(model), "--task", "embed", "--input", "texts.txt"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for row in rows:
+        np.testing.assert_allclose(stored[row["text"]], row["embedding"], atol=1e-3)
+    question = "the music is fine"
+    main(["predict", str(model), question, "--task", "embed"])
+    vector = last_line(capsys)["embedding"]
+    index = bert_cli.open_index("index")
+    np.testing.assert_allclose(index.embed([question])[0], vector, atol=1e-6)
+    expected = sorted(
+        ((float(values @ np.array(vector)), text) for text, values in stored.items()), reverse=True
+    )
+    hits = index.ask(question, half="meaning", top=3)
+    assert [hit.text for hit in hits] == [text for _, text in expected[:3]]
+    assert index.ask(question)[0].title == "The film was bad, and the music fine."
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_numpy_computes_the_vectors_of_the_engine(model, tmp_path, pooling):
+    folder = shutil.copytree(model, tmp_path / "model")
+    for name, text in embedding_files(pooling, 32, 8).items():
+        (folder / name).write_bytes(text)
+    texts = ["the film", "who was the actor in a very good film, and where is it?", "?", "a", "b"]
+    found = Model(str(folder))
+    few = np.concatenate([found(texts[:2]), found(texts[2:])])
+    np.testing.assert_allclose(few, found(texts), atol=1e-6)
+
+
+@pytest.mark.tensorflow
+def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, capsys):
+    folder = shutil.copytree(model, tmp_path / "model")
+    assert main(["search", "make", "index", "manuals", "--model", "model"]) == 0
+    shutil.rmtree(folder)
+    assert main(["search", "ask", "index", "disk"]) == 4  # the model is gone
+    assert main(["search", "ask", "index", "disk", "--words"]) == 0
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    write_model(folder, TINY.model_copy(update=sizes))
+    capsys.readouterr()
+    assert main(["search", "ask", "index", "disk"]) == 2
+    assert "before it was changed; run `bert search make` again" in capsys.readouterr().err
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert "computes 5 vectors" in capsys.readouterr().out
+    assert {len(row[5]) for row in content("index")} == {2 * 16}
+
+
+def test_scores_are_those_of_scikit_learn(manuals, capsys):
+    write(
+        manuals,
+        {
+            "tea.txt": "TEA\n\nTea is good. A folder of tea.\n",
+            "more.txt": "A disk in a folder of files.\n",
+        },
+    )
+    main(["search", "make", "index", "manuals"])
+    questions = [("mount a disk", ["MOUNT"]), ("a folder of files", ["mount.txt", "tea.txt", "COPY"]),
+                 ("coffee or film", ["notes.jsonl"]), ("zebra folder", ["notes.jsonl:1"])]  # fmt: skip
+    lines = [f"{question}\t{name}" for question, names in questions for name in names]
+    Path("queries.tsv").write_text("question\tdocument\n" + "\n".join(lines) + "\n")
+    index = open_index(Path("index"))
+    relevant = score.read_queries(Path("queries.tsv"), index)
+    assert [len(rows) for rows in relevant.values()] == [1, 3, 2, 1]
+    scores = score.question_scores(index, relevant)
+    owner, documents = index.owners()
+    for row, (question, right) in enumerate(relevant.items()):
+        passages = index.by_words(question)
+        best = [max(passages[owner == number]) for number in documents]
+        labels = [[n in right for n in range(len(best))]]
+        ndcg, recall, mrr = scores[row, 0]
+        order = np.argsort(-np.array(best), kind="stable").tolist()
+        if min(best) < max(best):
+            strict = [[-order.index(n) for n in range(len(best))]]  # ties in the order of the text
+            np.testing.assert_allclose(ndcg, ndcg_score(labels, strict, k=10))
+        assert recall == 1.0  # of fewer than ten documents
+        assert mrr == 1 / (1 + sum(value > max(best[n] for n in right) for value in best))
+    assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 0
+    out = capsys.readouterr().out
+    assert "4 questions about" in out and f"words    {scores[:, 0, 0].mean():.3f} [" in out
+
+
+def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals):
+    main(["search", "make", "index", "manuals"])
+    index = open_index(Path("index"))
+    random = np.random.default_rng(0)
+    groups = np.repeat(np.arange(40), 2)
+    noise = random.uniform(0, 0.1, size=(80, 1))
+    better = noise + np.array([[0.1 * min(n, 8) for n in range(11)]])  # 0.8 and more
+    text = score.choose_weight(index, better, groups)
+    assert index.weight == 0.8 and "confirms it; the index has weight 0.8" in text
+    assert (
+        "0.0 0.0" in text
+        and "other questions: 0.8 scores 0.300 [0.300, 0.300] more than 0.5" in text
+    )
+    text = score.choose_weight(index, random.uniform(size=(80, 11)), groups)
+    assert index.weight == 0.5 and "does not confirm it" in text
+    assert "questions about 20 documents" in score.choose_weight(index, better[:20], groups[:20])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("question\tdocument\ndisk\tnone.txt\n", "(line 2): the index has no document 'none.txt'"),
+        ("question\tdocument\n?!\tMOUNT\n", "has no word"),
+        ("question\tanswer\n?!\tMOUNT\n", "has no column 'document'"),
+        ("question\tdocument\n", "has no questions"),
+    ],
+)
+def test_questions_that_cannot_be_scored_are_errors(manuals, capsys, rows, message):
+    main(["search", "make", "index", "manuals"])
+    Path("queries.tsv").write_text(rows)
+    assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
+    Path("empty").mkdir()
+    Path("blank").mkdir()
+    write(Path("blank"), {"a.txt": "\n \n", "b.txt": "---\n"})
+    main(["search", "make", "index", "manuals"])
+    capsys.readouterr()
+    for words, code, message in (
+        (["make", "new", "empty"], 3, "holds no files"),
+        (["make", "new2", "blank"], 3, "has no text"),
+        (["make", "new3", "absent"], 3, "does not exist"),
+        (["make", "manuals/index", "manuals"], 3, "is inside manuals"),
+        (["make", "manuals/mount.txt", "manuals/shell"], 3, "is damaged"),
+        (["make", "index", "manuals", "--text-field", "body"], 3, "'body'"),
+        (["make", "index"], 2, "text"),
+        (["ask", "absent", "disk"], 3, "no such index"),
+        (["ask", "manuals/mount.txt", "disk"], 3, "is damaged"),
+        (["ask", "index", "disk", "--words", "--meaning"], 2, "cannot be combined"),
+        (["ask", "index", "disk", "--meaning"], 2, "has no vectors"),
+        (["ask", "index", "how", "many"], 2, "too many arguments"),
+        (["export", "index", "manuals/mount.txt"], 3, "exists"),
+    ):
+        assert main(["search", *words]) == code, words
+        assert message in capsys.readouterr().err, words
+    assert (manuals / "mount.txt").read_text() == MANUALS["mount.txt"]
+    assert open_index(Path("index")).ask("mounts")
+
+
+def test_the_exported_table_has_all_passages(manuals):
+    from pyarrow import parquet
+
+    main(["search", "make", "index", "manuals"])
+    assert main(["search", "export", "index", "out/words.parquet"]) == 0
+    rows = parquet.read_table("out/words.parquet").to_pylist()
+    assert [*rows[0]] == ["id", "document", "title", "start", "stop", "text"]
+    assert sorted(row["document"] for row in rows) == [
+        "mount.txt", "notes.jsonl:1", "notes.jsonl:2", "shell/copy.txt", "shell/copy.txt"
+    ]  # fmt: skip
+    index: Index = open_index(Path("index"))
+    vectors = np.eye(5, 8, dtype=np.float32)
+    with index.table:
+        index.add_vectors([row["id"] for row in rows], vectors)
+    assert main(["search", "export", "index", "vectors.parquet", "--format", "parquet"]) == 0
+    rows = parquet.read_table("vectors.parquet").to_pylist()
+    assert [row["vector"] for row in rows] == vectors.tolist()
+
+
+def test_search_alone_lists_its_commands(capsys):
+    assert main(["search"]) == 0
+    assert "bert search ask manuals.index" in capsys.readouterr().out
+
+
+@pytest.mark.tensorflow
+def test_sqlite_of_tensorflow_is_an_error_with_its_remedy(manuals):
+    code = (
+        "import {}, sys\nfrom bert_cli.cli import main\n"
+        "sys.exit(main(['search', 'make', 'index', 'manuals']))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for first, codes in (("bert_cli, tensorflow", {0}), ("tensorflow, bert_cli", {0, 3})):
+        words = [sys.executable, "-c", code.format(first)]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
+        assert done.returncode in codes, done.stderr
+        assert not done.returncode or "import sqlite3 before TensorFlow" in done.stderr

@@ -1,0 +1,459 @@
+"""`bert serve`: its requests over HTTP to a real process, and its page in Debian's Chromium."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+from support.bert import start_bert
+from support.hf_models import change_weights, need
+
+from bert_cli import open_index
+from bert_cli.cli import main
+
+LIMIT = 100_000
+CONTEXT = "😀 The cats sat on the mat. We like to eat in Paris."
+ROWS = {
+    "masked": {"text": "The cat [MASK] on the [MASK]."},
+    "text": {"text": "the cat", "second": "a dog"},
+    "several": {"text": "the cat"},
+    "score": {"text": "the cat"},
+    "token": {"text": "Unknown cats sat in paris 😀"},
+    "bare": {"text": "the cat"},
+    "question": {"question": "Where do we eat?", "context": CONTEXT},
+}
+
+
+@contextmanager
+def served(model: Path, *words: object, log: Path | None = None) -> Iterator[str]:
+    """Start `bert serve` and yield its address; it must end with Ctrl-C without an error."""
+    with open(log or os.devnull, "wb") as stderr:
+        words = ("serve", model, "--port", 0, *words)
+        with start_bert(*words, stdout=subprocess.PIPE, stderr=stderr) as process:
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                assert line.startswith("open http://"), line
+                yield line.split()[1]
+            finally:
+                process.send_signal(signal.SIGINT)
+                code = process.wait(20)
+    assert code == 0
+
+
+@pytest.fixture(scope="module")
+def labels(models) -> Iterator[str]:
+    with served(models["text"]) as address:
+        yield address
+
+
+# --- requests
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_request_is_answered_as_bert_predict_answers(name, models, tmp_path, capsys):
+    path = tmp_path / "row.jsonl"
+    path.write_text(json.dumps(ROWS[name]))
+    assert main(["predict", str(models[name]), "--input", str(path)]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    with served(models[name]) as address:
+        answer = httpx2.post(f"{address}api/predict", json=ROWS[name])
+        about = httpx2.get(f"{address}api/about").json()
+    assert (answer.status_code, answer.json()) == (200, expected)
+    assert about["name"] == models[name].name
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "message"),
+    [
+        (b"{", 400, "is not a JSON object: send one"),
+        (b"[" * 50_000, 400, "is not a JSON object"),
+        (b"\xff\xfe", 400, "is not a JSON object"),
+        (b'["the cat"]', 400, "is not a JSON object"),
+        (b'{"txt": "the cat"}', 400, "text: has no column 'text'"),
+        (b'{"text": 3}', 400, "text: 'text' is not a string; write it as a string"),
+        (b'{"text": " "}', 400, "text: is empty; give it a text"),
+        (b'{"text": "\\ud83d"}', 400, "text: has an unpaired surrogate"),
+        (b'{"text": "a", "question": "b"}', 400, "'question' is not read by task text-classification"),
+        (b'{"text": "%s"}' % (b"a" * LIMIT), 413, "send at most 100,000 bytes"),
+        (b"a" * 10**7, 413, "send at most 100,000 bytes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_is_answered_with_what_is_wrong(sent, status, message, labels):
+    answer = httpx2.post(f"{labels}api/predict", content=sent)
+    assert answer.status_code == status and message in answer.json()["error"]
+
+
+def test_other_addresses_and_methods_are_answered_in_json(labels):
+    assert httpx2.post(f"{labels}api/nothing", json={}).status_code == 404
+    answer = httpx2.get(f"{labels}api/predict")
+    assert answer.status_code == 405 and answer.json() == {"error": "Method Not Allowed"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "localhost.evil.example"}, 421),
+        ({"Host": "["}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Host": "localhost:8321", "Origin": "http://localhost:8321"}, 200),
+        ({"Host": "[::1]:8321"}, 200),
+    ],
+)
+def test_another_page_and_a_name_that_points_here_cannot_ask(headers, status, labels):
+    row = {"text": "the cat"}
+    answer = httpx2.post(f"{labels}api/predict", json=row, headers=headers)
+    assert answer.status_code == status
+    page = httpx2.get(labels, headers=headers)
+    assert page.status_code == status
+    assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
+
+
+def test_a_page_for_other_machines_needs_its_token(models, tmp_path):
+    log = tmp_path / "log"
+    with served(models["text"], "--host", "0.0.0.0", log=log) as address:
+        host, port, token = re.fullmatch(r"http://(.*):(\d+)/\?token=(\S{22})", address).groups()
+        assert host == socket.gethostname()
+        page = f"http://127.0.0.1:{port}/"
+        row = {"text": "the cat"}
+        for query, status in (
+            ("", 401),
+            ("?token=", 401),
+            ("?token=é", 401),
+            (f"?token={token}", 200),
+        ):
+            assert httpx2.get(f"{page}{query}").status_code == status
+            assert httpx2.post(f"{page}api/predict{query}", json=row).status_code == status
+    assert "warning: host (0.0.0.0): everyone on the network" in log.read_text()
+
+
+def test_a_failure_is_told_in_the_terminal_and_no_answer_has_a_path(models, tmp_path):
+    changes = {"classifier.weight": lambda values: values * 0 + 3e38}
+    model = change_weights(models["text"], tmp_path / "model", changes)
+    with served(model, log=tmp_path / "log") as address:
+        answer = httpx2.post(f"{address}api/predict", json={"text": "the cat"})
+        about = httpx2.get(f"{address}api/about")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "the answer failed: see what bert serve printed"}
+    assert "the model's outputs are not finite; check its weights" in (tmp_path / "log").read_text()
+    assert str(tmp_path) not in about.text
+
+
+def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(models["text"]), "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"port ({port}): Address already in use; choose another, such as --port 0" in error
+    assert main(["serve", str(models["text"]), "--host", "192.0.2.1"]) == 2
+    assert (
+        "host (192.0.2.1), port (8321): Cannot assign requested address" in capsys.readouterr().err
+    )
+
+
+def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "bert_cli.tasks.use.serve", raising=False)
+    assert main(["serve", "model"]) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"bert: bert serve: needs the extra 'serve'; pip install .*\n", error)
+
+
+# --- the requests to an index
+
+TEXTS = {
+    "tea.txt": "All about tea\n\nTea is made of the leaves of a bush. It keeps you awake.\n",
+    "boats.txt": "Boats\n\nThe boats in the desert wait for rain. Nobody sails them.\n",
+    "<b>evil.txt": "<img src=x onerror=alert(1)> title\n\nThe <script>alert(2)</script> swims &amp; 😀 dives.\n",
+}
+TEA = "Tea is made of the leaves"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, models) -> Path:
+    home = tmp_path_factory.mktemp("index")
+    (home / "texts").mkdir()
+    for name, text in TEXTS.items():
+        (home / "texts" / name).write_text(text, encoding="utf-8")
+    words = ["search", "make", home / "my.index", home / "texts", "--model", models["bare"]]
+    assert main([*map(str, words)]) == 0
+    return home / "my.index"
+
+
+@pytest.fixture(scope="module")
+def found(index) -> Iterator[str]:
+    with served(index) as address:
+        yield address
+
+
+@pytest.mark.parametrize("half", [None, "words", "meaning"])
+def test_a_search_is_answered_as_open_index_answers(half, index, found):
+    answer = httpx2.post(f"{found}api/search", json={"question": "leaves of tea", "half": half})
+    hits = answer.json()["hits"]
+    expected = json.loads(
+        json.dumps([hit._asdict() for hit in open_index(index).ask("leaves of tea", 10, half)])
+    )
+    assert hits == [{n: v for n, v in hit.items() if n != "file"} for hit in expected]
+    assert hits and str(index.parent) not in answer.text
+    about = httpx2.get(f"{found}api/about").json()
+    passages = about.pop("passages")
+    assert passages >= len(hits)
+    assert about == {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
+
+
+def test_a_document_is_read_around_its_passage(index, found):
+    (hit,) = open_index(index).ask("boats", 1, "words")
+    answer = httpx2.post(f"{found}api/document", json={"passage": hit.passage}).json()
+    assert " ".join(answer["passages"]).split() == TEXTS["boats.txt"].split()
+    answer = httpx2.post(f"{found}api/document", json={"passage": 10**6})
+    assert answer.json() == {"passages": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "message"),
+    [
+        ("search", {}, "question (''): has no word; ask with a word"),
+        ("search", {"question": "a", "half": "luck"}, "half"),
+        ("search", {"question": "a", "top": 0}, "top"),
+        ("search", {"question": "a", "top": 10**9}, "top"),
+        ("search", {"question": "?!"}, "has no word; ask with a word"),
+        ("search", {"question": "a" * 20_000}, "has 20,000 characters, more than 10,000"),
+        ("document", {}, "passage: got 0"),
+        ("document", {"passage": "x"}, "passage: got 'x'"),
+        ("document", {"passage": 2**70}, "passage"),
+    ],
+)
+def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, found):
+    answer = httpx2.post(f"{found}api/{name}", json=sent)
+    assert answer.status_code == 400 and message in answer.json()["error"]
+
+
+def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
+    (tmp_path / "tea.txt").write_text(TEXTS["tea.txt"])
+    words = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]
+    assert main(words) == 0
+    with served(tmp_path / "my.index") as address:
+        assert not httpx2.get(f"{address}api/about").json()["has_meaning"]
+        sent = {"question": "tea", "half": "meaning"}
+        answer = httpx2.post(f"{address}api/search", json=sent)
+        assert answer.status_code == 400
+        assert answer.json() == {"error": "half (meaning): the index has no vectors; use words"}
+    (tmp_path / "no.index").write_text("no index")
+    assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
+
+
+# --- the page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("the page is tried in Chromium: apt-get install chromium")
+    need("playwright")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
+        browser = playwright.chromium.launch(executable_path=program, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page of 360 pixels, the width of a phone, which fails at requests to others and at errors of scripts."""
+    page = browser.new_page(viewport={"width": 360, "height": 640})
+    page.set_default_timeout(10_000)
+    seen: list[str] = []
+    page.on("request", lambda request: seen.append(request.url))
+    page.on("pageerror", lambda error: seen.append(f"error {error}"))
+    refused = "Failed to load resource"  # the page tells it too
+    page.on("console", lambda line: line.text.startswith(refused) or seen.append(line.text))
+    page.on("dialog", lambda dialog: seen.append(f"error {dialog.message}"))
+    yield page
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+    assert [one for one in seen if not one.startswith(("http://127.0.0.1:", "data:"))] == []
+    assert wide <= 360
+
+
+def open_page(page, address: str) -> None:
+    """Open a page and wait until its first field has the focus."""
+    page.goto(address)
+    page.locator("#form :focus").wait_for()
+
+
+def bars_of(page) -> list[tuple[str, str]]:
+    rows = page.locator("#result .bar")
+    rows.first.wait_for()
+    return [tuple(row.locator("span").all_text_contents()) for row in rows.all()]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def test_masks_are_filled_as_one_types(models, page):
+    with served(models["masked"]) as address:
+        open_page(page, address)
+        page.keyboard.type("The cat ")  # the field has the focus
+        page.get_by_text("Put [MASK] in place of a word.").wait_for()
+        page.get_by_role("button", name="insert [MASK]").click()
+        page.keyboard.type(" on the mat")
+        page.locator("#result h2").wait_for()
+        shown = bars_of(page)
+        assert page.locator("#text").input_value() == "The cat [MASK] on the mat"
+        row = {"text": "The cat [MASK] on the mat"}
+        (words,) = httpx2.post(f"{address}api/predict", json=row).json()["masks"]
+        assert shown == [(word["word"], percent(word["probability"])) for word in words]
+        # A wider bar is a more probable word.
+        widths = [bar.bounding_box()["width"] for bar in page.locator(".bar i").all()]
+        assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
+
+
+def test_labels_are_shown_with_bars_and_hostile_ones_as_text(models, tmp_path, page):
+    hostile = "<img src=x onerror=alert(1)>"
+    folder = shutil.copytree(models["text"], tmp_path / hostile.replace("/", ""))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": {"0": hostile, "1": "<script>alert(2)</script>", "2": "__proto__"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with served(folder) as address:
+        open_page(page, address)
+        page.get_by_label("Text", exact=True).fill(hostile)
+        shown = bars_of(page)
+        answer = httpx2.post(f"{address}api/predict", json={"text": hostile}).json()
+        assert dict(shown) == {n: percent(p) for n, p in answer["probabilities"].items()}
+        assert page.locator("#result h2").text_content() == answer["label"]
+        assert page.title() == page.locator("h1").text_content() == hostile
+        page.get_by_label("Second text").fill("a dog")
+        pair = {"text": hostile, "second": "a dog"}
+        changed = httpx2.post(f"{address}api/predict", json=pair).json()
+        best = percent(changed["probability"])
+        page.locator("#result .bar span", has_text=best).first.wait_for()
+        assert page.locator("img, script").count() == 1  # its own
+
+
+def test_the_entities_of_a_text_are_marked(models, page):
+    # After an emoji, which is one character in Python and two units in a browser.
+    text = "😀 Unknown cats sat in paris , france 😀"
+    changes = {"classifier.bias": lambda bias: bias + np.float32((0, 9, 0, 0, 0))}
+    folder = change_weights(models["token"], models["token"].with_name("persons"), changes)
+    with served(folder) as address:
+        open_page(page, address)
+        page.keyboard.type(text)
+        marks = page.locator("#result mark")
+        marks.first.wait_for()
+        entities = httpx2.post(f"{address}api/predict", json={"text": text}).json()["entities"]
+        assert len(entities) > 3
+        assert marks.all_text_contents() == [one["text"] + one["type"] for one in entities]
+
+
+def test_the_answer_is_marked_in_its_context(models, page):
+    with served(models["question"]) as address:
+        open_page(page, address)
+        page.keyboard.type("Where do we eat?")
+        page.keyboard.press("Tab")
+        page.keyboard.type(CONTEXT)
+        ((answer, _),) = bars_of(page)
+        row = {"question": "Where do we eat?", "context": CONTEXT}
+        expected = httpx2.post(f"{address}api/predict", json=row).json()
+        assert page.locator("#result mark").text_content() == answer == expected["answer"]
+        assert page.locator("#result .passage").text_content() == CONTEXT
+
+
+def test_texts_are_ranked_by_similarity(models, page):
+    with served(models["bare"]) as address:
+        open_page(page, address)
+        page.keyboard.type("the cat")
+        page.get_by_label("Texts to compare with").fill("a dog sat on\nthe cat\nin france")
+        (best, cosine), *others = bars_of(page)
+        assert (best, cosine) == ("the cat", "1.000")
+        assert len(others) == 2
+
+
+def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
+    open_page(page, found)
+    page.keyboard.type(f"{TEA[:-1]}")
+    first = page.locator(".hit b").first
+    first.wait_for()
+    assert first.text_content() == "All about tea"
+    page.keyboard.type("s")
+    page.locator(".hit mark", has_text="leaves").wait_for()  # as one types
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.locator("#document .here", has_text=TEA).wait_for()
+    assert (
+        " ".join(page.locator("#document p").all_text_contents()).split()
+        == TEXTS["tea.txt"].split()
+    )
+    page.keyboard.press("Escape")
+    assert page.locator("#document").is_hidden()
+    assert page.locator(".hit:focus b").text_content() == "All about tea"
+    page.keyboard.press("ArrowUp")
+    assert page.locator("#question:focus").count() == 1
+
+
+def test_the_switch_ranks_by_words_both_or_meaning(index, found, page):
+    open_page(page, found)
+    page.get_by_label("Search").fill("boats and leaves")
+    page.locator(".hit").first.wait_for()
+    for half in ("words", "meaning"):
+        with page.expect_response("**/api/search"):
+            page.get_by_label(half).check()
+        scores = [f"{hit.score:.2f}" for hit in open_index(index).ask("boats and leaves", 10, half)]
+        shown = page.locator(".hit .faint")
+        shown.last.get_by_text(scores[-1]).wait_for()
+        assert [text.rpartition(" ")[2] for text in shown.all_text_contents()] == scores
+
+
+def test_a_hostile_document_is_shown_as_text(found, page):
+    open_page(page, found)
+    page.get_by_label("Search").fill("swims alert dives")
+    hit = page.locator(".hit").first
+    hit.wait_for()
+    text = hit.text_content()
+    assert "<b>evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
+    hit.click()
+    opened = page.locator(
+        "#document", has_text="The <script>alert(2)</script> swims &amp; 😀 dives."
+    )
+    opened.wait_for()
+    marks = page.locator("#document .here mark").all_text_contents()
+    assert {"swims", "dives"} <= {*marks}  # after an emoji too
+    assert page.locator("img, script").count() == 1  # its own
+
+
+def test_a_server_that_fails_or_refuses_is_told_on_the_page(models, page):
+    with served(models["text"]) as address:
+        open_page(page, address)
+        page.route("**/api/predict", lambda route: route.abort())
+        page.keyboard.type("the cat")
+        page.locator("#status.wrong").wait_for()
+        page.unroute("**/api/predict")
+        page.keyboard.type(" sat")
+        assert len(bars_of(page)) == 3 and page.locator("#status.wrong").count() == 0
+        page.get_by_label("Text", exact=True).fill("a" * LIMIT)
+        page.get_by_text("the request is too large: send at most 100,000 bytes").wait_for()
+
+
+def test_the_page_is_dark_where_the_system_is(labels, page):
+    colours = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(labels)
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colours == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
