@@ -68,11 +68,6 @@ class SearchAskSettings(Settings):
             raise SettingError("meaning", problem, "leave out both to rank by both")
         return self
 
-    @property
-    def half(self) -> Literal["words", "meaning"] | None:
-        """Return the half that ranks alone, None for both."""
-        return "words" if self.words else "meaning" if self.meaning else None
-
 
 class SearchScoreSettings(Settings):
     """Score the answers to your own questions: nDCG@10, recall@10 and MRR of words, meaning and both.

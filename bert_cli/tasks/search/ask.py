@@ -4,7 +4,7 @@ import os
 import sys
 
 from bert_cli.config.search import SearchAskSettings, SearchSettings
-from bert_cli.data.search.index import Hit
+from bert_cli.data.search.index import Half, Hit
 from bert_cli.errors import printable
 from bert_cli.files import is_stdout, output_json
 from bert_cli.parse.help import help_text
@@ -19,7 +19,7 @@ def list_commands(settings: SearchSettings) -> None:
 
 def run(settings: SearchAskSettings) -> None:
     """Print the best passages. Raises ConfigError for a question without words, DataError for a damaged index."""
-    half = settings.half
+    half: Half | None = "words" if settings.words else "meaning" if settings.meaning else None
     index = open_index(settings.index, half)
     hits = index.ask(settings.question, settings.top, half)
     if settings.json_file:
