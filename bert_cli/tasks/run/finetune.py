@@ -148,8 +148,8 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         has_other = settings.tokenizer_path is not None
     if not has_other and not settings.generated_dataset:
         remedies["pretrained_ckpt_path"] = f"give --pretrained-ckpt-path MODEL, or {instead}"
-    given = settings.model_dump(include={*remedies}, exclude_none=True)
-    errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in given]
+    values = settings.model_dump(include={*remedies}, exclude_none=True)
+    errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in values]
     try:
         if settings.do_training:
             check_output_paths(settings)
