@@ -32,13 +32,13 @@ TOP = 10
 
 def write_passages(text: Path, file: Path, number: int) -> None:
     """Write so many passages of a text as JSON lines."""
-    from bert_cli.data.io import files
+    from bert_cli.data.io import files, inputs
     from bert_cli.data.search.passages import documents_of, passages_of
     from bert_cli.data.text.preprocess import load_splitter
 
     reading = files.Reading(documents="files")
     split = load_splitter("sentencex", "en")
-    parts, _ = files.recognise_all(text, reading)
+    parts, _ = inputs.recognise_all(text, reading, {})
     documents = (document for part in parts for document in documents_of(part, reading))
     texts = [
         passage.text for document in documents for passage in passages_of(document.lines, split)

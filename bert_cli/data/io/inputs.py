@@ -44,15 +44,13 @@ def open_text(source: Path, out: Path, reading: Reading, names: Collection[str])
     the next run would read; ConfigError for a setting without effect on these files.
     """
     manifest = read_manifest(source)
-    is_searched = source.is_dir() and not manifest
-    if is_searched or (not source.exists() and "**" in source.parts):
-        refuse_inside(out, find_root(source), "where the next run would read its files as text")
+    refuse_output_inside(source, out, manifest)
     parts, notes = recognise_all(source, reading, manifest)
     shards = manifest.get("shards", [])
     documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
     if reading.documents == "files":
         documents = {part.path: 1 for part in parts if part.format == "plain"}
-    _refuse_without_effect(parts, names)
+    refuse_without_effect(parts, names)
     parts = recognise_lines(parts, reading)
     if all(part.margins is None for part in parts):
         reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
@@ -101,6 +99,13 @@ def _each_once(paths: Iterable[Path]) -> list[Path]:
     return in_order({path.resolve(): path for path in reversed(files)}.values())
 
 
+def refuse_output_inside(source: Path, out: Path, manifest: Manifest) -> None:
+    """Raise DataError for an output below a folder that is searched for text."""
+    is_searched = source.is_dir() and not manifest
+    if is_searched or (not source.exists() and "**" in source.parts):
+        refuse_inside(out, find_root(source), "where the next run would read its files as text")
+
+
 def refuse_inside(out: Path, folder: Path, problem: str) -> None:
     """Raise DataError for an output folder that is, or is in, an input folder; one with a hidden name is not read."""
     inner = out.resolve()
@@ -142,7 +147,7 @@ def recognise_all(
     return parts, notes
 
 
-def _refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
+def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
     """Raise ConfigError for a setting in `names` that applies to none of these files."""
     formats = {part.format for part in parts}
     for name in sorted(APPLIES.keys() & names):

@@ -18,7 +18,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import MULTIPLE
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
-from bert_cli.data.io.rows import check_columns, check_text
+from bert_cli.data.io.rows import check_columns
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
@@ -64,7 +64,6 @@ def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
         raise DataError(f"probe ({name})", "no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
     for where, row in lines:
-        check_text(row, where)
         check_columns(where, NAMES, row, 'give {"good": "...", "bad": "..."}')
     texts = [tables.text_of(row, name, where) for where, row in lines for name in NAMES]
     tokenizer = records.tokenizer

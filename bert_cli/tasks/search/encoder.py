@@ -20,7 +20,7 @@ class Encoder:
 
     def __init__(self, source: models.Source) -> None:
         self.config = source.config
-        self.tokenizer = models.read_tokenizer_for(source.config, source.folder)
+        self.tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
         tensors = source.tensors().items()
         self.weights = {n.removeprefix("bert."): np.asarray(v, np.float32) for n, v in tensors}
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bert_cli.config.search import SearchMakeSettings
-from bert_cli.data.io import files
+from bert_cli.data.io import files, inputs
 from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search.index import Index, write_index
 from bert_cli.data.search.passages import Document, documents_of, passages_of
 from bert_cli.data.text.abbreviations import Split, keep_abbreviations
@@ -26,13 +27,13 @@ NO_LANGUAGE = "zxx"
 
 def run(settings: SearchMakeSettings) -> None:
     """Make the index complete. Raises DataError for text that cannot be read, or none."""
+    names: dict[Path, str] = {}
     for source in settings.text:
-        files.refuse_output_inside(source, settings.index)
-    names = {
-        path.absolute(): path.relative_to(files.find_root(source)).as_posix()
-        for source in settings.text
-        for path in files.find_files(source)
-    }
+        manifest = read_manifest(source)
+        inputs.refuse_output_inside(source, settings.index, manifest)
+        root = inputs.find_root(source)
+        paths = inputs.find_files(source, manifest)
+        names |= {path.absolute(): path.relative_to(root).as_posix() for path in paths}
     with write_index(settings.index) as index:
         _read(index, names, settings)
         passages = count(index.count("passages"), "passage")
@@ -61,7 +62,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     recognised = {path: files.recognise(Path(path), reading) for path in new}
     parts = [part for part in recognised.values() if part is not None]
     if parts:
-        files.refuse_without_effect(parts, settings.model_fields_set)
+        inputs.refuse_without_effect(parts, settings.model_fields_set)
     parts = recognise_lines(parts, reading)
     report_joined_lines(
         "search", parts, reading, "`bert preprocess --line-breaks keep` splits at each line"

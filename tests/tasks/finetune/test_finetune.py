@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.bert import run_bert
+from safetensors.numpy import load_file
+from support.bert import run_bert, start_bert
 from support.hf_models import change_weights
+from support.processes import wait_for
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
 from support.tiny_models import TINY, metrics_of, write_model, write_reviews
 
@@ -230,6 +232,27 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert scored == [10, 20, 30] and "loss" in lines[9]
     monkeypatch.setattr(task, "by_length", with_a_signal)
     assert main([*arguments(base, run), "--no-do-training"]) == 130
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_weights(base, trained):
+    run = base / "killed"
+    words = arguments(base, run, "--checkpoint-every-steps", "4", "--keep-checkpoints", "9")
+    process = start_bert(*words)
+    try:
+        wait_for((run / "step_00000012").exists, 120, [process])
+    finally:
+        process.kill()
+        process.wait()
+    assert not (run / "scores.json").exists()
+    assert main(words) == 0
+    last, expected = complete_checkpoints(run)[-1], complete_checkpoints(trained)[-1]
+    assert last.name == expected.name == "step_00000030"
+    # The device count differs between this process and the killed one; one thread each here.
+    ours, theirs = (load_file(path / "model.safetensors") for path in (last, expected))
+    for name, value in theirs.items():
+        assert np.allclose(ours[name], value, rtol=1e-5, atol=1e-6), name
+    assert scores_of(run) == scores_of(trained)
 
 
 @pytest.mark.slow
