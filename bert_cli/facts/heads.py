@@ -36,7 +36,7 @@ class Block:
 
     name: str
     layer: str
-    """Its class; `build_block` gives it the options that its signature names."""
+    """Its class; `build_block` passes it the options that it annotates."""
     weights: Callable[["BertConfig"], int] = lambda config: 0
     """Number of weights, without shared ones."""
     products: Callable[["BertConfig", "BatchShape"], list[Product]] = lambda config, shape: []

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Unpack
 
@@ -84,37 +84,41 @@ def build_block(
 
 
 def _unset_block(outputs: Outputs, **arguments: Unpack[Configured]) -> keras.layers.Layer:
-    """Return a block whose weights are 0; its class takes what its signature names of the outputs."""
+    """Return a block whose weights are 0; its class takes what it annotates of the outputs."""
     name = arguments["name"]
     config = arguments["config"]
     architecture = ARCHITECTURES[config.architecture]
     layer = pkgutil.resolve_name(architecture.layer)
     if name.startswith("hid_"):
         return layer(number=int(name.removeprefix("hid_")), **arguments)
-    last = architecture.last_blocks.get(name)
-    block_class: Any = pkgutil.resolve_name(last.layer if last else architecture.embeddings)
-    options = {
-        **outputs._asdict(),
-        "dropout_id": 1 + layer.DROPOUT_IDS * config.num_hidden_layers,
-    }
-    taken = options.keys() & inspect.signature(block_class.__init__).parameters.keys()
-    return block_class(**{option: options[option] for option in taken}, **arguments)
+    if name == "emb":
+        return pkgutil.resolve_name(architecture.embeddings)(**arguments)
+    block_class: Any = pkgutil.resolve_name(architecture.last_blocks[name].layer)
+    dropout_id = 1 + layer.DROPOUT_IDS * config.num_hidden_layers
+    options = {**outputs._asdict(), "dropout_id": dropout_id}
+    taken = {name for base in block_class.__mro__ for name in inspect.get_annotations(base)}
+    options = {name: value for name, value in options.items() if name in taken}
+    return block_class(**options, **arguments)
 
 
-def build_blocks(
+def each_block(
     config: BertConfig,
     *,
     last_blocks: Sequence[str] = PRETRAINING,
     outputs: Outputs = USUAL,
     **options: Any,
-) -> list[tuple[str, keras.layers.Layer]]:
-    """Build a complete model on the current device: (name, block) in running order; options of `build_block`."""
-    blocks: dict[str, keras.layers.Layer] = {}
+) -> Iterator[tuple[str, keras.layers.Layer]]:
+    """Yield (name, block) in running order, each block built on the current device; options of `build_block`."""
     for name in block_names(config, last_blocks):
-        blocks[name] = build_block(name, config, outputs=outputs, **options)
+        block = build_block(name, config, outputs=outputs, **options)
         if name == "emb":
-            outputs = outputs._replace(word_table=blocks[name].word.embeddings)
-    return list(blocks.items())
+            outputs = outputs._replace(word_table=block.word.embeddings)
+        yield name, block
+
+
+def build_blocks(config: BertConfig, **options: Any) -> list[tuple[str, keras.layers.Layer]]:
+    """Build a complete model on the current device, as `each_block` does."""
+    return list(each_block(config, **options))
 
 
 def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:

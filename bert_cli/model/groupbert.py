@@ -7,7 +7,6 @@ convolution's kernel, W channels of a group.
 """
 
 from collections.abc import Mapping
-from typing import Unpack
 
 import keras
 from keras import ops
@@ -16,7 +15,7 @@ from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import SelfAttention, attention_bias
 from bert_cli.model.operations import linear
-from bert_cli.model.parts import Arguments, Configured, ConfiguredLayer, Layer
+from bert_cli.model.parts import Block, ConfiguredLayer, Layer
 
 
 class Grouped(Layer):
@@ -25,10 +24,8 @@ class Grouped(Layer):
     A kernel [K, W, D] is a convolution along the sequence, with zeros beyond the ends.
     """
 
-    def __init__(self, *, shape: tuple[int, ...], groups: int, **layer: Unpack[Arguments]) -> None:
-        self.shape = shape
-        self.groups = groups
-        super().__init__(**layer)
+    shape: tuple[int, ...]
+    groups: int
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", *self.shape)
@@ -115,25 +112,23 @@ class GroupedFeedForward(ConfiguredLayer):
         return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
 
 
-class GroupLayer(ConfiguredLayer):
+class GroupLayer(Block):
     """Block `hid_N`; the last block ends with a LayerNorm. Uses the dropout ids `dropout_id` to `dropout_id` + 4."""
 
     DROPOUT_IDS = 5
     READS = ("input_mask", "position_ids", "next_sentence_positions")
-
-    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
-        self.dropout_id = 1 + number * self.DROPOUT_IDS
-        self.is_last = number == layer["config"].num_hidden_layers - 1
-        super().__init__(**layer)
+    number: int
 
     def _create_weights(self) -> None:
+        self.dropout_id = 1 + self.number * self.DROPOUT_IDS
         self.convolution = Convolution(**self.part("convolution"))
         self.feed_forward_1 = GroupedFeedForward(**self.part("feed_forward_1"))
         self.attention = SelfAttention(
             **self.part("self_attention"), dropout_id=self.dropout_id + 4, is_pre_norm=True
         )
         self.feed_forward_2 = GroupedFeedForward(**self.part("feed_forward_2"))
-        self.final_norm = self.norm("final_norm") if self.is_last else None
+        is_last = self.number == self.config.num_hidden_layers - 1
+        self.final_norm = self.norm("final_norm") if is_last else None
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""

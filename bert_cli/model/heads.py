@@ -9,7 +9,7 @@ sequences of a pack (1 without packing), D hidden size, V vocabulary size, L lab
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -27,20 +27,23 @@ from bert_cli.model.fused import (
     value_of,
 )
 from bert_cli.model.layers import MASKED_SCORE
-from bert_cli.model.parts import Configured, ConfiguredLayer
+from bert_cli.model.parts import Block, ConfiguredLayer
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
+Loss = tuple[Tensor, Sums]
+"""A part of the loss of a step, and the sums for its metrics."""
+Key = Tensor | None
+"""A dropout key, None for no dropout."""
 MASKED_LM_COLUMNS = ("masked_lm_ids", "masked_lm_weights")
 TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
 """Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
 loss against them and the temperature of both softmaxes."""
 
 
-class Head(ConfiguredLayer):
+class Head(Block):
     """The last block of a model. Prediction uses its `logits(hidden, key)`, export its `outputs`."""
 
-    READS: ClassVar[tuple[str, ...]]
     COUNTS: ClassVar[Mapping[str, str]] = {}
     """Counts by which the loss is divided, besides `examples` -> the column whose sum is the count."""
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -49,7 +52,7 @@ class Head(ConfiguredLayer):
     }
     """Metric -> the sum and the count whose ratio it is."""
 
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Any:
+    def logits(self, hidden: Tensor, key: Key) -> Any:
         """Return the scores or vectors of a prediction."""
         raise NotImplementedError
 
@@ -58,16 +61,15 @@ class Head(ConfiguredLayer):
         return {"logits": logits}
 
 
-class MaskedLM(ConfiguredLayer):
-    """Transform (dense, GELU, LayerNorm), then a score for every token from the tied word embeddings."""
+class ScoresWords(ConfiguredLayer):
+    """A layer that shares the word embeddings; its masked-LM loss is computed in `chunks` of the vocabulary."""
 
-    def __init__(
-        self, *, word_table: keras.Variable, chunks: int = 1, **layer: Unpack[Configured]
-    ) -> None:
-        """Share the word embeddings; the loss is computed in `chunks` of the vocabulary."""
-        self.word_table = word_table
-        self.chunks = chunks
-        super().__init__(**layer)
+    word_table: keras.Variable
+    chunks: int = 1
+
+
+class MaskedLM(ScoresWords):
+    """Transform (dense, GELU, LayerNorm), then a score for every token from the tied word embeddings."""
 
     def _create_weights(self) -> None:
         self.transform = self.dense("transform", self.config.hidden_size, self.config.hidden_size)
@@ -80,8 +82,10 @@ class MaskedLM(ConfiguredLayer):
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
-    def loss_sums(self, x_BPD: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `loss_sums` of the scores [B, P, V]; with several chunks, not all scores are computed at once."""
+    def loss_sums(self, x_BPD: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Return `loss_sums` for `masked_lm_*` [B, P]; with several chunks, not all scores are computed at once."""
+        labels = columns["masked_lm_ids"]
+        weights = ops.reshape(ops.cast(columns["masked_lm_weights"], "float32"), (-1,))
         if self.chunks == 1:
             return loss_sums(self(x_BPD), labels, weights)
         x_MD, table_VD = self._factors(x_BPD)
@@ -98,7 +102,7 @@ class MaskedLM(ConfiguredLayer):
         return self.scaled("readout", x_MD), self.scaled("table", table_VD)
 
 
-class PretrainingHeads(Head):
+class PretrainingHeads(ScoresWords, Head):
     """Block `heads`: masked-LM and next-sentence prediction (section 3.1)."""
 
     READS: ClassVar[tuple[str, ...]] = (
@@ -117,21 +121,12 @@ class PretrainingHeads(Head):
         "nsp_accuracy": ("nsp_correct", "pairs"),
     }
 
-    def __init__(
-        self, *, word_table: keras.Variable, chunks: int = 1, **layer: Unpack[Configured]
-    ) -> None:
-        """Share the word embeddings; the masked-LM loss is computed in `chunks` of the vocabulary."""
-        self.word_table = word_table
-        self.chunks = chunks
-        super().__init__(**layer)
-
     def _create_weights(self) -> None:
-        self.masked_lm = MaskedLM(
-            **self.part("masked_lm"), word_table=self.word_table, chunks=self.chunks
-        )
+        shared = {"word_table": self.word_table, "chunks": self.chunks}
+        self.masked_lm = MaskedLM(**self.part("masked_lm"), **shared)
         self.next_sentence = self.dense("next_sentence", self.config.hidden_size, 2)
 
-    def logits(self, hidden: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def logits(self, hidden: Tensor, key: Key = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
         mlm_BPV, nsp_B12 = self.scores(hidden, 1)
         return mlm_BPV, nsp_B12[:, 0]
@@ -147,16 +142,11 @@ class PretrainingHeads(Head):
         """[B, C + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, C, 2]; float32."""
         return self.masked_lm(hidden[:, sequences:]), self.next_sentence(hidden[:, :sequences])
 
-    def call(
-        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
-    ) -> tuple[Tensor, Sums]:
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], or [B, C] for packs."""
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
-        weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
-        mlm_loss, mlm_correct = self.masked_lm.loss_sums(
-            hidden[:, sequences:], labels["masked_lm_ids"], weights
-        )
+        mlm_loss, mlm_correct = self.masked_lm.loss_sums(hidden[:, sequences:], labels)
         mlm_loss = self.scaled("mlm_loss", mlm_loss)
         nsp_BC2 = self.next_sentence(self.scaled("readout", hidden[:, :sequences]))
         nsp_weights = labels.get("next_sentence_weights")
@@ -181,7 +171,7 @@ class QuestionAnswering(Head):
     def _create_weights(self) -> None:
         self.span = self.dense("span", self.config.hidden_size, 2)
 
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> [B, S, 2]: scores of start and end, float32."""
         return self.span(hidden)
 
@@ -189,9 +179,7 @@ class QuestionAnswering(Head):
         """Return the scores of start and end [B, S]."""
         return {"start_logits": logits[:, :, 0], "end_logits": logits[:, :, 1]}
 
-    def call(
-        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
-    ) -> tuple[Tensor, Sums]:
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
         padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
         logits_BS2 = self.logits(hidden, key) + padding_BS1
@@ -209,18 +197,14 @@ class QuestionAnswering(Head):
 
 
 class Classifier(Head):
-    """Dropout and a dense layer."""
+    """Dropout and a dense layer with as many outputs as there are labels."""
 
-    def __init__(self, *, labels: int, dropout_id: int, **layer: Unpack[Configured]) -> None:
-        """Give the dense layer as many outputs as there are labels."""
-        self.labels = labels
-        self.dropout_id = dropout_id
-        super().__init__(**layer)
+    labels: int
 
     def _create_weights(self) -> None:
         self.classifier = self.dense("classifier", self.config.hidden_size, self.labels)
 
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[..., D] -> [..., L] in float32."""
         seed = dropout_seed(key, self.dropout_id)
         hidden = dropout(ops.cast(hidden, "float32"), self.config.hidden_dropout_prob, seed)
@@ -234,13 +218,11 @@ class SequenceClassification(Classifier):
     COUNTS: ClassVar[Mapping[str, str]] = {"labelled": "is_labelled"}
     MEANS: ClassVar = {**Head.MEANS, "accuracy": ("correct", "labelled")}
 
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
         return super().logits(hidden[:, 0], key)
 
-    def call(
-        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
-    ) -> tuple[Tensor, Sums]:
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the cross entropy with `labels` [B], or with one output the squared error."""
         logits_BL = self.logits(hidden, key)
         if self.labels == 1:
@@ -266,9 +248,7 @@ class TokenClassification(Classifier):
         "accuracy": ("correct", "words"),
     }
 
-    def call(
-        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
-    ) -> tuple[Tensor, Sums]:
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
         weights = ops.cast(labels["label_weights"], "float32")
         loss, correct = task_sums(self.logits(hidden, key), labels["labels"], weights, labels)
@@ -285,7 +265,7 @@ class SentenceEmbedding(Head):
     Setup", section 3.2).
     """
 
-    READS: ClassVar[tuple[str, ...]] = (
+    READS = (
         "vector_gradients",
         "losses",
         "is_correct",
@@ -296,13 +276,11 @@ class SentenceEmbedding(Head):
         "teacher_vectors",
     )
 
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> the vectors [B, D] in float32."""
         return ops.cast(hidden[:, 0], "float32")
 
-    def call(
-        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
-    ) -> tuple[Tensor, Sums]:
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B].
 
         In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
@@ -316,23 +294,26 @@ class SentenceEmbedding(Head):
         if "teacher_vectors" in labels:
             loss = ops.sum(ops.square(unit_vectors(vectors_BD) - labels["teacher_vectors"]))
             return loss / counts["examples"], {"loss": loss}
+        if "is_in_prefix" in labels:
+            return self._loss_of_prefixes(vectors_BD, labels, counts)
         if "text_slots" in labels:
-            if "is_in_prefix" not in labels:
-                return self._contrastive_loss(vectors_BD, labels, counts)
-            masks_KD = ops.cast(labels["is_in_prefix"], "float32")
-            results = [
-                self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
-                for prefix in range(masks_KD.shape[0])
-            ]
-            total = sum(loss for loss, _ in results)
-            return total, {**results[0][1], "loss": sum(sums["loss"] for _, sums in results)}
+            return self._contrastive_loss(vectors_BD, labels, counts)
         loss = ops.sum(vectors_BD * labels["vector_gradients"])
         sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
         return loss, {name: ops.sum(column) for name, column in sums.items()}
 
-    def _contrastive_loss(
-        self, vectors_BD: Tensor, labels: Columns, counts: Columns
-    ) -> tuple[Tensor, Sums]:
+    def _loss_of_prefixes(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
+        masks_KD = ops.cast(labels["is_in_prefix"], "float32")
+        losses, sums = zip(
+            *(
+                self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
+                for prefix in range(masks_KD.shape[0])
+            ),
+            strict=True,
+        )
+        return sum(losses), {**sums[0], "loss": sum(of_prefix["loss"] for of_prefix in sums)}
+
+    def _contrastive_loss(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
         size = vectors_BD.shape[-1]
         rows = labels["is_left_out"].shape[0]
         texts = ops.take(unit_vectors(vectors_BD), labels["text_slots"], axis=0)
@@ -360,10 +341,7 @@ def unit_vectors(vectors_BD: Tensor) -> Tensor:
 
 
 def task_sums(
-    logits: Tensor,
-    labels: Tensor,
-    weights: Tensor | None,
-    columns: Columns,
+    logits: Tensor, labels: Tensor, weights: Tensor | None, columns: Columns
 ) -> tuple[Tensor, Tensor]:
     """Return `loss_sums` of logits [B, L] or [B, S, L]; with a teacher in `columns`, also against its logits.
 

@@ -9,23 +9,22 @@ intermediate size.
 """
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import ClassVar
 
 from keras import ops
 
 from bert_cli.model.fused import Tensor, dropout, dropout_seed, exact_matmul, matmul
 from bert_cli.model.operations import Dropout
-from bert_cli.model.parts import Configured, ConfiguredLayer
+from bert_cli.model.parts import Block, ConfiguredLayer
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
 
 
-class Embeddings(ConfiguredLayer):
+class Embeddings(Block):
     """Block `emb`, the first block: word + position + segment embeddings, LayerNorm, dropout."""
 
     READS = ("input_ids", "segment_ids", "position_ids")
-    dropout_id = 0
 
     def _create_weights(self) -> None:
         config = self.config
@@ -49,10 +48,8 @@ class Embeddings(ConfiguredLayer):
 class Output(ConfiguredLayer):
     """The end of both halves of an encoder layer: dense, dropout, residual, LayerNorm (post-norm)."""
 
-    def __init__(self, *, inputs: int, dropout_id: int, **layer: Unpack[Configured]) -> None:
-        self.inputs = inputs
-        self.dropout_id = dropout_id
-        super().__init__(**layer)
+    inputs: int
+    dropout_id: int
 
     def _create_weights(self) -> None:
         self.projection = self.dense("dense", self.inputs, self.config.hidden_size)
@@ -76,12 +73,8 @@ class SelfAttention(ConfiguredLayer):
     With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
     """
 
-    def __init__(
-        self, *, dropout_id: int, is_pre_norm: bool = False, **layer: Unpack[Configured]
-    ) -> None:
-        self.dropout_id = dropout_id
-        self.is_pre_norm = is_pre_norm
-        super().__init__(**layer)
+    dropout_id: int
+    is_pre_norm: bool = False
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -125,9 +118,7 @@ class SelfAttention(ConfiguredLayer):
 class FeedForward(ConfiguredLayer):
     """Two dense layers with the exact GELU between them, and the residual."""
 
-    def __init__(self, *, dropout_id: int, **layer: Unpack[Configured]) -> None:
-        self.dropout_id = dropout_id
-        super().__init__(**layer)
+    dropout_id: int
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -141,18 +132,15 @@ class FeedForward(ConfiguredLayer):
         return self.project(inner_BSF, x_BSD, key)
 
 
-class EncoderLayer(ConfiguredLayer):
+class EncoderLayer(Block):
     """Block `hid_N`: attention, then feed-forward. Uses the dropout ids `dropout_id` to `dropout_id` + 2."""
 
     DROPOUT_IDS = 3
     READS = ("input_mask", "position_ids")
-
-    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
-        self.dropout_id = 1 + number * self.DROPOUT_IDS
-        super().__init__(**layer)
+    number: int
 
     def _create_weights(self) -> None:
-        first = self.dropout_id
+        first = self.dropout_id = 1 + self.number * self.DROPOUT_IDS
         self.attention = SelfAttention(**self.part("attention"), dropout_id=first)
         self.feed_forward = FeedForward(**self.part("feed_forward"), dropout_id=first + 2)
 
@@ -172,10 +160,10 @@ def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
     return (1.0 - ops.cast(mask_B1S, "float32"))[:, None] * MASKED_SCORE
 
 
-class GatherPositions(ConfiguredLayer):
+class GatherPositions(Block):
     """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
-    READS: tuple[str, ...] = ("masked_lm_positions", "next_sentence_positions")
+    READS: ClassVar[tuple[str, ...]] = ("masked_lm_positions", "next_sentence_positions")
     has_first = True
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
@@ -191,7 +179,7 @@ class GatherPositions(ConfiguredLayer):
         return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
 
 
-class Pooler(ConfiguredLayer):
+class Pooler(Block):
     """Block `pool`: tanh(dense([CLS])) in the first rows; the masked positions pass through."""
 
     READS = ("next_sentence_positions",)
@@ -208,10 +196,10 @@ class Pooler(ConfiguredLayer):
         return ops.concatenate([first_BCD, hidden[:, sequences:]], axis=1)
 
 
-class MeanPooling(ConfiguredLayer):
+class MeanPooling(Block):
     """Block `mean_pool`: the mean over the tokens of each text. No weights."""
 
-    READS: tuple[str, ...] = ("input_mask", "next_sentence_positions")
+    READS: ClassVar[tuple[str, ...]] = ("input_mask", "next_sentence_positions")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32, for packs [B * C, 1, D]."""

@@ -6,7 +6,7 @@ stream is float32 inside a layer. Shapes: as in `layers`, and for local attentio
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from keras import ops
@@ -27,25 +27,24 @@ from bert_cli.model.fused import (
     matmul,
     run_after,
 )
-from bert_cli.model.heads import Columns, Sums
+from bert_cli.model.heads import Columns, Key, Loss
 from bert_cli.model.layers import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
 from bert_cli.model.operations import linear
-from bert_cli.model.parts import Configured, ConfiguredLayer
+from bert_cli.model.parts import Block, ConfiguredLayer
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 
 
-class Embeddings(ConfiguredLayer):
+class Embeddings(Block):
     """Block `emb`, the first block: word embeddings and LayerNorm."""
 
     READS = ("input_ids",)
-    dropout_id = 0
 
     def _create_weights(self) -> None:
         self.word = self.embedding("word", self.config.vocab_size)
         self.layer_norm = self.norm(has_beta=False)
 
-    def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: None, batch: Mapping[str, Tensor], key: Key) -> Tensor:
         """Reads `input_ids` [B, S]; returns [B, S, D]."""
         return ops.cast(self.layer_norm(self.word(batch["input_ids"])), self.compute_dtype)
 
@@ -59,13 +58,9 @@ class RotaryAttention(ConfiguredLayer):
 
     config: ModernBertConfig
 
-    def __init__(
-        self, *, window: int | None, theta: float, is_first: bool, **layer: Unpack[Configured]
-    ) -> None:
-        self.window = window
-        self.theta = theta
-        self.is_first = is_first
-        super().__init__(**layer)
+    window: int | None
+    theta: float
+    is_first: bool
 
     def _create_weights(self) -> None:
         size = self.config.hidden_size
@@ -293,33 +288,29 @@ class GatedFeedForward(ConfiguredLayer):
         return self.project(gated_gelu(*products, self.operations.fuse_above))
 
 
-class ModernLayer(ConfiguredLayer):
+class ModernLayer(Block):
     """Block `hid_N`; uses the dropout id `dropout_id`."""
 
     config: ModernBertConfig
     DROPOUT_IDS = 1
     READS = ("input_mask", "position_ids")
-
-    def __init__(self, *, number: int, **layer: Unpack[Configured]) -> None:
-        config: Any = layer["config"]
-        self.dropout_id = 1 + number
-        self.is_global = number % config.global_attn_every_n_layers == 0
-        self.is_first = number == 0
-        self.is_last = number == config.num_hidden_layers - 1
-        super().__init__(**layer)
+    number: int
 
     def _create_weights(self) -> None:
         config = self.config
+        self.dropout_id = 1 + self.number
+        is_global = self.number % config.global_attn_every_n_layers == 0
+        is_last = self.number == config.num_hidden_layers - 1
         self.attention = RotaryAttention(
             **self.part("attention"),
-            window=None if self.is_global else config.window,
-            theta=config.global_rope_theta if self.is_global else config.local_rope_theta,
-            is_first=self.is_first,
+            window=None if is_global else config.window,
+            theta=config.global_rope_theta if is_global else config.local_rope_theta,
+            is_first=self.number == 0,
         )
         self.feed_forward = GatedFeedForward(**self.part("feed_forward"))
-        self.final_norm = self.norm("final_norm", has_beta=False) if self.is_last else None
+        self.final_norm = self.norm("final_norm", has_beta=False) if is_last else None
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Key) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
         seed = dropout_seed(key, self.dropout_id)
@@ -374,7 +365,7 @@ class MaskedLMHead(heads.PretrainingHeads):
         shared = {"word_table": self.word_table, "chunks": self.chunks}
         self.masked_lm = MaskedLM(**self.part("masked_lm"), **shared)
 
-    def logits(self, hidden: Tensor, key: Tensor | None = None) -> Any:
+    def logits(self, hidden: Tensor, key: Key = None) -> Any:
         """[B, P, D] -> scores [B, P, V] in float32."""
         return (self.masked_lm(hidden),)
 
@@ -382,12 +373,9 @@ class MaskedLMHead(heads.PretrainingHeads):
         """Return the scores."""
         return {"logits": logits[0]}
 
-    def call(
-        self, hidden: Tensor, labels: Columns, counts: Columns, key: Tensor | None
-    ) -> tuple[Tensor, Sums]:
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the masked-LM loss of `masked_lm_*` [B, P]."""
-        weights = ops.reshape(ops.cast(labels["masked_lm_weights"], "float32"), (-1,))
-        loss, correct = self.masked_lm.loss_sums(hidden, labels["masked_lm_ids"], weights)
+        loss, correct = self.masked_lm.loss_sums(hidden, labels)
         return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 
@@ -397,7 +385,7 @@ class Pooling(MeanPooling):
     config: ModernBertConfig
     READS = ("input_mask",)
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Key) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D]."""
         is_first = self.config.classifier_pooling == "cls"
         return hidden[:, :1] if is_first else super().call(hidden, batch, key)
@@ -410,7 +398,7 @@ class WithTransform(heads.Head):
         self.transform = Transform(**self.part("transform"))
         super()._create_weights()
 
-    def logits(self, hidden: Tensor, key: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """Return the logits of the transformed input."""
         return super().logits(self.transform(hidden), key)
 

@@ -5,7 +5,7 @@ Shapes: D is the hidden size.
 
 from collections.abc import Hashable
 from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, dataclass_transform
 
 import keras
 from keras import ops
@@ -15,7 +15,7 @@ from bert_cli.model.fused import Tensor
 from bert_cli.model.operations import Operations
 
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
-NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id"}
+NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}
 
 
 class Arguments(TypedDict):
@@ -29,17 +29,27 @@ class Arguments(TypedDict):
 class Configured(Arguments):
     """The arguments of every layer of the model's sizes."""
 
-    config: BertConfig
+    config: Any
+    """The shape, of the architecture's class."""
 
 
+@dataclass_transform(kw_only_default=True)
 class Layer(keras.layers.Layer):
-    """A Keras layer that is built at once, inside its name scope, and casts neither inputs nor weights."""
+    """A Keras layer that is built at once, inside its name scope, and casts neither inputs nor weights.
 
-    def __init__(self, *, name: str, policy: keras.DTypePolicy, operations: Operations) -> None:
-        """Create the weights; a class first sets the attributes on which they depend.
+    It takes the attributes that its class annotates.
+    """
 
-        `operations` are those of the layer or model in which this layer is.
-        """
+    name: str
+    policy: keras.DTypePolicy
+    operations: Operations
+
+    def __init__(
+        self, *, name: str, policy: keras.DTypePolicy, operations: Operations, **attributes: Any
+    ) -> None:
+        """Create the weights; `operations` are those of the layer or model in which this layer is."""
+        for attribute, value in attributes.items():
+            setattr(self, attribute, value)
         self.operations = operations.inside(name)
         super().__init__(name=name, dtype=policy, autocast=False)
         self.build()
@@ -87,18 +97,9 @@ class Layer(keras.layers.Layer):
 class Dense(Layer):
     """x @ kernel in the compute dtype, plus bias in float32; the result stays float32."""
 
-    def __init__(
-        self,
-        *,
-        inputs: int,
-        outputs: int,
-        has_bias: bool = True,
-        **layer: Unpack[Arguments],
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.has_bias = has_bias
-        super().__init__(**layer)
+    inputs: int
+    outputs: int
+    has_bias: bool = True
 
     def _create_weights(self) -> None:
         self.kernel = self.add_zeros("kernel", self.inputs, self.outputs)
@@ -118,18 +119,9 @@ class Dense(Layer):
 class LayerNorm(Layer):
     """LayerNorm over the last axis, float32 in and out."""
 
-    def __init__(
-        self,
-        *,
-        size: int,
-        epsilon: float,
-        has_beta: bool = True,
-        **layer: Unpack[Arguments],
-    ) -> None:
-        self.size = size
-        self.epsilon = epsilon
-        self.has_beta = has_beta
-        super().__init__(**layer)
+    size: int
+    epsilon: float
+    has_beta: bool = True
 
     def _create_weights(self) -> None:
         self.gamma = self.add_zeros("gamma", self.size)
@@ -148,10 +140,8 @@ class LayerNorm(Layer):
 class Embedding(Layer):
     """A table whose rows are looked up by number, as float32."""
 
-    def __init__(self, *, rows: int, size: int, **layer: Unpack[Arguments]) -> None:
-        self.rows = rows
-        self.size = size
-        super().__init__(**layer)
+    rows: int
+    size: int
 
     def _create_weights(self) -> None:
         self.embeddings = self.add_zeros("embeddings", self.rows, self.size)
@@ -165,9 +155,7 @@ class Embedding(Layer):
 class ConfiguredLayer(Layer):
     """A layer of the model's sizes."""
 
-    def __init__(self, *, config: BertConfig, **layer: Unpack[Arguments]) -> None:
-        self.config = config
-        super().__init__(**layer)
+    config: BertConfig
 
     def part(self, name: str) -> Configured:
         """Return the arguments of a layer of the model's sizes inside this layer."""
@@ -193,3 +181,12 @@ class ConfiguredLayer(Layer):
     def embedding(self, name: str, rows: int) -> Embedding:
         """Return a new table inside this layer."""
         return Embedding(**self.arguments(name), rows=rows, size=self.config.hidden_size)
+
+
+class Block(ConfiguredLayer):
+    """A piece of the model: `block(hidden, batch, key) -> hidden`; the first block takes no hidden values."""
+
+    READS: ClassVar[tuple[str, ...]] = ()
+    """The columns of a micro-batch that the block reads."""
+    dropout_id: int = 0
+    """The first of its dropout ids."""

@@ -5,17 +5,20 @@ This file imports no framework.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import ProcessGroup
+
+if TYPE_CHECKING:
+    from bert_cli.model.heads import Head
 
 Array = npt.NDArray[Any]
 Batch = Mapping[str, Array]
@@ -51,42 +54,6 @@ class Value(Weight, Protocol):
 
     def numpy(self) -> Array:
         """Return the value."""
-
-
-class Block(Protocol):
-    """A piece of the model, called with hidden values (None for the first block), columns and a dropout key."""
-
-    name: str
-    weights: Sequence[Any]
-    """Keras' variables."""
-    dropout_id: int
-    trace_key: Hashable
-    """Equal for blocks that may share one trace."""
-    kernel_dtype: str
-    """The dtype to which the kernels of an encoder layer may be cast before it reads them."""
-    READS: Sequence[str]
-    """The columns that the block reads."""
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the hidden values for the next block."""
-
-    def stateless_call(
-        self, weights: Sequence[Tensor], state: Sequence[Tensor], *inputs: Tensor
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the hidden values for these weight values, and the block's state, which is empty."""
-
-
-class Head(Block, Protocol):
-    """The last block of a model: called with divisors of the loss, it returns the loss and sums for metrics.
-
-    COUNTS has the column whose sum divides a loss, MEANS the sum and the count whose ratio is a metric.
-    """
-
-    COUNTS: Mapping[str, str]
-    MEANS: Mapping[str, tuple[str, str]]
-
-    def logits(self, hidden: Tensor, key: Tensor) -> Tensor:
-        """Return the logits of a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +102,7 @@ class Engine(ABC):
     group: ProcessGroup
     seed: int
     """Seed of the run, for dropout and other random numbers of a step."""
-    head: Head
+    head: "Head"
     weights: Mapping[str, Value]
     asks_before_each_micro_batch = False
     """Whether `update` calls `stop_requested` before each micro-batch."""

@@ -5,17 +5,18 @@ of the type `BuildEngine`. This file imports no framework.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
-from bert_cli.parallel.engine import Block, Engine
+from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.text import count
 
 if TYPE_CHECKING:
+    from bert_cli.model.parts import Block
     from bert_cli.optim.optimizer import Optimizer, RandomBits
 
 
@@ -123,10 +124,8 @@ class Runtime(Protocol):
 class Model(NamedTuple):
     """The model of an engine, and how it is trained."""
 
-    names: Sequence[str]
-    """The names of its blocks, in running order."""
-    build_block: Callable[[str, Mapping[str, Block]], Block]
-    """Builds a block by its name, on the current device; it may share weights of the blocks built before it."""
+    blocks: "Callable[[], Iterator[tuple[str, Block]]]"
+    """Builds its blocks, each on the current device: their names and blocks in running order, the head last."""
     seed: int
     make_optimizer: "Callable[[Sequence[str], RandomBits], Optimizer] | None"
     """Returns the optimizer of the weights with these names; None for an engine without steps."""

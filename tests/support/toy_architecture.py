@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import keras
 from keras import ops
 
 from bert_cli.config.settings import Positive
@@ -123,10 +124,8 @@ class ToyHead(heads.Head):
         if name.startswith("mlm")
     }
 
-    def __init__(self, *, word_table, chunks=1, **layer):
-        self.word_table = word_table
-        self.chunks = chunks
-        super().__init__(**layer)
+    word_table: keras.Variable
+    chunks: int = 1
 
     def _create_weights(self):
         shared = {"word_table": self.word_table, "chunks": self.chunks}
@@ -136,8 +135,7 @@ class ToyHead(heads.Head):
         return (self.masked_lm(hidden[:, 1:]),)
 
     def call(self, hidden, labels, counts, key):
-        weights = ops.reshape(labels["masked_lm_weights"], (-1,))
-        loss, correct = self.masked_lm.loss_sums(hidden[:, 1:], labels["masked_lm_ids"], weights)
+        loss, correct = self.masked_lm.loss_sums(hidden[:, 1:], labels)
         return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 

@@ -23,10 +23,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding
 
-from bert_cli.model.bert import named_weights
+from bert_cli.model.parts import Block
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import Array, Batch, Block, Head, UpdateRequest
-from bert_cli.parallel.jax.engine import JaxEngine, random_bits
+from bert_cli.parallel.engine import Array, Batch, UpdateRequest
+from bert_cli.parallel.jax.engine import JaxEngine
 from bert_cli.parallel.jax.layout import AXES
 from bert_cli.parallel.runtime import Layout, Mesh, Model
 
@@ -95,13 +95,5 @@ def build_engine(
     names = tuple((f"jax:{kind}:{replica}",) for replica in range(layout.replicas))
     mesh = DescribedMesh(layout, names, "", Processes(()), described=tuple(devices))
     blocks: dict[str, Block] = {}
-
-    def build() -> None:
-        for name in model.names:
-            blocks[name] = model.build_block(name, blocks)
-
-    jax.eval_shape(build)  # Keras' variables become shapes
-    make = model.make_optimizer
-    optimizer = make and make(list(named_weights(blocks.items())), random_bits)
-    *body, head = blocks.values()
-    return AheadOfTimeEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)
+    jax.eval_shape(lambda: blocks.update(model.blocks()))  # Keras' variables become shapes
+    return AheadOfTimeEngine(blocks, mesh, model)

@@ -19,14 +19,13 @@ from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.model.bert import named_weights
-from bert_cli.optim.optimizer import Optimizer
+from bert_cli.model.heads import Head
+from bert_cli.model.parts import Block
 from bert_cli.parallel.engine import (
     Array,
     Batch,
-    Block,
     Divisors,
     Engine,
-    Head,
     StepResult,
     Tensor,
     UpdateRequest,
@@ -50,22 +49,16 @@ COMPLETE = PartitionSpec()
 class JaxEngine(Engine):
     """A model on a grid of devices, and its optimizer."""
 
-    def __init__(
-        self,
-        body: Sequence[Block],
-        head: Head,
-        mesh: Mesh,
-        *,
-        seed: int,
-        optimizer: Optimizer | None,
-    ) -> None:
-        """Without an optimizer there are no steps."""
+    def __init__(self, blocks: Mapping[str, Block], mesh: Mesh, model: Model) -> None:
+        """The last of the blocks, which `model` has built, is the head."""
         super().__init__()
-        self.head = head
-        blocks = [*body, head]
-        self.reads = {column for block in blocks for column in block.READS}
-        self.seed = seed
-        self.optimizer = optimizer
+        *body, head = blocks.values()
+        self.head = cast(Head, head)
+        self.reads = {column for block in blocks.values() for column in block.READS}
+        self.seed = model.seed
+        variables = named_weights(blocks.items())
+        make = model.make_optimizer
+        self.optimizer = make and make(list(variables), random_bits)
         layout = mesh.layout
         self.layout = layout
         self.group = JaxProcessGroup(mesh)
@@ -74,10 +67,9 @@ class JaxEngine(Engine):
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
         recomputes = layout.saved != "all"
         loops = recomputes or LOOPS[mesh.kind]
-        variables = named_weights((block.name, block) for block in blocks)
         self.specs = {n: spec_of(n, weight.shape, self.grid) for n, weight in variables.items()}
         """The division of a weight where it is read."""
-        self.forward_pass = ForwardPass(body, head, self.grid, self.specs, recomputes, loops)
+        self.forward_pass = ForwardPass(body, self.head, self.grid, self.specs, recomputes, loops)
         stacks = self.forward_pass.stacks
         self.rows = {name: Row(name) for name in variables}
         """Where the state has each weight."""
@@ -101,7 +93,7 @@ class JaxEngine(Engine):
             stored = divided if layout.shard_weights else complete
             updated = self.update_shardings[key] = divided if shards_moments else complete
             undivided = NamedSharding(self.grid, COMPLETE)
-            slots = {} if optimizer is None else optimizer.kind.slots(shape)
+            slots = {} if self.optimizer is None else self.optimizer.kind.slots(shape)
             self.slot_names[key] = list(slots)
             self.shardings[key] = [
                 stored,
@@ -389,14 +381,8 @@ class JaxEngine(Engine):
 
 def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
     """Return an engine with new weights."""
-    blocks: dict[str, Block] = {}
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        for name in model.names:
-            blocks[name] = model.build_block(name, blocks)
-    make = model.make_optimizer
-    optimizer = make and make(list(named_weights(blocks.items())), random_bits)
-    *body, head = blocks.values()
-    return JaxEngine(body, cast(Head, head), mesh, seed=model.seed, optimizer=optimizer)
+        return JaxEngine(dict(model.blocks()), mesh, model)
 
 
 def _add_gradients(

@@ -19,7 +19,9 @@ from jax.sharding import PartitionSpec
 
 from bert_cli.model.bert import repeated_parts
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Block, Head, Tensor
+from bert_cli.model.heads import Head
+from bert_cli.model.parts import Block
+from bert_cli.parallel.engine import Tensor
 
 Arrays = dict[str, jax.Array]
 ANY = PartitionSpec.UNCONSTRAINED

@@ -20,14 +20,13 @@ import tensorflow as tf
 
 from bert_cli.errors import ConfigError
 from bert_cli.model.bert import named_weights
+from bert_cli.model.heads import Head
 from bert_cli.optim.optimizer import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
     Array,
     Batch,
-    Block,
     Divisors,
     Engine,
-    Head,
     StepResult,
     StoppedBetweenMicroBatchesError,
     StopRequested,
@@ -408,20 +407,17 @@ def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:
 def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list[Stage]:
     """Return the stages of a replica on its devices."""
     stages: list[Stage] = []
-    blocks: dict[str, Block] = {}
-    rest = iter(model.names)
-    lengths = layout.stage_lengths or [len(model.names)]
+    blocks = model.blocks()
+    lengths: Sequence[int | None] = layout.stage_lengths or [None]
     for length, number in zip(lengths, layout.stage_devices, strict=True):
         device = devices[number]
-        stage = list(islice(rest, length))
         with tf.device(device):
-            for name in stage:
-                blocks[name] = model.build_block(name, blocks)
-        has_head = model.names[-1] in stage
-        weights = named_weights([(name, blocks[name]) for name in stage])
-        body = [blocks[name] for name in (stage[:-1] if has_head else stage)]
+            stage = dict(islice(blocks, length))
+        weights = named_weights(stage.items())
+        body = list(stage.values())
+        is_last = len(stages) + 1 == len(layout.stage_devices)
+        head = cast(Head, body.pop()) if is_last else None
         compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
-        head = cast(Head, blocks[stage[-1]]) if has_head else None
         stages.append(
             Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
         )

@@ -13,7 +13,9 @@ from typing import Literal
 import tensorflow as tf
 
 from bert_cli.model.fused import shifted_key
-from bert_cli.parallel.engine import Batch, Block, Head, Tensor
+from bert_cli.model.heads import Head
+from bert_cli.model.parts import Block
+from bert_cli.parallel.engine import Batch, Tensor
 from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, tf.Tensor]

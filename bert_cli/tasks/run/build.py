@@ -1,21 +1,21 @@
 """Build the parts of a resolved run: optimizer, engine, state and step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model import scaling
-from bert_cli.model.bert import Outputs, block_names, build_block
+from bert_cli.model.bert import Outputs, each_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
 from bert_cli.model.operations import Operations
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
-from bert_cli.parallel.engine import Block, Engine, UpdateRequest
+from bert_cli.parallel.engine import Engine, UpdateRequest
 from bert_cli.parallel.runtime import BuildEngine, Mesh, Model
 from bert_cli.planning.plan import Plan
 from bert_cli.tasks.run.resolve import ResolvedRun
@@ -69,25 +69,20 @@ def model_of(
     has_values: bool = True,
 ) -> Model:
     """Return the model of the settings; without `has_values` its weights are zeros."""
-    config = settings.bert_config
     factors = factors_of(settings)
     fuse_above = NEVER if settings.compile == "nothing" else WORTH_COMPILING
     operations = Operations(fuse_above, factors)
-    chunks = settings.parallel.embedding_serialization_factor
-
-    def make_block(name: str, before: Mapping[str, Any]) -> Block:
-        return build_block(
-            name,
-            config,
-            seed=settings.seed if has_values else None,
-            policy=settings.precision,
-            operations=operations,
-            outputs=Outputs(labels, chunks, before["emb"].word.embeddings if before else None),
-        )
-
-    names = block_names(config, settings.last_blocks)
+    blocks = partial(
+        each_block,
+        settings.bert_config,
+        last_blocks=settings.last_blocks,
+        outputs=Outputs(labels, settings.parallel.embedding_serialization_factor),
+        seed=settings.seed if has_values else None,
+        policy=settings.precision,
+        operations=operations,
+    )
     make_optimizer = partial(optimizer_for, settings, factors) if trains else None
-    return Model(names, make_block, settings.seed, make_optimizer)
+    return Model(blocks, settings.seed, make_optimizer)
 
 
 def factors_of(settings: TrainSettings) -> scaling.Table:
