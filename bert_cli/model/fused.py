@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -25,6 +25,17 @@ Operation = Callable[..., Any]
 """A function of tensors that returns a tensor, several tensors, or a tensor and its gradient function."""
 Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows."""
+
+Norm = tuple[Tensor, Tensor | None, Any]
+"""Gamma, beta and epsilon of a LayerNorm."""
+
+
+class Dropout(NamedTuple):
+    """A dropout at a rate; without a seed there is none."""
+
+    rate: float = 0.0
+    seed: Tensor | None = None
+
 
 WORTH_COMPILING = 2**19
 """Elements of an operation above which compiling saves more than the half second that it takes."""
@@ -226,8 +237,7 @@ def _indices_from(first: Tensor, shape: tuple[int | Tensor, ...]) -> Tensor:
     stride = 1
     for axis in reversed(range(len(shape))):
         steps = ops.arange(shape[axis], dtype="int32") * _signed(stride)
-        # Not `+=`: PyTorch would add in place, into a tensor that is too small.
-        indices = indices + ops.reshape(steps, [-1 if n == axis else 1 for n in range(len(shape))])
+        indices += ops.reshape(steps, [-1 if n == axis else 1 for n in range(len(shape))])
         stride *= shape[axis]
     return indices
 
@@ -285,28 +295,27 @@ def add_and_normalize(
     product: Tensor,
     bias: Tensor,
     residual: Tensor,
-    scale: tuple[Tensor, Tensor],
-    epsilon: float,
-    rate: float,
-    seed: Tensor | None,
+    norm: Norm,
+    dropout: Dropout,
     fuse_above: float = NEVER,
 ) -> Tensor:
-    """Return LayerNorm of dropout(product + bias) + residual; `scale` are its gamma and beta.
+    """Return LayerNorm of dropout(product + bias) + residual.
 
     Product, residual [..., D] and result have the same dtype.
     """
+    gamma, beta, epsilon = norm
+    inputs = product, residual, bias, gamma, beta
+    fixed = {"rate": dropout.rate, "epsilon": epsilon}
     if is_fused(product, fuse_above):
-        inputs = (product, residual, bias, *scale)
-        fixed = {"rate": rate, "epsilon": epsilon}
-        return _fused(_norm_forward, _norm_backward, (seed,), inputs, **fixed)
-    joined = _add_residual(product, bias, residual, seed, rate)
-    return ops.cast(normalize(joined, *scale, epsilon), product.dtype)
+        return _fused(_norm_forward, _norm_backward, (dropout.seed,), inputs, **fixed)
+    return _norm_forward(dropout.seed, *inputs, **fixed)
 
 
 def attention_probabilities(
-    scores: Tensor, bias: Tensor, rate: float, seed: Tensor | None, fuse_above: float = NEVER
+    scores: Tensor, bias: Tensor, dropped: Dropout, fuse_above: float = NEVER
 ) -> Tensor:
     """Return softmax of scores [B, N, S, S] plus the attention bias, then dropout, in the dtype of the scores."""
+    rate, seed = dropped
     if not is_fused(scores, fuse_above):
         probabilities = ops.softmax(float32(scores) + bias, axis=-1)
         return ops.cast(dropout(probabilities, rate, seed), scores.dtype)

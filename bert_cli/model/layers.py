@@ -13,8 +13,7 @@ from typing import ClassVar
 
 from keras import ops
 
-from bert_cli.model.fused import Tensor, dropout, dropout_seed, exact_matmul, matmul
-from bert_cli.model.operations import Dropout
+from bert_cli.model.fused import Dropout, Tensor, dropout, dropout_seed, exact_matmul, matmul
 from bert_cli.model.parts import Block, ConfiguredLayer
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
@@ -57,12 +56,11 @@ class Output(ConfiguredLayer):
 
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
         """Project to [B, S, D], add the residual and normalise."""
-        norm = self.layer_norm
         return self.operations.add_and_normalize(
             self.scaled("input", x),
             self.projection.parameters,
             residual_BSD,
-            (*norm.scales, norm.epsilon),
+            self.layer_norm.parameters,
             Dropout(self.config.hidden_dropout_prob, dropout_seed(key, self.dropout_id)),
         )
 

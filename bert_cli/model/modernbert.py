@@ -15,6 +15,7 @@ from bert_cli.facts.modernbert import MAX_SCORED, QUERIES, WORTH_BLOCKS, ModernB
 from bert_cli.model import heads
 from bert_cli.model.fused import (
     BACKEND,
+    Dropout,
     Operation,
     Tensor,
     attention_probabilities,
@@ -130,7 +131,7 @@ class RotaryAttention(ConfiguredLayer):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         """Return the context [..., Q, H] of queries [..., Q, H] for keys and values [..., S, H]."""
         scores = matmul(query, key, transpose_b=True)
-        probabilities = attention_probabilities(scores, bias, 0.0, None, self.operations.fuse_above)
+        probabilities = attention_probabilities(scores, bias, Dropout(), self.operations.fuse_above)
         return matmul(probabilities, value)
 
     def _attend_in_blocks(

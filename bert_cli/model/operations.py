@@ -5,27 +5,23 @@ A layer has one `Operations` object, which it takes at its construction. The let
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from keras import ops
 
 from bert_cli.model import fused
-from bert_cli.model.fused import NEVER, Tensor, float32
+from bert_cli.model.fused import NEVER, Dropout, Norm, Tensor, float32
 from bert_cli.model.scaling import Factor
 
-
-class Dropout(NamedTuple):
-    """A dropout at a rate; without a seed there is none."""
-
-    rate: float = 0.0
-    seed: Tensor | None = None
+DenseWeights = tuple[Tensor, Tensor | None]
+"""Kernel and bias of a dense layer."""
 
 
 class DenseLayer(Protocol):
     """A dense layer; its result is float32."""
 
     @property
-    def parameters(self) -> tuple[Tensor, Tensor | None]:
+    def parameters(self) -> DenseWeights:
         """Return kernel and bias."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -57,11 +53,6 @@ class Operations:
         inner = {n.removeprefix(start): f for n, f in self.factors.items() if n.startswith(start)}
         return replace(self, factors=inner)
 
-    def scaled(self, name: str, value: Any) -> Any:
-        """Return a weight or activation times its factors; without Unit Scaling the value itself."""
-        factor = self.factors.get(name)
-        return value if factor is None else fused.scaled(value, factor.forward, factor.backward)
-
     def dense(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ kernel, in the dtype of `x`, plus bias in float32."""
         product = float32(linear(x, kernel))
@@ -82,30 +73,19 @@ class Operations:
 
     def probabilities(self, scores: Tensor, bias: Tensor, scale: float, dropout: Dropout) -> Tensor:
         """Return the attention probabilities of scores [B, N, S, S], whose queries have their scale by `query`."""
-        return fused.attention_probabilities(scores, bias, *dropout, self.fuse_above)
+        return fused.attention_probabilities(scores, bias, dropout, self.fuse_above)
 
     def add_and_normalize(
-        self,
-        x: Tensor,
-        dense: tuple[Tensor, Tensor],
-        residual: Tensor,
-        norm: tuple[Tensor, Tensor, Any],
-        dropout: Dropout,
+        self, x: Tensor, dense: DenseWeights, residual: Tensor, norm: Norm, dropout: Dropout
     ) -> Tensor:
-        """Return LayerNorm of the residual plus dropout of x @ kernel + bias, in the dtype of `x`.
-
-        `dense` are kernel and bias, `norm` gamma, beta and epsilon.
-        """
+        """Return LayerNorm of the residual plus dropout of x @ kernel + bias, in the dtype of `x`."""
         kernel, bias = dense
-        *scale, epsilon = norm
         product = linear(x, kernel)
-        return fused.add_and_normalize(
-            product, bias, residual, tuple(scale), epsilon, *dropout, self.fuse_above
-        )
+        return fused.add_and_normalize(product, bias, residual, norm, dropout, self.fuse_above)
 
-    def normalize(self, x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: Any) -> Tensor:
+    def normalize(self, x: Tensor, norm: Norm) -> Tensor:
         """Return LayerNorm over the last axis of float32."""
-        return fused.normalize(x, gamma, beta, epsilon)
+        return fused.normalize(x, *norm)
 
 
 PLAIN = Operations()
@@ -132,18 +112,12 @@ class LibraryOperations(Operations):
         return ops.softmax(scores * scale + ops.cast(bias, scores.dtype), axis=-1)
 
     def add_and_normalize(
-        self,
-        x: Tensor,
-        dense: tuple[Tensor, Tensor],
-        residual: Tensor,
-        norm: tuple[Tensor, Tensor, Any],
-        dropout: Dropout,
+        self, x: Tensor, dense: DenseWeights, residual: Tensor, norm: Norm, dropout: Dropout
     ) -> Tensor:
         """Return LayerNorm of the residual plus x @ kernel + bias, in the dtype of `x`."""
-        return self.normalize(fused.dense_by_library(x, *dense) + residual, *norm)
+        return self.normalize(fused.dense_by_library(x, *dense) + residual, norm)
 
-    def normalize(self, x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: Any) -> Tensor:
+    def normalize(self, x: Tensor, norm: Norm) -> Tensor:
         """Return LayerNorm over the last axis, in the dtype of `x`."""
-        if beta is None:
-            return fused.normalize(x, gamma, beta, epsilon)
-        return fused.normalize_by_library(x, gamma, beta, epsilon)
+        has_beta = norm[1] is not None
+        return (fused.normalize_by_library if has_beta else fused.normalize)(x, *norm)

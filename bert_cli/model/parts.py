@@ -11,8 +11,8 @@ import keras
 from keras import ops
 
 from bert_cli.facts.bert import BertConfig
-from bert_cli.model.fused import Tensor
-from bert_cli.model.operations import Operations
+from bert_cli.model.fused import Norm, Tensor, scaled
+from bert_cli.model.operations import DenseWeights, Operations
 
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}
@@ -91,7 +91,8 @@ class Layer(keras.layers.Layer):
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
-        return self.operations.scaled(name, value)
+        factor = self.operations.factors.get(name)
+        return value if factor is None else scaled(value, factor.forward, factor.backward)
 
 
 class Dense(Layer):
@@ -110,7 +111,7 @@ class Dense(Layer):
         return self.operations.dense(x, *self.parameters)
 
     @property
-    def parameters(self) -> tuple[Tensor, Tensor | None]:
+    def parameters(self) -> DenseWeights:
         """Return kernel and bias."""
         bias = None if self.bias is None else self.scaled("bias", self.bias)
         return self.scaled("kernel", self.kernel), bias
@@ -129,12 +130,13 @@ class LayerNorm(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D], both float32."""
-        return self.operations.normalize(x, *self.scales, self.scaled("epsilon", self.epsilon))
+        *scales, epsilon = self.parameters
+        return self.operations.normalize(x, (*scales, self.scaled("epsilon", epsilon)))
 
     @property
-    def scales(self) -> tuple[Tensor, Tensor | None]:
-        """Return gamma and beta."""
-        return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta)
+    def parameters(self) -> Norm:
+        """Return gamma, beta and epsilon."""
+        return self.scaled("gamma", self.gamma), self.scaled("beta", self.beta), self.epsilon
 
 
 class Embedding(Layer):

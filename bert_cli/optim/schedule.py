@@ -56,10 +56,7 @@ def learning_rate(
 
 
 def with_decay(
-    rate: Callable[[int], float],
-    first_step: int,
-    total_steps: int,
-    final_fraction: float = 0.0,
+    rate: Callable[[int], float], first_step: int, total_steps: int, final_fraction: float = 0.0
 ) -> Callable[[int], float]:
     """Return a learning rate that falls from `first_step` on to a fraction of `rate`.
 

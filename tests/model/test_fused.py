@@ -41,12 +41,14 @@ CHAINS = {
     "gated GELU": (lambda seed, *inputs, **fuse: fused.gated_gelu(*inputs, **fuse), [ROWS, ROWS]),
     "end of a sublayer": (
         lambda seed, rows, bias, residual, *scale, **fuse: fused.add_and_normalize(
-            rows, bias, residual, scale, 1e-12, 0.3, seed, **fuse
+            rows, bias, residual, (*scale, 1e-12), fused.Dropout(0.3, seed), **fuse
         ),
         [ROWS, (96,), ROWS, (96,), (96,)],
     ),
     "attention probabilities": (
-        lambda seed, scores, **fuse: fused.attention_probabilities(scores, BIAS, 0.3, seed, **fuse),
+        lambda seed, scores, **fuse: fused.attention_probabilities(
+            scores, BIAS, fused.Dropout(0.3, seed), **fuse
+        ),
         [(2, 3, 16, 16)],
     ),
 }

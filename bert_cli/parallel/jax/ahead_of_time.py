@@ -11,11 +11,7 @@ from typing import Any, cast
 
 # Before JAX starts: it computes on the CPU, and looks for no TPU. libtpu allows one process at a time, by a file in
 # /tmp that a killed process leaves behind; compiling takes no device, so other processes do not matter.
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
+os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 import jax
 import numpy as np

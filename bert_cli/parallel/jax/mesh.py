@@ -32,18 +32,8 @@ from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.cluster import (
-    Processes,
-    Rendezvous,
-    find_interface,
-    wait_for_processes,
-)
-from bert_cli.parallel.devices import (
-    device_memory,
-    keep_freed_memory,
-    part_of_gpus,
-    visible_gpus,
-)
+from bert_cli.parallel.cluster import Processes, Rendezvous, find_interface, wait_for_processes
+from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus, visible_gpus
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
