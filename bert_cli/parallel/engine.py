@@ -111,9 +111,8 @@ class Engine(ABC):
     traced_steps = 0
     """Number of steps that a trace still has to record; 0 without a trace."""
 
-    def __init__(self) -> None:
-        self.record: Callable[[str], AbstractContextManager[None]] = lambda part: nullcontext()
-        """Entered around each part of an update: `forward_backward`, `reduction`, `optimizer`."""
+    record: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    """Entered around each part of an update: `forward_backward`, `reduction`, `optimizer`."""
 
     @property
     @abstractmethod

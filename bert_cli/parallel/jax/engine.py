@@ -51,7 +51,6 @@ class JaxEngine(Engine):
 
     def __init__(self, blocks: Mapping[str, Block], mesh: Mesh, model: Model) -> None:
         """The last of the blocks, which `model` has built, is the head."""
-        super().__init__()
         *body, head = blocks.values()
         self.head = cast(Head, head)
         self.reads = {column for block in blocks.values() for column in block.READS}

@@ -9,10 +9,11 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,13 +58,12 @@ from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
 AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was asked to stop
 
 
+@dataclass(frozen=True)
 class ReplicatedVariable:
     """Equal variables, a copy on each replica of this process."""
 
-    is_sharded = False
-
-    def __init__(self, variables: Sequence[tf.Variable]) -> None:
-        self.variables = list(variables)
+    variables: Sequence[tf.Variable]
+    is_sharded: ClassVar = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,8 +72,7 @@ class ReplicatedVariable:
 
     def numpy(self) -> Array:
         """Return the value."""
-        variable = self.variables[0]
-        return np.asarray(variable.value if hasattr(variable, "path") else variable)
+        return np.asarray(self.variables[0])
 
     def assign(self, value: Array) -> None:
         """Set the value on every replica."""
@@ -81,31 +80,23 @@ class ReplicatedVariable:
             variable.assign(value)
 
 
+@dataclass(frozen=True)
 class ShardedVariable:
     """Flat variables that hold one shard each: shard k of n belongs to replica k of the run.
 
     All shards have the same length. Elements beyond the end of the value stay zero.
     """
 
-    is_sharded = True
-
-    def __init__(
-        self,
-        variables: Sequence[tf.Variable],
-        shape: tuple[int, ...],
-        mesh: Mesh,
-        group: ProcessGroup,
-    ) -> None:
-        self.variables = list(variables)
-        self.shape = shape
-        self.group = group
-        self.first = mesh.first_replica
-        self.shards = mesh.replicas
+    variables: Sequence[tf.Variable]
+    shape: tuple[int, ...]
+    mesh: Mesh
+    group: ProcessGroup
+    is_sharded: ClassVar = True
 
     def numpy(self) -> Array:
         """Return the complete value. All processes must call this in the same order."""
-        flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
-        for number, variable in enumerate(self.variables, self.first):
+        flat = self._zeros()
+        for number, variable in enumerate(self.variables, self.mesh.first_replica):
             flat[number] = variable.numpy()
         # Every element is non-zero in one process only, so the sum is exact.
         complete = self.group.all_reduce(flat).astype(np.float32)
@@ -113,10 +104,13 @@ class ShardedVariable:
 
     def assign(self, value: Array) -> None:
         """Set the shards of this process."""
-        flat = np.zeros((self.shards, *self.variables[0].shape), np.float32)
+        flat = self._zeros()
         flat.reshape(-1)[: value.size] = value.reshape(-1)
-        for number, variable in enumerate(self.variables, self.first):
+        for number, variable in enumerate(self.variables, self.mesh.first_replica):
             variable.assign(flat[number])
+
+    def _zeros(self) -> npt.NDArray[np.float32]:
+        return np.zeros((self.mesh.replicas, *self.variables[0].shape), np.float32)
 
 
 class TensorFlowEngine(Engine):
@@ -131,7 +125,6 @@ class TensorFlowEngine(Engine):
         optimizer: Optimizer | None = None,
     ) -> None:
         """Without an optimizer weights are not updated."""
-        super().__init__()
         self.replicas = replicas
         self.mesh = mesh
         self.group = TensorFlowProcessGroup(mesh)
@@ -160,8 +153,6 @@ class TensorFlowEngine(Engine):
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[tuple[int, ...], ...]] = set()
-        # By stage, the maximum number of micro-batches of the last step whose activations were saved at once.
-        self.max_in_flight: list[int] = []
 
     @property
     def slots(self) -> dict[str, Value]:
@@ -177,11 +168,6 @@ class TensorFlowEngine(Engine):
                     else ReplicatedVariable(variables)
                 )
         return slots
-
-    @property
-    def sum_names(self) -> list[str]:
-        """Names of the sums that the head computes; known once it has been traced."""
-        return self.replicas[0][-1].sum_names
 
     @property
     def traced_steps(self) -> int:  # type: ignore[override]
@@ -260,12 +246,10 @@ class TensorFlowEngine(Engine):
         except StoppedBetweenMicroBatchesError:
             self.clear_gradients()
             raise
-        columns = zip(*workers, strict=True)
-        self.max_in_flight = [max(worker.max_in_flight for worker in column) for column in columns]
         self.trace.steps -= 1
+        rows = [sums for replica in workers for sums in replica[-1].sums]
         # Rounded once: the same sums in every layout.
-        rows = [row for replica in workers for row in tf.stack(replica[-1].sums).numpy()]
-        return dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=True))
+        return {name: math.fsum(float(sums[name]) for sums in rows) for name in sorted(rows[0])}
 
     def all_reduce_gradients(self, shrink: float) -> float:
         """Sum the gradients over stages and replicas; return the squared norm of the sum, the same in every process."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple
@@ -21,6 +22,8 @@ from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, Tensor
 from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
+Queue = SimpleQueue[tuple[int, Tensor]]
+"""The numbers of micro-batches, and a tensor of each."""
 POLL_SECONDS = 0.2  # between checks of a waiting stage worker whether the step was abandoned
 
 
@@ -110,15 +113,15 @@ class MicroBatches(NamedTuple):
         return tf.constant(np.array([self.seed, index], np.int32))
 
 
+@dataclass
 class Channel:
     """Queues between two neighbouring stages: hidden values forward, gradients backward."""
 
-    def __init__(self, abandoned: threading.Event) -> None:
-        self.abandoned = abandoned
-        self.forward: SimpleQueue[tuple[int, Tensor]] = SimpleQueue()
-        self.backward: SimpleQueue[tuple[int, Tensor]] = SimpleQueue()
+    abandoned: threading.Event
+    forward: Queue = field(default_factory=SimpleQueue)
+    backward: Queue = field(default_factory=SimpleQueue)
 
-    def receive(self, queue: "SimpleQueue[tuple[int, Tensor]]", number: int) -> Tensor:
+    def receive(self, queue: Queue, number: int) -> Tensor:
         """Wait for the tensor of a micro-batch; raise StoppedBetweenMicroBatchesError when the step is abandoned."""
         while not self.abandoned.is_set():
             try:
@@ -130,26 +133,21 @@ class Channel:
         raise StoppedBetweenMicroBatchesError
 
 
+@dataclass
 class StageWorker:
-    """Runs the work of one stage of one replica in one step."""
+    """Runs the work of one stage of one replica in one step.
 
-    def __init__(
-        self,
-        stage: Stage,
-        micro_batches: MicroBatches,
-        before: Channel | None,
-        after: Channel | None,
-        span: Callable[[str, int], AbstractContextManager[None]],
-    ) -> None:
-        """`before` and `after` lead to the neighbouring stages; `span` is entered around each pass."""
-        self.stage = stage
-        self.micro_batches = micro_batches
-        self.span = span
-        self.before = before
-        self.after = after
-        self.saved: dict[int, tuple[Tensors, Saved]] = {}
-        self.max_in_flight = 0  # maximum number of micro-batches with saved activations
-        self.sums: list[tf.Tensor] = []  # the head's sums of each micro-batch, in the last stage
+    `before` and `after` lead to the neighbouring stages; `span` is entered around each pass.
+    """
+
+    stage: Stage
+    micro_batches: MicroBatches
+    before: Channel | None
+    after: Channel | None
+    span: Callable[[str, int], AbstractContextManager[None]]
+    saved: dict[int, tuple[Tensors, Saved]] = field(default_factory=dict)
+    sums: list[Tensors] = field(default_factory=list)
+    """The head's sums of each micro-batch, in the last stage."""
 
     def run(self, work: Iterable[Work], stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Do the work; raise StoppedBetweenMicroBatchesError when a stop is requested."""
@@ -170,7 +168,6 @@ class StageWorker:
             columns = self.stage.columns(self.micro_batches.columns(number))
             output, saved = self.stage.forward(hidden, columns, self.micro_batches.key(number))
         self.saved[number] = columns, saved
-        self.max_in_flight = max(self.max_in_flight, len(self.saved))
         self.after.forward.put((number, output))
 
     def _backward(self, number: int) -> None:
@@ -184,7 +181,6 @@ class StageWorker:
 
     def _forward_backward(self, number: int) -> None:
         hidden = self._receive_hidden(number)
-        self.max_in_flight = 1
         batches = self.micro_batches
         with self.span("forward-backward", number):
             columns = self.stage.columns(batches.columns(number))

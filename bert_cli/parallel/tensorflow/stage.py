@@ -93,7 +93,6 @@ class Stage:
         self.compiled = compiled
         # Blocks that are computed again under one gradient tape.
         self.segments = [[block] for block in body] if saved == "layer" else [list(body)]
-        self.sum_names: list[str] = []  # of the head, known once it has been traced
         self.run_block = SharedTraces(self.body).run
         self.trace_functions()
 
@@ -145,7 +144,7 @@ class Stage:
         key: tf.Tensor,
         counts: Tensors,
         loss_scale: tf.Tensor,
-    ) -> tuple[Tensor, tf.Tensor]:
+    ) -> tuple[Tensor, Tensors]:
         """Run the last stage: return the gradient of its input, and the head's sums."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
@@ -230,7 +229,7 @@ class Stage:
         counts: Tensors,
         loss_scale: Tensor,
         is_first: tf.Tensor,
-    ) -> tuple[Tensor, tf.Tensor]:
+    ) -> tuple[Tensor, Tensors]:
         recomputes = self.saved == "layer" and bool(self.body)
         inputs: list[Tensor] = []
         if recomputes:
@@ -247,7 +246,7 @@ class Stage:
             below = self._recompute(inputs, columns, key, below, is_first, accumulated)
         else:
             self._zero_others(accumulated)
-        return below, self._stacked(sums)
+        return below, sums
 
     def _evaluate_head(self, hidden: Tensor, columns: Tensors) -> Tensors:
         ones = {name: tf.constant(1.0) for name in ("examples", *self.head.COUNTS)}  # type: ignore[union-attr]
@@ -256,10 +255,6 @@ class Stage:
 
     def _compute_logits(self, hidden: Tensor, columns: Tensors, key: Tensor) -> Tensor:
         return self.head.logits(self._run_body(hidden, columns, key), key)  # type: ignore[union-attr]
-
-    def _stacked(self, sums: Mapping[str, Tensor]) -> tf.Tensor:
-        self.sum_names = sorted(sums)
-        return tf.stack([sums[name] for name in self.sum_names])
 
     def _gradients(
         self, tape: Tensor, output: Tensor, hidden: Tensor, gradient: Tensor
