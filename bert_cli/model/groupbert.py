@@ -55,12 +55,10 @@ class Convolution(ConfiguredLayer):
 
     def _create_weights(self) -> None:
         config = self.config
-        size = self.config.hidden_size
+        size = config.hidden_size
         self.layer_norm = self.norm()
         self.inner_norm = self.norm("inner_norm")
-        self.value, self.gate, self.project = (
-            self.dense(name, size, size) for name in ("value", "gate", "output")
-        )
+        self.value, self.gate, self.project = map(self.dense, ("value", "gate", "output"))
         shape = config.conv_kernel_size, config.conv_group_size, size
         groups = size // config.conv_group_size
         self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
@@ -95,14 +93,13 @@ class GroupedFeedForward(ConfiguredLayer):
     config: GroupBertConfig
 
     def _create_weights(self) -> None:
-        config = self.config
-        size = self.config.hidden_size
+        inner = self.config.intermediate_size
+        groups = self.config.ffn_groups
         self.layer_norm = self.norm()
-        self.inner = self.dense("inner", size, config.intermediate_size)
-        groups = config.ffn_groups
-        shape = config.intermediate_size // groups, size
+        self.inner = self.dense("inner", outputs=inner)
+        shape = inner // groups, self.config.hidden_size
         self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
-        self.mixer = self.dense("mixer", size, size) if groups > 1 else None
+        self.mixer = self.dense("mixer") if groups > 1 else None
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""

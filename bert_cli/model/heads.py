@@ -72,7 +72,7 @@ class MaskedLM(ScoresWords):
     """Transform (dense, GELU, LayerNorm), then a score for every token from the tied word embeddings."""
 
     def _create_weights(self) -> None:
-        self.transform = self.dense("transform", self.config.hidden_size, self.config.hidden_size)
+        self.transform = self.dense("transform")
         self.layer_norm = self.norm()
         self.bias = self.add_zeros("bias", self.config.vocab_size)
 
@@ -124,7 +124,7 @@ class PretrainingHeads(ScoresWords, Head):
     def _create_weights(self) -> None:
         shared = {"word_table": self.word_table, "chunks": self.chunks}
         self.masked_lm = MaskedLM(**self.part("masked_lm"), **shared)
-        self.next_sentence = self.dense("next_sentence", self.config.hidden_size, 2)
+        self.next_sentence = self.dense("next_sentence", outputs=2)
 
     def logits(self, hidden: Tensor, key: Key = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
@@ -169,7 +169,7 @@ class QuestionAnswering(Head):
     }
 
     def _create_weights(self) -> None:
-        self.span = self.dense("span", self.config.hidden_size, 2)
+        self.span = self.dense("span", outputs=2)
 
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> [B, S, 2]: scores of start and end, float32."""
@@ -202,7 +202,7 @@ class Classifier(Head):
     labels: int
 
     def _create_weights(self) -> None:
-        self.classifier = self.dense("classifier", self.config.hidden_size, self.labels)
+        self.classifier = self.dense("classifier", outputs=self.labels)
 
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[..., D] -> [..., L] in float32."""

@@ -51,7 +51,7 @@ class Output(ConfiguredLayer):
     dropout_id: int
 
     def _create_weights(self) -> None:
-        self.projection = self.dense("dense", self.inputs, self.config.hidden_size)
+        self.projection = self.dense("dense", self.inputs)
         self.layer_norm = self.norm()
 
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
@@ -75,14 +75,12 @@ class SelfAttention(ConfiguredLayer):
     is_pre_norm: bool = False
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
-        self.query, self.key, self.value = (
-            self.dense(name, size, size) for name in ("query", "key", "value")
-        )
+        self.query, self.key, self.value = map(self.dense, ("query", "key", "value"))
         if self.is_pre_norm:
             self.layer_norm = self.norm()
-            self.project = self.dense("output", size, size)
+            self.project = self.dense("output")
             return
+        size = self.config.hidden_size
         self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
     def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
@@ -119,9 +117,8 @@ class FeedForward(ConfiguredLayer):
     dropout_id: int
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
         inner = self.config.intermediate_size
-        self.inner = self.dense("inner", size, inner)
+        self.inner = self.dense("inner", outputs=inner)
         self.project = Output(**self.part("output"), inputs=inner, dropout_id=self.dropout_id)
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
@@ -183,7 +180,7 @@ class Pooler(Block):
     READS = ("next_sentence_positions",)
 
     def _create_weights(self) -> None:
-        self.projection = self.dense("dense", self.config.hidden_size, self.config.hidden_size)
+        self.projection = self.dense("dense")
 
     def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
         """[B, C + P, D] -> [B, C + P, D]."""

@@ -64,11 +64,9 @@ class RotaryAttention(ConfiguredLayer):
     is_first: bool
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
         self.layer_norm = None if self.is_first else self.norm(has_beta=False)
         self.query, self.key, self.value, self.project = (
-            self.dense(name, size, size, has_bias=False)
-            for name in ("query", "key", "value", "output")
+            self.dense(name, has_bias=False) for name in ("query", "key", "value", "output")
         )
 
     def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -275,12 +273,11 @@ class GatedFeedForward(ConfiguredLayer):
     """GELU of a dense layer times another one, and a dense layer."""
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
         inner = self.config.intermediate_size
         self.layer_norm = self.norm(has_beta=False)
-        self.inner = self.dense("inner", size, inner, has_bias=False)
-        self.gate = self.dense("gate", size, inner, has_bias=False)
-        self.project = self.dense("output", inner, size, has_bias=False)
+        self.inner = self.dense("inner", outputs=inner, has_bias=False)
+        self.gate = self.dense("gate", outputs=inner, has_bias=False)
+        self.project = self.dense("output", inner, has_bias=False)
 
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in float32 -> float32, through [B, S, F]."""
@@ -332,8 +329,7 @@ class Transform(ConfiguredLayer):
     """Dense, GELU, LayerNorm: the first part of every head."""
 
     def _create_weights(self) -> None:
-        size = self.config.hidden_size
-        self.dense_1 = self.dense("dense", size, size, has_bias=False)
+        self.dense_1 = self.dense("dense", has_bias=False)
         self.layer_norm = self.norm("norm", has_beta=False)
 
     def call(self, x: Tensor) -> Tensor:

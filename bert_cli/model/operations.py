@@ -5,7 +5,7 @@ A layer has one `Operations` object, which it takes at its construction. The let
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Any, Self
 
 from keras import ops
 
@@ -15,17 +15,6 @@ from bert_cli.model.scaling import Factor
 
 DenseWeights = tuple[Tensor, Tensor | None]
 """Kernel and bias of a dense layer."""
-
-
-class DenseLayer(Protocol):
-    """A dense layer; its result is float32."""
-
-    @property
-    def parameters(self) -> DenseWeights:
-        """Return kernel and bias."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x @ kernel + bias."""
 
 
 def linear(x: Tensor, kernel: Tensor) -> Tensor:
@@ -58,8 +47,8 @@ class Operations:
         product = float32(linear(x, kernel))
         return product if bias is None else product + float32(bias)
 
-    def project(self, layer: DenseLayer, x: Tensor) -> Tensor:
-        """Return the result of a dense layer, for another operation of the block."""
+    def project(self, layer: Any, x: Tensor) -> Tensor:
+        """Return the result of a `Dense`, for another operation of the block."""
         # Called as a layer: TensorFlow's graph optimizer reads the names of operations, which change last digits.
         return layer(x)
 
@@ -95,8 +84,8 @@ PLAIN = Operations()
 class LibraryOperations(Operations):
     """Bias, GELU, softmax and LayerNorm of TensorFlow's library, in the compute dtype: for predictions on a CPU."""
 
-    def project(self, layer: DenseLayer, x: Tensor) -> Tensor:
-        """Return the result of a dense layer with a bias, in the dtype of `x`."""
+    def project(self, layer: Any, x: Tensor) -> Tensor:
+        """Return the result of a `Dense` with a bias, in the dtype of `x`."""
         return fused.dense_by_library(x, *layer.parameters)
 
     def dense_gelu(self, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:

@@ -167,9 +167,13 @@ class ConfiguredLayer(Layer):
         """Return the arguments of any layer inside this layer."""
         return {"name": name, "policy": self.dtype_policy, "operations": self.operations}
 
-    def dense(self, name: str, inputs: int, outputs: int, *, has_bias: bool = True) -> Dense:
-        """Return a new dense layer inside this layer."""
-        return Dense(**self.arguments(name), inputs=inputs, outputs=outputs, has_bias=has_bias)
+    def dense(
+        self, name: str, inputs: int = 0, outputs: int = 0, *, has_bias: bool = True
+    ) -> Dense:
+        """Return a new dense layer inside this layer; both its sizes are the hidden size by default."""
+        width = self.config.hidden_size
+        sizes = {"inputs": inputs or width, "outputs": outputs or width}
+        return Dense(**self.arguments(name), **sizes, has_bias=has_bias)
 
     def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> LayerNorm:
         """Return a new LayerNorm inside this layer."""

@@ -357,7 +357,7 @@ class TensorFlowEngine(Engine):
             wait(futures)
             raise
 
-    def _on_every_device(self, function: Callable[[DeviceUpdate], tf.Tensor]) -> list[tf.Tensor]:
+    def _on_every_device(self, function: Callable[[DeviceUpdate], Tensor]) -> list[Tensor]:
         """Call a function for all devices at once, because their collectives wait for each other."""
         flat = [update for row in self.updates for update in row]
         with self.group.collective(), self.reporting_out_of_memory():

@@ -81,18 +81,18 @@ class DeviceGroup:
     rank: int
     device: str
 
-    def all_reduce(self, tensor: tf.Tensor, number: int) -> tf.Tensor:
+    def all_reduce(self, tensor: Tensor, number: int) -> Tensor:
         """Return the sum of the tensors of all replicas."""
         operation = tf.raw_ops.CollectiveReduceV2
         return self._collective(operation, tensor, number, merge_op="Add", final_op="Id")
 
-    def all_gather(self, tensor: tf.Tensor, number: int) -> tf.Tensor:
+    def all_gather(self, tensor: Tensor, number: int) -> Tensor:
         """Return the tensors of all replicas, concatenated along the first axis."""
         return self._collective(tf.raw_ops.CollectiveGatherV2, tensor, number)
 
     def _collective(
-        self, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, number: int, **options: str
-    ) -> tf.Tensor:
+        self, operation: Callable[..., Tensor], tensor: Tensor, number: int, **options: str
+    ) -> Tensor:
         if self.size == 1:
             return tensor
         with tf.device(self.device):

@@ -101,13 +101,13 @@ class MicroBatches(NamedTuple):
     first_index: int  # index of its row 0 in the stream
     seed: int
     counts: Tensors
-    loss_scale: tf.Tensor
+    loss_scale: Tensor
 
     def columns(self, number: int) -> Batch:
         """Return the columns of a micro-batch [B, ...]."""
         return {name: column[self.rows[number]] for name, column in self.batch.items()}
 
-    def key(self, number: int) -> tf.Tensor:
+    def key(self, number: int) -> Tensor:
         """Return the dropout key of a micro-batch: the seed and its sample index."""
         index = (self.first_index + self.rows[number]) % 2**31
         return tf.constant(np.array([self.seed, index], np.int32))

@@ -18,7 +18,7 @@ from bert_cli.model.parts import Block
 from bert_cli.parallel.engine import Batch, Tensor
 from bert_cli.parallel.tensorflow.mesh import traced
 
-Tensors = dict[str, tf.Tensor]
+Tensors = dict[str, Tensor]
 Saved = Tensor
 """The values of a forward pass that the backward pass reads."""
 
@@ -114,19 +114,18 @@ class Stage:
             present = (name for name in self.reads if name in micro_batch)
             return {name: tf.convert_to_tensor(micro_batch[name]) for name in present}
 
-    def forward(self, hidden: Tensor, columns: Tensors, key: tf.Tensor) -> tuple[Tensor, Saved]:
+    def forward(self, hidden: Tensor, columns: Tensors, key: Tensor) -> tuple[Tensor, Saved]:
         """Return the hidden values for the next stage, and the saved activations; not for the last stage."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
             if self.saved != "all":
                 return self._forward_saving_inputs(hidden, columns, key)
             with tf.GradientTape() as tape:
-                if hidden is not None:
-                    tape.watch(hidden)
+                tape.watch([] if hidden is None else hidden)
                 output = self._forward(hidden, columns, key)
             return output, (tape, hidden, output)
 
-    def backward(self, saved: Saved, columns: Tensors, key: tf.Tensor, gradient: Tensor) -> Tensor:
+    def backward(self, saved: Saved, columns: Tensors, key: Tensor, gradient: Tensor) -> Tensor:
         """Accumulate the gradients of a micro-batch; return the gradient of the stage's input (None: first stage)."""
         with tf.device(self.device):
             gradient = _on_this_device(gradient)
@@ -138,12 +137,7 @@ class Stage:
             return below
 
     def forward_backward(
-        self,
-        hidden: Tensor,
-        columns: Tensors,
-        key: tf.Tensor,
-        counts: Tensors,
-        loss_scale: tf.Tensor,
+        self, hidden: Tensor, columns: Tensors, key: Tensor, counts: Tensors, loss_scale: Tensor
     ) -> tuple[Tensor, Tensors]:
         """Run the last stage: return the gradient of its input, and the head's sums."""
         with tf.device(self.device):
@@ -165,7 +159,7 @@ class Stage:
             function = self._logits if key is None else self._training_logits
             return function(_on_this_device(hidden), columns, key)
 
-    def _is_first(self) -> tf.Tensor:
+    def _is_first(self) -> Tensor:
         """Return whether the next gradients are the first of the step, and note that gradients exist."""
         # On the CPU, where tf.cond reads it: the host would wait for a value on a GPU.
         with tf.device("CPU:0"):
@@ -198,7 +192,7 @@ class Stage:
         columns: Tensors,
         key: Tensor,
         gradient: Tensor,
-        is_first: tf.Tensor,
+        is_first: Tensor,
         accumulated: Set[str] = frozenset(),
     ) -> Tensor:
         """Compute the segments again from their inputs, the last segment first, and accumulate their gradients."""
@@ -211,8 +205,7 @@ class Stage:
                 segment_columns = {name: tf.identity(column) for name, column in columns.items()}
                 segment_key = tf.identity(key)
             with tf.GradientTape() as tape:
-                if segment_input is not None:
-                    tape.watch(segment_input)
+                tape.watch([] if segment_input is None else segment_input)
                 hidden = segment_input
                 for block in segment:
                     hidden = self.run_block(block, hidden, segment_columns, segment_key)
@@ -228,15 +221,14 @@ class Stage:
         key: Tensor,
         counts: Tensors,
         loss_scale: Tensor,
-        is_first: tf.Tensor,
+        is_first: Tensor,
     ) -> tuple[Tensor, Tensors]:
         recomputes = self.saved == "layer" and bool(self.body)
         inputs: list[Tensor] = []
         if recomputes:
             hidden, inputs = self._run_segments(hidden, columns, key)
         with tf.GradientTape() as tape:
-            if hidden is not None:
-                tape.watch(hidden)
+            tape.watch([] if hidden is None else hidden)
             last = hidden if recomputes else self._run_body(hidden, columns, key)
             loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
             scaled = loss * loss_scale
@@ -265,11 +257,11 @@ class Stage:
         gradients = tape.gradient(output, sources, output_gradients=gradient)
         return (None, gradients) if hidden is None else (gradients[0], gradients[1:])
 
-    def _accumulate_all(self, gradients: Sequence[Tensor], is_first: tf.Tensor) -> None:
+    def _accumulate_all(self, gradients: Sequence[Tensor], is_first: Tensor) -> None:
         self._zero_others(self._add(gradients, is_first))
 
     def _add(
-        self, gradients: Sequence[Tensor], is_first: tf.Tensor, accumulated: Set[str] = frozenset()
+        self, gradients: Sequence[Tensor], is_first: Tensor, accumulated: Set[str] = frozenset()
     ) -> Set[str]:
         """Add gradients to the accumulators; return the names of all weights with a gradient in this micro-batch.
 

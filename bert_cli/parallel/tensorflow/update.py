@@ -113,7 +113,7 @@ class DeviceUpdate:
                 }
                 function.get_concrete_function(directions, squares, number, integer)
 
-    def all_reduce_gradients(self, shrink: float) -> tf.Tensor:
+    def all_reduce_gradients(self, shrink: float) -> Tensor:
         """Sum the gradients over stages and replicas, in 16 bits `shrink` times; return their squared norm."""
         with tf.device(self.device):
             factor = tf.constant(shrink, tf.float32)
@@ -124,7 +124,7 @@ class DeviceUpdate:
                     all_reduce(factor)
             return self._gradient_squared()
 
-    def update(self, factor: float, learning_rate: float, updates: int, step: int) -> tf.Tensor:
+    def update(self, factor: float, learning_rate: float, updates: int, step: int) -> Tensor:
         """Update the weights with `factor` times their gradients; return the new weights' squared norm."""
         with tf.device(self.device):
             floats = [tf.constant(number, tf.float32) for number in (factor, learning_rate)]
@@ -140,7 +140,7 @@ class DeviceUpdate:
                 update(shards, squares, floats[1], integers[1])
             return self._weight_squared()
 
-    def weight_squared(self) -> tf.Tensor:
+    def weight_squared(self) -> Tensor:
         """Return the squared norm of the weights."""
         with tf.device(self.device):
             return self._weight_squared()
@@ -151,7 +151,7 @@ class DeviceUpdate:
             for duplicate in duplicates:
                 first.assign_add(duplicate.read_value())
 
-    def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: tf.Tensor) -> None:
+    def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: Tensor) -> None:
         accumulators = [self.accumulators[name][0] for name in names]
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in accumulators], axis=0)
         precision = self.layout.reduce_precision
@@ -164,13 +164,13 @@ class DeviceUpdate:
         for accumulator, part in zip(accumulators, parts, strict=True):
             accumulator.assign(tf.reshape(part, accumulator.shape))
 
-    def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> tf.Tensor:
+    def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> Tensor:
         blocks = [[variables[name] for name in names] for names in self.blocks.values()]
         return tf.add_n([self._block_squared(block) for block in blocks])
 
     def _block_updates(
         self,
-    ) -> Iterator[tuple[tf.types.experimental.PolymorphicFunction, list[list[Tensor]], tf.Tensor]]:
+    ) -> Iterator[tuple[tf.types.experimental.PolymorphicFunction, list[list[Tensor]], Tensor]]:
         """Yield the function, states and weight ids of the update of each block.
 
         Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
@@ -192,10 +192,10 @@ class DeviceUpdate:
         self,
         rules: Sequence[Rule],
         states: Sequence[Sequence[Tensor]],
-        weight_ids: tf.Tensor,
-        *numbers: tf.Tensor,
-    ) -> tf.Tensor:
-        squares: list[tf.Tensor] = []
+        weight_ids: Tensor,
+        *numbers: Tensor,
+    ) -> Tensor:
+        squares: list[Tensor] = []
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
             # One weight after another: all at once would need several copies of the model.
             with tf.control_dependencies(squares[-1:]):
@@ -203,12 +203,8 @@ class DeviceUpdate:
         return tf.add_n(squares)
 
     def _update_weight(
-        self,
-        rule: Rule,
-        state: Sequence[Tensor],
-        weight_id: tf.Tensor,
-        numbers: Sequence[tf.Tensor],
-    ) -> tf.Tensor:
+        self, rule: Rule, state: Sequence[Tensor], weight_id: Tensor, numbers: Sequence[Tensor]
+    ) -> Tensor:
         """Update a weight and its slots; return the new weight's squared norm."""
         weight, gradient, *slots = state
         factor, rate, updates, step = numbers
@@ -295,11 +291,11 @@ class DeviceUpdate:
         return results
 
     def _shard_directions(
-        self, number: int, factor: tf.Tensor, updates: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        self, number: int, factor: Tensor, updates: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Update the shards of the slots; return the shards of the directions and their squared norms."""
-        directions: dict[str, tf.Tensor] = {}
-        squares: list[tf.Tensor] = []
+        directions: dict[str, Tensor] = {}
+        squares: list[Tensor] = []
         for name, weight in self.weights.items():
             # One weight after another: all at once would need several copies of the model.
             with tf.control_dependencies(list(directions.values())[-1:]):
@@ -317,10 +313,10 @@ class DeviceUpdate:
         self,
         names: Sequence[str],
         number: int,
-        directions: Mapping[str, tf.Tensor],
-        squares: tf.Tensor,
-        rate: tf.Tensor,
-        step: tf.Tensor,
+        directions: Mapping[str, Tensor],
+        squares: Tensor,
+        rate: Tensor,
+        step: Tensor,
     ) -> None:
         """Update this replica's shards of some weights, and gather the shards of all replicas."""
         order = list(self.weights)
@@ -342,7 +338,7 @@ class DeviceUpdate:
             weight = self.weights[name]
             weight.assign(tf.reshape(tf.reshape(part, [-1])[: self.sizes[name]], weight.shape))
 
-    def _shard(self, value: tf.Tensor) -> tf.Tensor:
+    def _shard(self, value: Tensor) -> Tensor:
         """Return this replica's shard of a weight or gradient, flat, with zeros beyond the last element."""
         size = value.shape.num_elements()
         length = math.ceil(size / self.group.size)
@@ -375,7 +371,7 @@ def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     return filled
 
 
-def squared_norm(tensors: Iterable[Tensor]) -> tf.Tensor:
+def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
     """Return the float32 sum of squares of all elements.
 
     TensorFlow's kernel sums parts: for 23 million elements its error is 3e-8, and 2e-3 for a dot product.
@@ -384,7 +380,7 @@ def squared_norm(tensors: Iterable[Tensor]) -> tf.Tensor:
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
 
 
-def random_bits(key: tf.Tensor, shape: Sequence[int], start: int) -> tf.Tensor:
+def random_bits(key: Tensor, shape: Sequence[int], start: int) -> Tensor:
     """Return uniform uint32 of a shape: the bits of the key for a complete weight from element `start` on."""
     count = tf.TensorShape(shape).num_elements()
     bits = tf.random.stateless_uniform(
