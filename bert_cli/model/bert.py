@@ -21,19 +21,13 @@ from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.operations import PLAIN, Operations
-from bert_cli.model.parts import Configured
+from bert_cli.model.parts import Arguments
 from bert_cli.processes import cpu_count
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
 TRUNCATED_DEVIATION = 0.8796
 # The blocks after the encoder layers, in pre-training.
 PRETRAINING = heads.PRETRAINING.last_blocks
-
-
-def block_names(config: BertConfig, last_blocks: Sequence[str] = PRETRAINING) -> list[str]:
-    """Return the names of the blocks in running order."""
-    layers = [f"hid_{layer}" for layer in range(config.num_hidden_layers)]
-    return ["emb", *layers, *last_blocks]
 
 
 class Outputs(NamedTuple):
@@ -83,7 +77,7 @@ def build_block(
     return block
 
 
-def _unset_block(outputs: Outputs, **arguments: Unpack[Configured]) -> keras.layers.Layer:
+def _unset_block(outputs: Outputs, **arguments: Unpack[Arguments]) -> keras.layers.Layer:
     """Return a block whose weights are 0; its class takes what it annotates of the outputs."""
     name = arguments["name"]
     config = arguments["config"]
@@ -109,7 +103,8 @@ def each_block(
     **options: Any,
 ) -> Iterator[tuple[str, keras.layers.Layer]]:
     """Yield (name, block) in running order, each block built on the current device; options of `build_block`."""
-    for name in block_names(config, last_blocks):
+    layers = (f"hid_{number}" for number in range(config.num_hidden_layers))
+    for name in ("emb", *layers, *last_blocks):
         block = build_block(name, config, outputs=outputs, **options)
         if name == "emb":
             outputs = outputs._replace(word_table=block.word.embeddings)

@@ -1,7 +1,4 @@
-"""The masked-LM loss in chunks of the vocabulary, so that the scores of all words are never in memory at once.
-
-Shapes: M masked positions, D hidden size, V vocabulary size, W words of a chunk.
-"""
+"""The masked-LM loss in chunks of the vocabulary: M masked positions, D hidden size, V words, W words of a chunk."""
 
 from collections.abc import Callable
 from typing import NamedTuple

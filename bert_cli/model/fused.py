@@ -84,10 +84,7 @@ def custom_gradient(function: Operation, *constants: Tensor | None) -> Operation
 
 
 def scaled(x: Tensor, forward: float, backward: float) -> Tensor:
-    """Return a tensor times `forward`; its gradient is multiplied by `backward` instead.
-
-    The unit of Unit Scaling (Blake et al. 2023, definition 2.1).
-    """
+    """Return a tensor times `forward`, its gradient times `backward` (Blake et al. 2023, definition 2.1)."""
 
     def operation(x: Tensor) -> tuple[Tensor, Operation]:
         # No copy of x is saved for the gradient.
@@ -189,10 +186,7 @@ def argmax(x: Tensor) -> Tensor:
 
 
 def dropout_seed(key: Tensor | None, dropout_id: int) -> Tensor | None:
-    """Return the int32 seed of one dropout; None, for no dropout, without a key.
-
-    `key` is int32 [2], (run seed, sample index of the micro-batch); each dropout of the model has its own id.
-    """
+    """Return the int32 seed of one dropout from a key, int32 [2]: run seed and sample index; None without a key."""
     if key is None:
         return None
     return _mix(_mix(key[0] + _signed(dropout_id * ID_STRIDE)) ^ key[1])
@@ -209,9 +203,8 @@ def keep_mask(shape: tuple[int | Tensor, ...], rate: float, seed: Tensor) -> Ten
     """Return a boolean tensor, False with probability `rate`: a function of its arguments.
 
     A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the backward
-    pass, and the same mask in eager mode, in a graph, under XLA and on every backend of Keras. XLA fuses the hash into
-    the kernel that uses the mask: 15 times faster than drawing Philox bits before it. The arithmetic is signed and
-    wraps, because not every backend multiplies unsigned integers.
+    pass, and the same mask on every backend. XLA fuses it into the kernel that uses the mask. The arithmetic is signed
+    and wraps, because not every backend multiplies unsigned integers.
     """
     bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= round(rate * 2**32) - 2**31
@@ -299,10 +292,7 @@ def add_and_normalize(
     dropout: Dropout,
     fuse_above: float = NEVER,
 ) -> Tensor:
-    """Return LayerNorm of dropout(product + bias) + residual.
-
-    Product, residual [..., D] and result have the same dtype.
-    """
+    """Return LayerNorm of dropout(product + bias) + residual, [..., D] in the dtype of the product."""
     gamma, beta, epsilon = norm
     inputs = product, residual, bias, gamma, beta
     fixed = {"rate": dropout.rate, "epsilon": epsilon}

@@ -15,14 +15,11 @@ from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
 from bert_cli.model.layers import SelfAttention, attention_bias
 from bert_cli.model.operations import linear
-from bert_cli.model.parts import Block, ConfiguredLayer, Layer
+from bert_cli.model.parts import Block, Layer
 
 
 class Grouped(Layer):
-    """A product in groups: the g-th part of the outputs reads only the g-th part of the inputs.
-
-    A kernel [K, W, D] is a convolution along the sequence, with zeros beyond the ends.
-    """
+    """A product in groups: part g of the outputs reads part g of the inputs. A kernel [K, W, D] is a convolution."""
 
     shape: tuple[int, ...]
     groups: int
@@ -48,7 +45,7 @@ class Grouped(Layer):
         return convolution(ops.cast(x, dtype), ops.cast(kernel, dtype))
 
 
-class Convolution(ConfiguredLayer):
+class Convolution(Layer):
     """Gated linear unit, grouped convolution, LayerNorm, swish, dense."""
 
     config: GroupBertConfig
@@ -61,7 +58,7 @@ class Convolution(ConfiguredLayer):
         self.value, self.gate, self.project = map(self.dense, ("value", "gate", "output"))
         shape = config.conv_kernel_size, config.conv_group_size, size
         groups = size // config.conv_group_size
-        self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
+        self.grouped = Grouped(**self.part("grouped"), shape=shape, groups=groups)
 
     def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
@@ -87,7 +84,7 @@ class Convolution(ConfiguredLayer):
         return ops.take(ops.reshape(mixed, (-1, size)), rows_BS, axis=0)
 
 
-class GroupedFeedForward(ConfiguredLayer):
+class GroupedFeedForward(Layer):
     """Dense, GELU, grouped dense and, if there are several groups, a dense layer that mixes them."""
 
     config: GroupBertConfig
@@ -98,7 +95,7 @@ class GroupedFeedForward(ConfiguredLayer):
         self.layer_norm = self.norm()
         self.inner = self.dense("inner", outputs=inner)
         shape = inner // groups, self.config.hidden_size
-        self.grouped = Grouped(**self.arguments("grouped"), shape=shape, groups=groups)
+        self.grouped = Grouped(**self.part("grouped"), shape=shape, groups=groups)
         self.mixer = self.dense("mixer") if groups > 1 else None
 
     def call(self, x_BSD: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from bert_cli.model.fused import (
     value_of,
 )
 from bert_cli.model.layers import MASKED_SCORE
-from bert_cli.model.parts import Block, ConfiguredLayer
+from bert_cli.model.parts import Block, Layer
 
 Columns = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
@@ -61,7 +61,7 @@ class Head(Block):
         return {"logits": logits}
 
 
-class ScoresWords(ConfiguredLayer):
+class ScoresWords(Layer):
     """A layer that shares the word embeddings; its masked-LM loss is computed in `chunks` of the vocabulary."""
 
     word_table: keras.Variable

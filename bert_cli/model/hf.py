@@ -69,8 +69,7 @@ def from_hf(
 ) -> tuple[dict[str, Array], list[str]]:
     """Return the `shapes` weights (our name -> shape), and the optional parts that the file lacks completely.
 
-    Raises CheckpointError that names all tensors without a weight, missing weights, shapes that differ, and tied
-    copies that differ.
+    Raises CheckpointError that names tensors without a weight, missing weights, other shapes, or other tied copies.
     """
     theirs = _current_names(tensors, config, where)
     parts = {name: part_of(name, config) for name in shapes}
@@ -215,10 +214,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
 def check_hf_config(
     described: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
 ) -> None:
-    """Raise CheckpointError for weights of another model, also if their shapes are equal.
-
-    Dropout rates and `initializer_range` may differ.
-    """
+    """Raise CheckpointError for weights of another model; settings of training alone, such as dropout, may differ."""
     architecture = described.get("model_type", "bert")
     known = ARCHITECTURES.get(architecture)
     values = known.shape.from_hf(described) if known else {}

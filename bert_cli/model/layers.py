@@ -14,7 +14,7 @@ from typing import ClassVar
 from keras import ops
 
 from bert_cli.model.fused import Dropout, Tensor, dropout, dropout_seed, exact_matmul, matmul
-from bert_cli.model.parts import Block, ConfiguredLayer
+from bert_cli.model.parts import Block, Layer
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
@@ -44,7 +44,7 @@ class Embeddings(Block):
         return ops.cast(x_BSD, self.compute_dtype)
 
 
-class Output(ConfiguredLayer):
+class Output(Layer):
     """The end of both halves of an encoder layer: dense, dropout, residual, LayerNorm (post-norm)."""
 
     inputs: int
@@ -65,7 +65,7 @@ class Output(ConfiguredLayer):
         )
 
 
-class SelfAttention(ConfiguredLayer):
+class SelfAttention(Layer):
     """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual.
 
     With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
@@ -111,7 +111,7 @@ class SelfAttention(ConfiguredLayer):
         return ops.transpose(ops.reshape(ops.cast(x_BSD, self.compute_dtype), shape), order)
 
 
-class FeedForward(ConfiguredLayer):
+class FeedForward(Layer):
     """Two dense layers with the exact GELU between them, and the residual."""
 
     dropout_id: int

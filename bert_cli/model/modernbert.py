@@ -31,7 +31,7 @@ from bert_cli.model.fused import (
 from bert_cli.model.heads import Columns, Key, Loss
 from bert_cli.model.layers import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
 from bert_cli.model.operations import linear
-from bert_cli.model.parts import Block, ConfiguredLayer
+from bert_cli.model.parts import Block, Layer
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 
@@ -50,7 +50,7 @@ class Embeddings(Block):
         return ops.cast(self.layer_norm(self.word(batch["input_ids"])), self.compute_dtype)
 
 
-class RotaryAttention(ConfiguredLayer):
+class RotaryAttention(Layer):
     """Multi-head attention with rotary positions (Su et al. 2021); each position reads `window` on each side, or all.
 
     A local layer computes long sequences in blocks of twice the window: the keys of a block are two blocks of the
@@ -269,7 +269,7 @@ def rotated(x_BSNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return custom_gradient(operation, *rotation)(x_BSNH)
 
 
-class GatedFeedForward(ConfiguredLayer):
+class GatedFeedForward(Layer):
     """GELU of a dense layer times another one, and a dense layer."""
 
     def _create_weights(self) -> None:
@@ -325,7 +325,7 @@ class GatherMasked(GatherPositions):
     has_first = False
 
 
-class Transform(ConfiguredLayer):
+class Transform(Layer):
     """Dense, GELU, LayerNorm: the first part of every head."""
 
     def _create_weights(self) -> None:

@@ -1,7 +1,4 @@
-"""How a layer computes: one operation at a time, fused, or by TensorFlow's library.
-
-A layer has one `Operations` object, which it takes at its construction. The letters of shapes are those of `layers`.
-"""
+"""How a layer computes: one operation at a time, fused, or by TensorFlow's library; shapes as in `layers`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,4 @@
-"""The parts of every block: layers that are built at once, dense layers, LayerNorms and tables.
-
-Shapes: D is the hidden size.
-"""
+"""The parts of every block: layers that are built at once, dense layers, LayerNorms and tables."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -10,7 +7,6 @@ from typing import Any, ClassVar, TypedDict, dataclass_transform
 import keras
 from keras import ops
 
-from bert_cli.facts.bert import BertConfig
 from bert_cli.model.fused import Norm, Tensor, scaled
 from bert_cli.model.operations import DenseWeights, Operations
 
@@ -24,25 +20,18 @@ class Arguments(TypedDict):
     name: str
     policy: keras.DTypePolicy
     operations: Operations
-
-
-class Configured(Arguments):
-    """The arguments of every layer of the model's sizes."""
-
     config: Any
-    """The shape, of the architecture's class."""
 
 
 @dataclass_transform(kw_only_default=True)
 class Layer(keras.layers.Layer):
-    """A Keras layer that is built at once, inside its name scope, and casts neither inputs nor weights.
-
-    It takes the attributes that its class annotates.
-    """
+    """A Keras layer that takes the attributes its class annotates, is built at once, and casts no inputs or weights."""
 
     name: str
     policy: keras.DTypePolicy
     operations: Operations
+    config: Any = None
+    """The shape of the model, of its architecture's class."""
 
     def __init__(
         self, *, name: str, policy: keras.DTypePolicy, operations: Operations, **attributes: Any
@@ -93,6 +82,36 @@ class Layer(keras.layers.Layer):
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
         factor = self.operations.factors.get(name)
         return value if factor is None else scaled(value, factor.forward, factor.backward)
+
+    def part(self, name: str) -> Arguments:
+        """Return the arguments of a layer inside this layer."""
+        return {
+            "name": name,
+            "policy": self.dtype_policy,
+            "operations": self.operations,
+            "config": self.config,
+        }
+
+    def dense(
+        self, name: str, inputs: int = 0, outputs: int = 0, *, has_bias: bool = True
+    ) -> "Dense":
+        """Return a new dense layer inside this layer; both its sizes are the hidden size by default."""
+        width = self.config.hidden_size
+        sizes = {"inputs": inputs or width, "outputs": outputs or width}
+        return Dense(**self.part(name), **sizes, has_bias=has_bias)
+
+    def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> "LayerNorm":
+        """Return a new LayerNorm inside this layer."""
+        return LayerNorm(
+            **self.part(name),
+            size=self.config.hidden_size,
+            epsilon=self.config.layer_norm_eps,
+            has_beta=has_beta,
+        )
+
+    def embedding(self, name: str, rows: int) -> "Embedding":
+        """Return a new table inside this layer."""
+        return Embedding(**self.part(name), rows=rows, size=self.config.hidden_size)
 
 
 class Dense(Layer):
@@ -154,42 +173,7 @@ class Embedding(Layer):
         return self.scaled("embeddings", rows)
 
 
-class ConfiguredLayer(Layer):
-    """A layer of the model's sizes."""
-
-    config: BertConfig
-
-    def part(self, name: str) -> Configured:
-        """Return the arguments of a layer of the model's sizes inside this layer."""
-        return {**self.arguments(name), "config": self.config}
-
-    def arguments(self, name: str) -> Arguments:
-        """Return the arguments of any layer inside this layer."""
-        return {"name": name, "policy": self.dtype_policy, "operations": self.operations}
-
-    def dense(
-        self, name: str, inputs: int = 0, outputs: int = 0, *, has_bias: bool = True
-    ) -> Dense:
-        """Return a new dense layer inside this layer; both its sizes are the hidden size by default."""
-        width = self.config.hidden_size
-        sizes = {"inputs": inputs or width, "outputs": outputs or width}
-        return Dense(**self.arguments(name), **sizes, has_bias=has_bias)
-
-    def norm(self, name: str = "layer_norm", *, has_beta: bool = True) -> LayerNorm:
-        """Return a new LayerNorm inside this layer."""
-        return LayerNorm(
-            **self.arguments(name),
-            size=self.config.hidden_size,
-            epsilon=self.config.layer_norm_eps,
-            has_beta=has_beta,
-        )
-
-    def embedding(self, name: str, rows: int) -> Embedding:
-        """Return a new table inside this layer."""
-        return Embedding(**self.arguments(name), rows=rows, size=self.config.hidden_size)
-
-
-class Block(ConfiguredLayer):
+class Block(Layer):
     """A piece of the model: `block(hidden, batch, key) -> hidden`; the first block takes no hidden values."""
 
     READS: ClassVar[tuple[str, ...]] = ()

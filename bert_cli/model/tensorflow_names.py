@@ -46,13 +46,8 @@ TRAINING = re.compile(
     r"(current_)?loss_scale|good_steps|bad_steps|signature_digest|_CHECKPOINTABLE_OBJECT_GRAPH)"
 )
 # Keys without effect in the bert_config.json of the multilingual and Chinese models.
-IGNORED = (
-    "directionality",
-    "pooler_fc_size",
-    "pooler_num_attention_heads",
-    "pooler_num_fc_layers",
-    "pooler_size_per_head",
-    "pooler_type",
+IGNORED = re.compile(
+    "directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_per_head|type)"
 )
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -159,7 +154,7 @@ def config_of(content: Any) -> JSONObject:
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
         raise CheckpointError(where, "is not a JSON object", "give Google's file")
-    described = {name: value for name, value in content.items() if name not in IGNORED}
+    described = {name: value for name, value in content.items() if not IGNORED.fullmatch(name)}
     if unknown := sorted({*described} - {*BertConfig.model_fields, "model_type"}):
         where = f"bert_config.json ({', '.join(unknown)})"
         raise CheckpointError(where, "are not settings of BERT", "give Google's file")

@@ -136,10 +136,7 @@ def weight_rules(
 
 
 def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
-    """Return |weight| / |direction| from the squared norms of both; 1 when either is 0.
-
-    You et al. 2020, "Large Batch Optimization for Deep Learning", Algorithm 2, with phi the identity.
-    """
+    """Return |weight| / |direction| from the squared norms of both; 1 when either is 0 (You et al. 2020, alg. 2)."""
     weight_norm = ops.sqrt(weight_squared)
     direction_norm = ops.sqrt(direction_squared)
     both = ops.logical_and(weight_norm > 0.0, direction_norm > 0.0)
@@ -148,21 +145,19 @@ def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
 
 
 def clip_factor(squared: float, max_norm: float) -> float:
-    """Return the factor of every gradient that limits the norm of the complete step to `max_norm`.
+    """Return the factor of every gradient that limits the norm of the complete step (Pascanu et al. 2013, Algorithm 1).
 
-    `squared` is the finite squared norm of all gradients, with the loss scale divided out (Pascanu et al. 2013,
-    Algorithm 1).
+    `squared` is the finite squared norm of all gradients, with the loss scale divided out.
     """
     norm = math.sqrt(squared)
     return 1.0 if norm <= max_norm else max_norm / norm
 
 
 def round_stochastically(value: Array, bits: Array) -> Array:
-    """Return float32 values as float16, rounded up or down at random, exact on average.
+    """Return float32 values as float16, rounded up or down at random by uniform uint32 bits, exact on average.
 
-    `bits` holds uniform uint32 of the value's shape. Float16 numbers stay, as do NaN and infinities; finite
-    values past the largest become the largest. Rounded to the nearest, updates of 2**-12 would never change a
-    float16 weight of 1.
+    Float16 numbers stay, as do NaN and infinities; finite values past the largest become the largest. Rounded to the
+    nearest, updates of 2**-12 would never change a float16 weight of 1.
     """
     # Float16 numbers are 2**(exponent - 10) apart, 2**-24 below 2**-14. All divisions and products are by
     # powers of two and the remainder has fewer bits than the value, so nothing else rounds.

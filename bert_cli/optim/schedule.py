@@ -58,10 +58,7 @@ def learning_rate(
 def with_decay(
     rate: Callable[[int], float], first_step: int, total_steps: int, final_fraction: float = 0.0
 ) -> Callable[[int], float]:
-    """Return a learning rate that falls from `first_step` on to a fraction of `rate`.
-
-    The curve is 1 - sqrt(x) (Hägele et al. 2024, section 4).
-    """
+    """Return a rate that falls from `first_step` on to a fraction of `rate`, by 1 - sqrt(x) (Hägele et al. 2024, 4)."""
     steps = total_steps - first_step
 
     def value(step: int) -> float:

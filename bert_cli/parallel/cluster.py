@@ -203,11 +203,9 @@ def wait_for_processes(
 ) -> socket.socket:
     """Wait until every other process accepts connections; return the socket that listens for their connections.
 
-    Reports the processes that are missing.
-
-    Nothing is sent. TensorFlow would wait by itself, but without a message, and it blocks the interpreter and SIGTERM
-    meanwhile (measured: ten minutes, then kill -9). Raises StoppedWhileJoiningError when a stop is requested,
-    DeviceError when this process' port is in use or another process does not start within `register_seconds`.
+    Reports the missing processes and sends nothing. TensorFlow would wait by itself, without a message, and blocks
+    SIGTERM meanwhile. Raises StoppedWhileJoiningError when a stop is requested, DeviceError when this process' port is
+    in use or another process does not start within `register_seconds`.
     """
     missing = dict(enumerate(processes.workers))
     address = missing.pop(processes.rank)
@@ -235,8 +233,17 @@ def wait_for_processes(
             if now - reported > rendezvous.report_after_seconds:
                 reported = now
                 waited = f"rank {processes.rank} ({address}) has waited {now - began:.0f} s"
-                _print_line(f"{waited} for {names} to start")
+                print_error(f"cluster: {waited} for {names} to start")
             time.sleep(rendezvous.retry_seconds)
+
+
+def not_connected(processes: Processes, reason: object) -> DeviceError:
+    """Return the error of processes that have started and do not connect."""
+    return DeviceError(
+        f"cluster (rank {processes.rank} of {', '.join(processes.workers)})",
+        f"the processes did not connect ({reason})",
+        "check that all processes are started and their ports are free",
+    )
 
 
 def _listen(worker: str) -> socket.socket:
@@ -302,8 +309,6 @@ def _bind(open_socket: socket.socket, interface: str, is_required: bool) -> None
         if is_required:
             remedy = "leave it out where the network is trusted"
             raise DeviceError("cluster.bind_address", problem, remedy) from error
-        _print_line(f"{problem}; listens on all interfaces, so the network must be trusted")
-
-
-def _print_line(text: str) -> None:
-    print_error(f"cluster: {text}")
+        print_error(
+            f"cluster: {problem}; listens on all interfaces, so the network must be trusted"
+        )

@@ -105,10 +105,9 @@ def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str
 
 
 def keep_freed_memory() -> None:
-    """Make the C library reuse freed memory instead of returning it to the kernel each time.
+    """Make the C library reuse freed memory instead of returning it to the kernel, which zeroes each new page.
 
-    The kernel zeroes each new page: 6 % of forward and backward of 4 layers on a CPU with TensorFlow, 15 % of a step
-    of 3 layers with JAX (docs/ideas/speed.md). The process never becomes smaller.
+    Steps on CPUs take 6 to 15 % less (docs/ideas/speed.md). The process never becomes smaller.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):

@@ -1,7 +1,4 @@
-"""The interface of an engine, and the parts of a step that all engines share.
-
-This file imports no framework.
-"""
+"""The interface of an engine, and the parts of a step that all engines share; it imports no framework."""
 
 import math
 from abc import ABC, abstractmethod
@@ -217,7 +214,7 @@ def scaled_for_accumulation(loss_scale: float, micro_batches: int) -> float:
     """Return the factor of a micro-batch's loss in a step of `micro_batches` micro-batches.
 
     The loss is divided by the counts of the complete step. Multiplied by the number of micro-batches (the power of two
-    below it, so that nothing rounds), float16 gradients are as large as in a step of one micro-batch. Measured at 2,040
-    micro-batches and a loss scale of 4096: the error of a gradient is 13 % without the factor and 0.1 % with it.
+    below it, so that nothing rounds), float16 gradients are as large as in a step of one micro-batch: with 2,040 their
+    error is 0.1 % instead of 13 %.
     """
     return loss_scale * 2 ** (micro_batches.bit_length() - 1)

@@ -1,7 +1,4 @@
-"""The processes of a run: what they exchange, and a watchdog that names the ranks it waits for.
-
-This file imports no framework; an engine has a subclass of `ProcessGroup`.
-"""
+"""The processes of a run: what they exchange, and a watchdog that names the ranks it waits for."""
 
 import threading
 import time
@@ -98,8 +95,7 @@ class ProcessGroup(ABC):
 def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
     """Start a thread that prints the ranks for which this process waits; does nothing for a single process.
 
-    Each process publishes its number of collectives and its activity once a second. The heartbeats of the cluster
-    decide whether a process is lost.
+    Each process publishes its number of collectives and its activity once a second.
     """
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)

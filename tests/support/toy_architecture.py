@@ -14,7 +14,7 @@ from bert_cli.facts.products import Product
 from bert_cli.model import heads
 from bert_cli.model.fused import float32, gelu
 from bert_cli.model.layers import MASKED_SCORE, SelfAttention, attention_bias
-from bert_cli.model.parts import ConfiguredLayer
+from bert_cli.model.parts import Layer
 
 
 class ToyConfig(BertConfig):
@@ -61,7 +61,7 @@ class ToyConfig(BertConfig):
         return self.initializer_range / (2.0 if "output" in name else 1.0)
 
 
-class ToyEmbeddings(ConfiguredLayer):
+class ToyEmbeddings(Layer):
     """Block `emb`: word embeddings and LayerNorm."""
 
     READS = ("input_ids",)
@@ -74,7 +74,7 @@ class ToyEmbeddings(ConfiguredLayer):
         return ops.cast(self.layer_norm(self.word(batch["input_ids"])), self.compute_dtype)
 
 
-class ToyLayer(ConfiguredLayer):
+class ToyLayer(Layer):
     """Block `hid_N`: attention in a window, then a gated feed-forward, whose LayerNorm the first layer lacks."""
 
     DROPOUT_IDS = 1

@@ -30,8 +30,7 @@ LOOPS = {"TPU": True, "GPU": False, "CPU": False}
 """Whether equal layers run in a loop also if all activations are saved, by the kind of device.
 
 A loop is compiled once for all layers, which matters to the compiler for TPUs. It stores what each layer saves in one
-array of all layers: 4 layers of BERT-base, 8 x 128, bfloat16, take 1.59 s on a core of a CPU with AMX instead of 1.13,
-and 693 MB of temporaries instead of 571; a step of BERT-base compiled for H100s moves 6.7 MB a token instead of 4.4.
+array of all layers, which takes time and memory on CPUs and GPUs (docs/ideas/speed.md).
 """
 
 
@@ -82,8 +81,7 @@ class ForwardPass:
     def kernel_dtypes(self) -> dict[str, str]:
         """The dtypes to which weights are cast once, by name.
 
-        Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round (BERT-base on v5e: 3.2 MB
-        a token instead of 2.1).
+        Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round.
         """
         return {
             weight.path: block.kernel_dtype
@@ -206,8 +204,7 @@ def _accumulating(
 ) -> tuple[Arrays, Arrays]:
     """Return weights and totals unchanged; the backward pass adds each gradient to a total, or to its row `number`.
 
-    A loop carries the totals through its backward pass and updates them in place. With an array of the gradients of all
-    rounds, a step of BERT-base compiled for v5e moved 2.09 MB a token instead of 1.87.
+    A loop carries the totals through its backward pass and updates them in place.
     """
     weights = dict(weights)
     passed = {}

@@ -32,7 +32,13 @@ from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.cluster import Processes, Rendezvous, find_interface, wait_for_processes
+from bert_cli.parallel.cluster import (
+    Processes,
+    Rendezvous,
+    find_interface,
+    not_connected,
+    wait_for_processes,
+)
 from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus, visible_gpus
 from bert_cli.parallel.group import ProcessGroup, lost_process
 from bert_cli.parallel.jax.layout import device_grid
@@ -272,11 +278,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
         if _kind() == "CPU":
             _use_equal_threads(client, processes)
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"cluster (rank {rank} of {', '.join(processes.workers)})"
-        problem = f"the processes did not connect ({error})"
-        raise DeviceError(
-            where, problem, "check that all processes are started and their ports are free"
-        ) from error
+        raise not_connected(processes, error) from error
     state = distributed.global_state
     state.client = client
     state.process_id = rank

@@ -1,7 +1,4 @@
-"""The state of a run on JAX: weights and slots of the optimizer, divided over the devices.
-
-A weight of equal layers in a loop is one array [rounds, ...], so one vectorized program updates all layers.
-"""
+"""The state of a run on JAX: weights and slots, divided over the devices; layers in a loop share [rounds, ...]."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bert_cli.parallel.engine import Array
 
 State = dict[str, list[jax.Array]]
-"""Entries: a weight and its slots, by the weight's name.
-
-Layers in a loop share an entry of arrays [rounds, ...], by the name of the weight in the first layer.
-"""
+"""Entries: a weight and its slots, by the weight's name in the first of the layers that share them."""
 
 
 class Row(NamedTuple):

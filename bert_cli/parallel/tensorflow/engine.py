@@ -254,7 +254,7 @@ class TensorFlowEngine(Engine):
     def all_reduce_gradients(self, shrink: float) -> float:
         """Sum the gradients over stages and replicas; return the squared norm of the sum, the same in every process."""
         squared = self._on_every_device(lambda update: update.all_reduce_gradients(shrink))
-        return self.group.broadcast([math.fsum(map(float, squared[: len(self.updates[0])]))])[0]
+        return self.group.broadcast([squared])[0]
 
     def apply_update(self, factor: float, learning_rate: float, updates: int, step: int) -> float:
         """Update all weights with `factor` times the gradient, clear it, and return the weights' squared norm."""
@@ -262,7 +262,7 @@ class TensorFlowEngine(Engine):
             lambda update: update.update(factor, learning_rate, updates, step)
         )
         self.clear_gradients()
-        return math.fsum(map(float, squared[: len(self.updates[0])]))
+        return squared
 
     def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
         """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
@@ -357,12 +357,12 @@ class TensorFlowEngine(Engine):
             wait(futures)
             raise
 
-    def _on_every_device(self, function: Callable[[DeviceUpdate], Tensor]) -> list[Tensor]:
-        """Call a function for all devices at once, because their collectives wait for each other."""
+    def _on_every_device(self, function: Callable[[DeviceUpdate], Tensor]) -> float:
+        """Call a function for all devices at once, whose collectives wait for each other; return a replica's sum."""
         flat = [update for row in self.updates for update in row]
         with self.group.collective(), self.reporting_out_of_memory():
             if len(flat) == 1:
-                return [function(flat[0])]
+                return float(function(flat[0]))
             futures = [self._pool.submit(function, update) for update in flat]
             try:
                 for future in wait(futures, return_when=FIRST_EXCEPTION).done:
@@ -372,7 +372,7 @@ class TensorFlowEngine(Engine):
                 abort_collectives()
                 wait(futures)
                 raise
-            return [future.result() for future in futures]
+            return math.fsum(float(future.result()) for future in futures[: len(self.updates[0])])
 
 
 def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:

@@ -25,6 +25,7 @@ from bert_cli.parallel.cluster import (
     Rendezvous,
     bind_to_interface,
     find_interface,
+    not_connected,
     wait_for_processes,
 )
 from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus
@@ -57,10 +58,7 @@ _numbers = itertools.count(1)
 def traced(
     method: Callable[..., Tensor], compiled: bool = False, any_length: bool = False
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Return a tf.function of a method, compiled by XLA or not.
-
-    With `any_length` one trace serves arguments of all lengths, else each has its own.
-    """
+    """Return a tf.function of a method; with `any_length` one trace serves arguments of all lengths."""
     # A new object each time: TensorFlow would treat the methods of two objects as the same function, and warn.
     return tf.function(
         partial(method), autograph=False, jit_compile=compiled, reduce_retracing=any_length
@@ -317,11 +315,7 @@ def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
     try:
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     except tf.errors.OpError as error:
-        where = f"cluster (rank {processes.rank} of {', '.join(processes.workers)})"
-        problem = f"the processes did not connect ({error.message.splitlines()[0]})"
-        raise DeviceError(
-            where, problem, "check that all processes are started and their ports are free"
-        ) from error
+        raise not_connected(processes, error.message.splitlines()[0]) from error
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])
         bind_to_interface(interface, port, is_required=rendezvous.bind_address is not None)

@@ -73,13 +73,9 @@ class Trace:
         yield
         if self.steps > 0:
             times = {"ts": start - self.began, "dur": time.perf_counter() - start}
-            event: dict[str, str | float] = {
-                "name": f"{kind} {micro_batch}",
-                "cat": kind,
-                "ph": "X",
-            }
-            event |= {name: round(1e6 * seconds, 1) for name, seconds in times.items()}
-            self.events.append({**event, "tid": f"replica {replica} stage {stage}"})
+            microseconds = {name: round(1e6 * seconds, 1) for name, seconds in times.items()}
+            event = {"name": f"{kind} {micro_batch}", "cat": kind, "ph": "X"}
+            self.events.append({**event, **microseconds, "tid": f"replica {replica} stage {stage}"})
 
     def write(self, path: Path, rank: int) -> None:
         """Write the bars in Chrome's trace format. Raises DataError where the file cannot be written."""

@@ -281,8 +281,8 @@ class DeviceUpdate:
     ) -> list[Tensor]:
         """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
 
-        On a CPU XLA fuses results of one shape only if none is an input of another. The first result needs the
-        slots, so they are computed once more for it, behind a barrier, without which XLA would merge the two.
+        On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the first
+        result needs, are computed once more for it, behind a barrier.
         """
         values = [tf.convert_to_tensor(value) for value in inputs]
         results = list(function(*values))
