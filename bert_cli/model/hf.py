@@ -170,11 +170,11 @@ def class_entries(config: BertConfig, name: str) -> JSONObject:
     architecture = ARCHITECTURES[config.architecture]
     entries: JSONObject = {"architectures": [name], "model_type": config.architecture}
     if architecture.hf_modeling:
-        kinds = ["Config", "Model", "ModelForMaskedLM"]
         classes = [head.hf_classes[0] for head in architecture.heads.values()]
-        kinds += [name.replace("Bert", "Model") for name in classes if "For" in name]
+        tasks = ["ForMaskedLM", *(name.removeprefix("Bert") for name in classes if "For" in name)]
         start = f"{architecture.hf_modeling}.{architecture.hf_prefix}Bert"
-        entries["auto_map"] = {f"Auto{k}": start + k.replace("ModelFor", "For") for k in kinds}
+        entries["auto_map"] = {"AutoConfig": f"{start}Config", "AutoModel": f"{start}Model"}
+        entries["auto_map"] |= {f"AutoModel{task}": start + task for task in tasks}
         # transformers chooses BERT's by its model_type.
         entries["tokenizer_class"] = "BertTokenizer"
     return entries

@@ -154,11 +154,12 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
         if distribution == "cyclic":
             ranks.sort(key=lambda pair: pair[::-1])
-        is_known = distribution in ("block", "*", "cyclic") or 1 in (len(counts), max(counts))
-        slurm = [environment.get(name) for name in ("SLURM_NODEID", "SLURM_LOCALID")]
-        differs = rank < tasks and None not in slurm and slurm != [*map(str, ranks[rank])]
+        has_one_order = len(counts) == 1 or max(counts) == 1
+        is_known = distribution in ("block", "*", "cyclic") or has_one_order
+        place = environment.get("SLURM_NODEID"), environment.get("SLURM_LOCALID")
+        differs = rank < tasks and None not in place and place != tuple(map(str, ranks[rank]))
         if not is_known or differs:
-            number = f"task {rank} is number {slurm[1]} on host {slurm[0]}"
+            number = f"task {rank} is number {place[1]} on host {place[0]}"
             raise ValueError(f"with distribution {distribution}, {number}")
     except (KeyError, ValueError) as error:
         raise ConfigError(

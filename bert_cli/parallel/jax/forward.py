@@ -5,10 +5,10 @@ it has in the first round. Kernels of other layers are cast to the compute dtype
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +123,7 @@ class ForwardPass:
             if rounds > 1:
                 hidden, totals = self._loop(blocks, rounds, weights, (hidden, totals), columns, key)
             else:
-                hidden = self._run(blocks[0], _weights_of(blocks[0], weights), hidden, columns, key)
+                hidden = self._run(blocks[0], weights, hidden, columns, key)
         with self._reading(self.head, _weights_of(self.head, weights)):
             if counts is None:
                 return self.head.logits(hidden, key), totals
@@ -157,8 +157,7 @@ class ForwardPass:
             number, rows, block_keys = inputs
             rows, totals = _accumulating(rows, totals, number)
             for block, block_key in zip(pattern, block_keys, strict=True):
-                part = _weights_of(block, rows)
-                hidden = self._run(block, part, hidden, columns, block_key)
+                hidden = self._run(block, rows, hidden, columns, block_key)
             return (hidden, totals), None
 
         changed = {name: total for name, total in totals.items() if name in names}
@@ -168,20 +167,17 @@ class ForwardPass:
         return hidden, totals | changed
 
     def _run(
-        self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
+        self, block: Block, weights: Arrays, hidden: Tensor, columns: Arrays, key: Tensor
     ) -> Tensor:
-        run: Callable[..., Tensor] = partial(self._run_block, block)
-        run = jax.checkpoint(run) if self.recomputes else run
-        return run(part, hidden, columns, key)
+        def run(part: list[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor) -> Tensor:
+            with self._reading(block, part):
+                hidden = block(hidden, columns, key)
+            if self.grid.shape["tensor_2"] > 1:
+                hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
+            return hidden
 
-    def _run_block(
-        self, block: Block, part: Sequence[jax.Array], hidden: Tensor, columns: Arrays, key: Tensor
-    ) -> Tensor:
-        with self._reading(block, part):
-            hidden = block(hidden, columns, key)
-        if self.grid.shape["tensor_2"] > 1:
-            hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
-        return hidden
+        run = jax.checkpoint(run) if self.recomputes else run
+        return run(_weights_of(block, weights), hidden, columns, key)
 
     @contextmanager
     def _reading(self, block: Block, part: Sequence[jax.Array]) -> Iterator[None]:

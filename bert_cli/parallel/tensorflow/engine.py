@@ -140,7 +140,7 @@ class TensorFlowEngine(Engine):
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
                 pairs = zip(replicas[replica], layout.stage_devices, strict=True)
-                stages = [stage for stage, on in pairs if on == device]
+                stages = [stage for stage, its_device in pairs if its_device == device]
                 # A device may have only the gather of the masked positions, which has no weights.
                 if optimizer is not None and any(stage.weights for stage in stages):
                     group = device_group(mesh, replica, device)

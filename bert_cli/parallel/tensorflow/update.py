@@ -60,8 +60,8 @@ class DeviceUpdate:
             for name, weight in self.weights.items():
                 shape = (self._shard_length(name),) if self.sharded else tuple(weight.shape)
                 self.slots[name] = {
-                    name: tf.Variable(tf.zeros(slot.shape), trainable=False)
-                    for name, slot in optimizer.kind.slots(shape).items()
+                    slot: tf.Variable(tf.zeros(spec.shape), trainable=False)
+                    for slot, spec in optimizer.kind.slots(shape).items()
                 }
         # On GPUs XLA makes one loop of an update anyway.
         self.fuses_results = "CPU" in self.slot_device.upper() and are_results_fused()
@@ -210,9 +210,9 @@ class DeviceUpdate:
         factor, rate, updates, step = numbers
         with tf.device(self.slot_device):
             key = self.optimizer.key(weight_id, step)
-            # A weight on another device is copied to the device that computes.
-            is_copied = self.layout.offload_moments
-            inputs = list(map(tf.identity, state[:2])) if is_copied else state[:2]
+            inputs = [weight, gradient]
+            if self.layout.offload_moments:  # copied to the device that computes
+                inputs = list(map(tf.identity, inputs))
             if rule.adapts:
                 function = self.function(self.update_slots, rule, weight)
                 result = function(*inputs, *slots, factor, updates)
@@ -239,20 +239,21 @@ class DeviceUpdate:
 
     def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
         """Update a weight whose rule needs no norms, and its slots, in one pass over memory."""
-        weight, _, *slots = inputs[:-4]
 
-        def update(*inputs: Tensor) -> list[Tensor]:
-            *state, rate, key = inputs
-            direction, *slots = self._direction(rule, *state)
-            new = self.optimizer.apply_update(rule, 0, state[0], direction, None, rate, key)
+        def update(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
+            *inputs_of_direction, rate, key = inputs
+            direction, *slots = self._direction(rule, weight, *inputs_of_direction)
+            new = self.optimizer.apply_update(rule, 0, weight, direction, None, rate, key)
             return [new, *slots]
 
+        weight, _gradient, *slots, _factor, _updates, _rate, _key = inputs
         return _assign((weight, *slots), self._compute(compiled, update, *inputs))
 
     def update_slots(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
         """Update the slots; assign the update direction to the gradient, or return it if that is a tensor."""
         results = self._compute(compiled, partial(self._direction, rule), *inputs)
-        return _assign(inputs[1:-2], results)
+        _weight, gradient, *slots, _factor, _updates = inputs
+        return _assign((gradient, *slots), results)
 
     def _direction(
         self, rule: Rule, weight: Tensor, gradient: Tensor, *more: Tensor
