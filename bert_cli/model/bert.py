@@ -142,10 +142,8 @@ def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
 def initial_value(
     seed: int, name: str, shape: tuple[int, ...], deviation: float
 ) -> npt.NDArray[np.float32]:
-    """Return the initial value of a weight: a function of the run's seed and the weight's name.
-
-    Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
-    """
+    """Return the initial value of a weight: a function of the run's seed and the weight's name."""
+    # Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
     kind = name.rpartition("/")[2]
     if kind in ("bias", "beta", "gamma"):
         return np.full(shape, kind == "gamma", np.float32)

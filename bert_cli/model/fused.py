@@ -46,11 +46,9 @@ ID_STRIDE = 0x9E3779B1
 
 
 def is_fused(x: Tensor, fuse_above: float) -> bool:
-    """Return whether the operation on a tensor is fused.
-
-    On JAX every operation is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow
-    operations of more elements are, but none for batches of any shape, as in prediction.
-    """
+    """Return whether the operation on a tensor is fused."""
+    # On JAX every operation is, unless `fuse_above` is NEVER, because JAX compiles everything anyway. On TensorFlow
+    # operations of more elements are, but none for batches of any shape, as in prediction.
     if tf is None:
         return fuse_above < NEVER
     shape = tuple(x.shape)
@@ -129,10 +127,8 @@ def constant_of(weight: Tensor, dtype: Any) -> Tensor:
 
 
 def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
-    """Return LayerNorm over the last axis, in the dtype of x, for predictions on a CPU.
-
-    TensorFlow's graph optimizer replaces exactly this batch normalization, whose channels are rows, by LayerNorm.
-    """
+    """Return LayerNorm over the last axis, in the dtype of x, for predictions on a CPU."""
+    # TensorFlow's graph optimizer replaces exactly this batch normalization, whose channels are rows, by LayerNorm.
     shape = tf.shape(x)
     number = tf.reduce_prod(shape[:-1])
     rows = tf.reshape(x, (1, number, x.shape[-1], 1))
@@ -143,11 +139,9 @@ def normalize_by_library(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float)
 
 
 def matmul(x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-    """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed.
-
-    `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
-    float16 is 6 times slower.
-    """
+    """Return the product of matrices, or of stacks of matrices, in the dtype of `x`; either may be transposed."""
+    # `y` is cast to that dtype. TensorFlow reads both as they are stored; an explicit transpose copies, and `einsum` of
+    # float16 is 6 times slower.
     y = ops.cast(y, x.dtype)
     if tf is not None and (transpose_a or transpose_b):
         return tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -156,11 +150,9 @@ def matmul(x: Tensor, y: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 def exact_matmul(x: Tensor, y: Tensor, *, transpose_b: bool = False) -> Tensor:
-    """Return the product of float32 matrices, or of stacks of matrices, without rounding the factors.
-
-    By default a product of float32 rounds them to TF32 on GPUs and to bfloat16 on TPUs, where a sum is exact. JAX takes
-    a precision for a product; TensorFlow has none, so there the product is in float64.
-    """
+    """Return the product of float32 matrices, or of stacks of matrices, without rounding the factors."""
+    # By default a product of float32 rounds them to TF32 on GPUs and to bfloat16 on TPUs, where a sum is exact. JAX
+    # takes a precision for a product; TensorFlow has none, so there the product is in float64.
     if jax is not None:
         y = ops.swapaxes(y, -1, -2) if transpose_b else y
         return jax.numpy.matmul(x, y, precision="highest")
@@ -176,10 +168,8 @@ def rounds_products() -> bool:
 
 
 def argmax(x: Tensor) -> Tensor:
-    """Return the index of the largest value along the last axis, int32.
-
-    Keras' `argmax` makes copies to distinguish -0.0 from 0.0: nearly three times the scores of the vocabulary.
-    """
+    """Return the index of the largest value along the last axis, int32."""
+    # Keras' `argmax` makes copies to distinguish -0.0 from 0.0: nearly three times the scores of the vocabulary.
     if tf is None:
         return ops.cast(ops.argmax(x, axis=-1), "int32")
     return tf.argmax(x, axis=-1, output_type=tf.int32)
@@ -200,12 +190,10 @@ def shifted_key(key: Tensor | None, ids: int) -> Tensor | None:
 
 
 def keep_mask(shape: tuple[int | Tensor, ...], rate: float, seed: Tensor) -> Tensor:
-    """Return a boolean tensor, False with probability `rate`: a function of its arguments.
-
-    A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the backward
-    pass, and the same mask on every backend. XLA fuses it into the kernel that uses the mask. The arithmetic is signed
-    and wraps, because not every backend multiplies unsigned integers.
-    """
+    """Return a boolean tensor, False with probability `rate`: a function of its arguments."""
+    # A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the
+    # backward pass, and the same mask on every backend. XLA fuses it into the kernel that uses the mask. The arithmetic
+    # is signed and wraps, because not every backend multiplies unsigned integers.
     bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= round(rate * 2**32) - 2**31
 
@@ -219,11 +207,9 @@ def dropout(x: Tensor, rate: float, seed: Tensor | None) -> Tensor:
 
 
 def _indices_from(first: Tensor, shape: tuple[int | Tensor, ...]) -> Tensor:
-    """Return the index of each element, counted row by row from `first`, int32 that wraps.
-
-    Computed as a sum of a short range for each axis, with `first` known only at run time: a range of all elements would
-    be stored as constants, 100 MB in a kernel for the attention of 8 examples of 512 positions.
-    """
+    """Return the index of each element, counted row by row from `first`, int32 that wraps."""
+    # Computed as a sum of a short range for each axis, with `first` known only at run time: a range of all elements
+    # would be stored as constants, 100 MB in a kernel for the attention of 8 examples of 512 positions.
     if not all(isinstance(size, int) for size in shape):
         raise ValueError(f"dropout of shape {shape}: must be known when the graph is made")
     indices = ops.reshape(first, [1] * len(shape))
@@ -337,11 +323,9 @@ def _fused(
     inputs: tuple[Tensor, ...],
     **fixed: float,
 ) -> Tensor:
-    """Run an operation in two kernels; the backward pass reads the same inputs again.
-
-    `backward` returns the gradients of the activations, and per-row gradients of the vector parameters, which
-    TensorFlow sums: XLA sums columns on a CPU one number at a time, 63 % of the time of GELU's backward pass.
-    """
+    """Run an operation in two kernels; the backward pass reads the same inputs again."""
+    # `backward` returns the gradients of the activations, and per-row gradients of the vector parameters, which
+    # TensorFlow sums: XLA sums columns on a CPU one number at a time, 63 % of the time of GELU's backward pass.
 
     def operation(*arguments: Tensor) -> tuple[Tensor, Operation]:
         inputs = arguments[len(constants) :]
@@ -427,10 +411,8 @@ def _softmax_backward(
 
 
 def _sum_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum over all axes but the last, a gradient, in the dtype of its weight.
-
-    On CPUs it is a product with ones: 0.7 ms instead of 3.6 for 1,024 x 3,072. Elsewhere a product may round.
-    """
+    """Return the sum over all axes but the last, a gradient, in the dtype of its weight."""
+    # On CPUs it is a product with ones: 0.7 ms instead of 3.6 for 1,024 x 3,072. Elsewhere a product may round.
     if tf is None or rounds_products():
         return ops.cast(ops.sum(x, axis=tuple(range(len(x.shape) - 1))), weight.dtype)
     rows = tf.reshape(x, (-1, x.shape[-1]))

@@ -148,10 +148,8 @@ def hf_config(
 
 
 def class_of(tensors: Mapping[str, Array], config: BertConfig) -> JSONObject:
-    """Return the entries of a `config.json` for the class of a model, found by the parts in its file.
-
-    As in transformers, a classifier beside a pooler is for texts, and one without a pooler for tokens.
-    """
+    """Return the entries of a `config.json` for the class of a model, found by the parts in its file."""
+    # As in transformers, a classifier beside a pooler is for texts, and one without a pooler for tokens.
     architecture = ARCHITECTURES[config.architecture]
     parts = _optional_parts(config)
     has = {ours for ours, part in parts.items() if any(n.startswith(f"{part}.") for n in tensors)}

@@ -15,10 +15,8 @@ DenseWeights = tuple[Tensor, Tensor | None]
 
 
 def linear(x: Tensor, kernel: Tensor) -> Tensor:
-    """Multiply the last axis of `x` by `kernel`, in the dtype of `x`, as one rank-2 product.
-
-    The reshape afterwards keeps Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
-    """
+    """Multiply the last axis of `x` by `kernel`, in the dtype of `x`, as one rank-2 product."""
+    # The reshape afterwards keeps Grappler from fusing product and bias in float16, which takes 40 ms a row on CPUs.
     inputs, outputs = kernel.shape
     rows = fused.matmul(ops.reshape(x, (-1, inputs)), kernel)
     return ops.reshape(rows, (*ops.shape(x)[:-1], outputs))

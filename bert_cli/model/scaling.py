@@ -164,10 +164,8 @@ def _weight(ideal: float, backward: float, correction: float = 1.0, rate: float 
 
 
 def check_trained_with(described: Mapping[str, Any], scaling: str | None, where: str) -> None:
-    """Raise ConfigError for weights, described by the config.json `where`, that were trained with another scaling.
-
-    Without scaling any checkpoint can be used: it has the weights of a plain BERT.
-    """
+    """Raise ConfigError for weights, described by the config.json `where`, that were trained with another scaling."""
+    # Without scaling any checkpoint can be used: it has the weights of a plain BERT.
     trained = described.get("scaling")
     if scaling not in (None, trained):
         problem = f"the weights of {where} were trained with {trained or 'no scaling'}"

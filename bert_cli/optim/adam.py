@@ -17,10 +17,8 @@ def update_direction(
     factor: Array,
     updates: Array,
 ) -> tuple[Array, Array, Array]:
-    """Return the update direction and the new moments; the decay is also multiplied by the learning rate.
-
-    `factor` is folded into the moment coefficients, so XLA does not allocate a scaled gradient.
-    """
+    """Return the update direction and the new moments; the decay is also multiplied by the learning rate."""
+    # `factor` is folded into the moment coefficients, so XLA does not allocate a scaled gradient.
     first, second = slots
     w = ops.cast(weight, "float32")
     g = ops.cast(gradient, "float32")

@@ -105,10 +105,8 @@ def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str
 
 
 def keep_freed_memory() -> None:
-    """Make the C library reuse freed memory instead of returning it to the kernel, which zeroes each new page.
-
-    Steps on CPUs take 6 to 15 % less (docs/ideas/speed.md). The process never becomes smaller.
-    """
+    """Make the C library reuse freed memory instead of returning it to the kernel, which zeroes each new page."""
+    # Steps on CPUs take 6 to 15 % less (docs/ideas/speed.md). The process never becomes smaller.
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "gnu_get_libc_version"):
         c_library.mallopt(M_MMAP_MAX, 0)  # allocate large blocks on the heap too

@@ -93,10 +93,8 @@ class ProcessGroup(ABC):
 
 @contextmanager
 def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
-    """Start a thread that prints the ranks for which this process waits; does nothing for a single process.
-
-    Each process publishes its number of collectives and its activity once a second.
-    """
+    """Start a thread that prints the ranks for which this process waits; does nothing for a single process."""
+    # Each process publishes its number of collectives and its activity once a second.
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)
     if group.world_size > 1:

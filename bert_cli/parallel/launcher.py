@@ -254,10 +254,8 @@ def _kill_group(child: "subprocess.Popen[bytes]") -> None:
 
 
 def cores_of(local_rank: int, count: int) -> list[int]:
-    """Return the cores of one of `count` processes on this host; empty for all cores.
-
-    All get the same number, even if a core stays idle: a sum over two threads rounds differently than over three.
-    """
+    """Return the cores of one of `count` processes on this host; empty for all cores."""
+    # All get the same number, even if a core stays idle: a sum over two threads rounds differently than over three.
     if count == 1 or not hasattr(os, "sched_getaffinity"):
         return []
     # The cores of a socket and the threads of a core are adjacent.

@@ -62,16 +62,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The layout of a run, the devices of this process' replicas, and the device of the host's memory.
-
-    `number` is unique in the process, so that two meshes never share a collective key.
-    """
+    """The layout of a run, the devices of this process' replicas, and the device of the host's memory."""
 
     layout: Layout
     devices: tuple[tuple[str, ...], ...]
     host: str
     processes: Processes
     number: int = 0
+    """Unique in the process, so that two meshes never share a collective key."""
 
     @property
     def replicas(self) -> int:

@@ -27,11 +27,9 @@ Arrays = dict[str, jax.Array]
 ANY = PartitionSpec.UNCONSTRAINED
 
 LOOPS = {"TPU": True, "GPU": False, "CPU": False}
-"""Whether equal layers run in a loop also if all activations are saved, by the kind of device.
-
-A loop is compiled once for all layers, which matters to the compiler for TPUs. It stores what each layer saves in one
-array of all layers, which takes time and memory on CPUs and GPUs (docs/ideas/speed.md).
-"""
+"""Whether equal layers run in a loop also if all activations are saved, by the kind of device."""
+# A loop is compiled once for all layers, which matters to the compiler for TPUs. It stores what each layer saves in one
+# array of all layers, which takes time and memory on CPUs and GPUs (docs/ideas/speed.md).
 
 
 LAYER_KERNEL = re.compile(r"hid_\d+/.*/kernel")
@@ -79,10 +77,8 @@ class ForwardPass:
 
     @cached_property
     def kernel_dtypes(self) -> dict[str, str]:
-        """The dtypes to which weights are cast once, by name.
-
-        Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round.
-        """
+        """The dtypes to which weights are cast once, by name."""
+        # Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round.
         return {
             weight.path: block.kernel_dtype
             for blocks, rounds in self.parts
@@ -198,10 +194,8 @@ def _weights_of(block: Block, weights: Arrays) -> list[jax.Array]:
 def _accumulating(
     weights: Arrays, totals: Arrays, number: jax.Array | None = None
 ) -> tuple[Arrays, Arrays]:
-    """Return weights and totals unchanged; the backward pass adds each gradient to a total, or to its row `number`.
-
-    A loop carries the totals through its backward pass and updates them in place.
-    """
+    """Return weights and totals unchanged; the backward pass adds each gradient to a total, or to its row `number`."""
+    # A loop carries the totals through its backward pass and updates them in place.
     weights = dict(weights)
     passed = {}
     for name, total in totals.items():

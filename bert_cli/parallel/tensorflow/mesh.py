@@ -271,11 +271,9 @@ def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> Non
 
 
 def fuse_results() -> None:
-    """Make XLA compute several results in one loop on a CPU; by default it does so only on GPUs.
-
-    The update of a weight and its two moments is then one pass over memory instead of three. XLA reads its options
-    when it first compiles something. XLA_FLAGS with the name of a file is left unchanged.
-    """
+    """Make XLA compute several results in one loop on a CPU; by default it does so only on GPUs."""
+    # The update of a weight and its two moments is then one pass over memory instead of three. XLA reads its options
+    # when it first compiles something. XLA_FLAGS with the name of a file is left unchanged.
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if not are_results_fused() and flags[:1] in ("", "-"):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_extra_options={FUSES_RESULTS}".strip()
@@ -287,11 +285,9 @@ def are_results_fused() -> bool:
 
 
 def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
-    """Join the other processes; return them with the addresses of their rendezvous.
-
-    MultiWorkerMirroredStrategy only starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on GPUs)
-    and its service that tracks which processes are alive.
-    """
+    """Join the other processes; return them with the addresses of their rendezvous."""
+    # MultiWorkerMirroredStrategy only starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on
+    # GPUs) and its service that tracks which processes are alive.
     processes, interface = find_interface(processes, rendezvous.bind_address)
     # TensorFlow's server takes the port over.
     wait_for_processes(processes, rendezvous, interface).close()

@@ -24,10 +24,9 @@ Saved = Tensor
 
 
 class SharedTraces:
-    """Runs the blocks of a stage; blocks with equal trace keys share a trace, which takes 30 ms for an encoder layer.
+    """Runs the blocks of a stage; blocks with equal trace keys share a trace, 30 ms for an encoder layer."""
 
-    The runtime inlines the calls before it optimizes, so the result equals that of separate traces, bit for bit.
-    """
+    # The runtime inlines the calls before it optimizes, so the result equals that of separate traces, bit for bit.
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         many = Counter(block.trace_key for block in blocks)
@@ -261,12 +260,10 @@ class Stage:
     def _add(
         self, gradients: Sequence[Tensor], is_first: Tensor, accumulated: Set[str] = frozenset()
     ) -> Set[str]:
-        """Add gradients to the accumulators; return the names of all weights with a gradient in this micro-batch.
-
-        The first gradients of a step are assigned instead, which takes over their memory: TensorFlow would store zeros
-        as a constant. The second gradient of a weight `accumulated` in this micro-batch (the word table, in the
-        embeddings and in the head) is always added.
-        """
+        """Add gradients to the accumulators; return the names of all weights with a gradient in this micro-batch."""
+        # The first gradients of a step are assigned instead, which takes over their memory: TensorFlow would store
+        # zeros as a constant. The second gradient of a weight `accumulated` in this micro-batch (the word table, in the
+        # embeddings and in the head) is always added.
         pairs = {
             name: (accumulator, tf.cast(tf.convert_to_tensor(gradient), tf.float32))
             for (name, accumulator), gradient in zip(

@@ -25,11 +25,10 @@ LARGE = 2**18
 
 
 class DeviceUpdate:
-    """The weights of one device, their gradients and slots, and the functions that update them.
+    """The weights of one device, their gradients and slots, and the functions that update them."""
 
-    Compiled functions assign to the variables that they are passed: returning a result allocates it, and in-place
-    assignment avoids the extra write traffic (1.5 times faster for 110 million weights).
-    """
+    # Compiled functions assign to the variables that they are passed: returning a result allocates it, and in-place
+    # assignment avoids the extra write traffic (1.5 times faster for 110 million weights).
 
     def __init__(
         self,
@@ -171,10 +170,8 @@ class DeviceUpdate:
     def _block_updates(
         self,
     ) -> Iterator[tuple[tf.types.experimental.PolymorphicFunction, list[list[Tensor]], Tensor]]:
-        """Yield the function, states and weight ids of the update of each block.
-
-        Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
-        """
+        """Yield the function, states and weight ids of the update of each block."""
+        # Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
         for names in self.blocks.values():
             states = [
                 [self.weights[name], self.accumulators[name][0], *self.slots[name].values()]
@@ -280,11 +277,9 @@ class DeviceUpdate:
     def _compute(
         self, compiled: bool, function: Callable[..., Tensor], *inputs: Tensor
     ) -> list[Tensor]:
-        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop.
-
-        On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the first
-        result needs, are computed once more for it, behind a barrier.
-        """
+        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop."""
+        # On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the first
+        # result needs, are computed once more for it, behind a barrier.
         values = [tf.convert_to_tensor(value) for value in inputs]
         results = list(function(*values))
         if compiled and self.fuses_results:
@@ -373,10 +368,8 @@ def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the float32 sum of squares of all elements.
-
-    TensorFlow's kernel sums parts: for 23 million elements its error is 3e-8, and 2e-3 for a dot product.
-    """
+    """Return the float32 sum of squares of all elements."""
+    # TensorFlow's kernel sums parts: for 23 million elements its error is 3e-8, and 2e-3 for a dot product.
     halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors]
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
 
