@@ -66,13 +66,11 @@ class Output(Layer):
 
 
 class SelfAttention(Layer):
-    """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual.
-
-    With `is_pre_norm` the caller applies `layer_norm` to its input and adds the residual.
-    """
+    """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual."""
 
     dropout_id: int
     is_pre_norm: bool = False
+    """Whether the caller applies `layer_norm` to the input and adds the residual."""
 
     def _create_weights(self) -> None:
         self.query, self.key, self.value = map(self.dense, ("query", "key", "value"))

@@ -51,11 +51,7 @@ class Embeddings(Block):
 
 
 class RotaryAttention(Layer):
-    """Multi-head attention with rotary positions (Su et al. 2021); each position reads `window` on each side, or all.
-
-    A local layer computes long sequences in blocks of twice the window: the keys of a block are two blocks of the
-    sequence shifted by the window.
-    """
+    """Multi-head attention with rotary positions (Su et al. 2021) reading `window` positions on each side, or all."""
 
     config: ModernBertConfig
 
@@ -136,6 +132,7 @@ class RotaryAttention(Layer):
         self, query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, batch: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the context [B, N, S, H] without the scores of all pairs of positions."""
+        # In blocks of twice the window: the keys of a block are two blocks of the sequence shifted by the window.
         assert self.window is not None
         window = self.window
         width = 2 * window

@@ -45,10 +45,8 @@ Table = dict[str, Factor]
 
 
 def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
-    """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches.
-
-    `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
-    """
+    """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches."""
+    # `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
     width = config.hidden_size
     examples = batch.examples
     is_mup = scaling == "u-mup"

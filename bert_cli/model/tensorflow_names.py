@@ -59,6 +59,7 @@ TRAINING_OBJECTS = re.compile(
 NUMBERED = re.compile(r"(?:layer_with_weights-)?(\d+)")
 # The original's query, key and value side by side.
 QKV = "attention.self.qkv"
+TRANSFORM = "cls.predictions.transform"
 SELF = ("attention.self.query", "attention.self.key", "attention.self.value")
 BIASED = tuple(f"{name}.weight" for name in (*SELF, "attention.output.dense"))
 
@@ -80,8 +81,8 @@ OBJECTS = {
     "predictions": {
         **_with_leaves(
             {
-                "predictions/transform/dense": "cls.predictions.transform.dense",
-                "predictions/transform/LayerNorm": "cls.predictions.transform.LayerNorm",
+                f"predictions/transform/{name}": f"{TRANSFORM}.{name}"
+                for name in ("dense", "LayerNorm")
             }
         ),
         "predictions/bias": "cls.predictions.bias",
@@ -203,7 +204,7 @@ def from_tf2(
     for name in [name for name in tensors if name.endswith(BIASED)]:
         zeros = np.zeros(len(tensors[name]), tensors[name].dtype)
         tensors.setdefault(f"{name.removesuffix('weight')}bias", zeros)
-    if "cls.predictions.transform.dense.weight" not in tensors:
+    if f"{TRANSFORM}.dense.weight" not in tensors:
         tensors.pop("cls.predictions.bias", None)
     elif "cls.predictions.bias" not in tensors:
         table = tensors["bert.embeddings.word_embeddings.weight"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,12 +53,14 @@ SIGNS_OF_LOSS = (
     tf.errors.UnknownError,
 )
 
+Function: TypeAlias = tf.types.experimental.PolymorphicFunction
+"""A tf.function."""
 _numbers = itertools.count(1)
 
 
 def traced(
     method: Callable[..., Tensor], compiled: bool = False, any_length: bool = False
-) -> tf.types.experimental.PolymorphicFunction:
+) -> Function:
     """Return a tf.function of a method; with `any_length` one trace serves arguments of all lengths."""
     # A new object each time: TensorFlow would treat the methods of two objects as the same function, and warn.
     return tf.function(

@@ -15,7 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from bert_cli.optim.optimizer import Optimizer, Rule
 from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.runtime import Layout
-from bert_cli.parallel.tensorflow.mesh import DeviceGroup, are_results_fused, traced
+from bert_cli.parallel.tensorflow.mesh import DeviceGroup, Function, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.planning.memory import REDUCE_BUCKET
 
@@ -65,7 +65,7 @@ class DeviceUpdate:
         # On GPUs XLA makes one loop of an update anyway.
         self.fuses_results = "CPU" in self.slot_device.upper() and are_results_fused()
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
-        self.block_functions: dict[Hashable, tf.types.experimental.PolymorphicFunction] = {}
+        self.block_functions: dict[Hashable, Function] = {}
         self.blocks: dict[str, list[str]] = {}
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
@@ -167,9 +167,7 @@ class DeviceUpdate:
         blocks = [[variables[name] for name in names] for names in self.blocks.values()]
         return tf.add_n([self._block_squared(block) for block in blocks])
 
-    def _block_updates(
-        self,
-    ) -> Iterator[tuple[tf.types.experimental.PolymorphicFunction, list[list[Tensor]], Tensor]]:
+    def _block_updates(self) -> Iterator[tuple[Function, list[list[Tensor]], Tensor]]:
         """Yield the function, states and weight ids of the update of each block."""
         # Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
         for names in self.blocks.values():
