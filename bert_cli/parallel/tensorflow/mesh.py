@@ -144,13 +144,10 @@ class TensorFlowProcessGroup(ProcessGroup):
 
     def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         which = int(numbers.size > FRAMES[0])
-        sums = [np.zeros(0)]
-        for start in range(0, numbers.size, FRAMES[which]):
-            part = numbers[start : start + FRAMES[which]]
-            frame = np.zeros(FRAMES[which])
-            frame[: part.size] = part
-            sums.append(self._functions[which](tf.constant(frame)).numpy()[: part.size])
-        return np.concatenate(sums)
+        length = FRAMES[which]
+        frames = np.pad(numbers, (0, -numbers.size % length)).reshape(-1, length)
+        sums = [self._functions[which](tf.constant(frame)).numpy() for frame in frames]
+        return np.concatenate([np.zeros(0), *sums])[: numbers.size]
 
     @contextmanager
     def naming_lost_process(self) -> Iterator[None]:
