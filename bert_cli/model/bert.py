@@ -21,7 +21,7 @@ from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.operations import PLAIN, Operations
-from bert_cli.model.parts import Arguments
+from bert_cli.model.parts import Arguments, Block
 from bert_cli.processes import cpu_count
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
@@ -44,6 +44,27 @@ class Outputs(NamedTuple):
 USUAL = Outputs()
 
 
+def each_block(
+    config: BertConfig,
+    *,
+    last_blocks: Sequence[str] = PRETRAINING,
+    outputs: Outputs = USUAL,
+    **options: Any,
+) -> Iterator[tuple[str, Block]]:
+    """Yield (name, block) in running order, each block built on the current device; options of `build_block`."""
+    layers = (f"hid_{number}" for number in range(config.num_hidden_layers))
+    for name in ("emb", *layers, *last_blocks):
+        block = build_block(name, config, outputs=outputs, **options)
+        if name == "emb":
+            outputs = outputs._replace(word_table=block.word.embeddings)
+        yield name, block
+
+
+def build_blocks(config: BertConfig, **options: Any) -> list[tuple[str, Block]]:
+    """Build a complete model on the current device, as `each_block` does."""
+    return list(each_block(config, **options))
+
+
 def build_block(
     name: str,
     config: BertConfig,
@@ -52,13 +73,13 @@ def build_block(
     policy: str,
     operations: Operations = PLAIN,
     outputs: Outputs = USUAL,
-) -> keras.layers.Layer:
+) -> Block:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
     `operations` are those of the complete model. Without a seed the weights stay 0, for a model of shapes alone.
     """
     arguments = {"name": name, "policy": keras.DTypePolicy(policy), "config": config}
-    block = _unset_block(outputs, **arguments, operations=operations)
+    block = _new_block(outputs, **arguments, operations=operations)
     if seed is None:
         return block
     factors = operations.factors
@@ -77,7 +98,7 @@ def build_block(
     return block
 
 
-def _unset_block(outputs: Outputs, **arguments: Unpack[Arguments]) -> keras.layers.Layer:
+def _new_block(outputs: Outputs, **arguments: Unpack[Arguments]) -> Block:
     """Return a block whose weights are 0; its class takes what it annotates of the outputs."""
     name = arguments["name"]
     config = arguments["config"]
@@ -90,33 +111,12 @@ def _unset_block(outputs: Outputs, **arguments: Unpack[Arguments]) -> keras.laye
     block_class: Any = pkgutil.resolve_name(architecture.last_blocks[name].layer)
     dropout_id = 1 + layer.DROPOUT_IDS * config.num_hidden_layers
     options = {**outputs._asdict(), "dropout_id": dropout_id}
-    taken = {name for base in block_class.__mro__ for name in inspect.get_annotations(base)}
-    options = {name: value for name, value in options.items() if name in taken}
+    taken = {option for base in block_class.__mro__ for option in inspect.get_annotations(base)}
+    options = {option: value for option, value in options.items() if option in taken}
     return block_class(**options, **arguments)
 
 
-def each_block(
-    config: BertConfig,
-    *,
-    last_blocks: Sequence[str] = PRETRAINING,
-    outputs: Outputs = USUAL,
-    **options: Any,
-) -> Iterator[tuple[str, keras.layers.Layer]]:
-    """Yield (name, block) in running order, each block built on the current device; options of `build_block`."""
-    layers = (f"hid_{number}" for number in range(config.num_hidden_layers))
-    for name in ("emb", *layers, *last_blocks):
-        block = build_block(name, config, outputs=outputs, **options)
-        if name == "emb":
-            outputs = outputs._replace(word_table=block.word.embeddings)
-        yield name, block
-
-
-def build_blocks(config: BertConfig, **options: Any) -> list[tuple[str, keras.layers.Layer]]:
-    """Build a complete model on the current device, as `each_block` does."""
-    return list(each_block(config, **options))
-
-
-def named_weights(blocks: Iterable[tuple[str, keras.layers.Layer]]) -> dict[str, keras.Variable]:
+def named_weights(blocks: Iterable[tuple[str, Block]]) -> dict[str, keras.Variable]:
     """Return every weight of the blocks once, by its path, in running order."""
     return {weight.path: weight for _, block in blocks for weight in block.weights}
 
