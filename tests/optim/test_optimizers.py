@@ -94,9 +94,9 @@ def test_the_memory_of_a_layout_and_the_size_of_a_checkpoint_ask_the_optimizer(m
     adamw = merged(CONFIG, {"optimizer_opts": {"name": "AdamW"}})
     settings = DoctorSettings.model_validate(adamw)
     moments = estimate(workload_of(settings))[0].moments
-    size = checkpoint_bytes(settings)
+    size = checkpoint_bytes(workload_of(settings))
     one_slot = OptimizerKind("", lambda shape: {"momentum": Slot(shape)})
     monkeypatch.setitem(OPTIMIZERS, "AdamW", one_slot)
     assert estimate(workload_of(settings))[0].moments == moments / 2
     # float32 weights and one slot instead of two
-    assert checkpoint_bytes(settings) == size * 2 / 3
+    assert checkpoint_bytes(workload_of(settings)) == size * 2 / 3

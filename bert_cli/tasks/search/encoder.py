@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy.special import erf
 
 from bert_cli.data.search.index import Floats
+from bert_cli.facts.bert import BertConfig
 from bert_cli.tasks.run import models
 
 
@@ -27,7 +28,7 @@ class Encoder:
     @property
     def can_run(self) -> bool:
         """Return whether the model is a BERT with the usual names of weights, and no other architecture."""
-        return self.config.architecture == "bert" and "embeddings.LayerNorm.weight" in self.weights
+        return type(self.config) is BertConfig and "embeddings.LayerNorm.weight" in self.weights
 
     def vector(self, ids: Sequence[int] | npt.NDArray[np.int32], is_first: bool) -> Floats:
         """Return the vector [D] of a text from its token ids [S]: the first output, or the mean of all."""
