@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bert_cli.config.finetune import FinetuneSettings, check_once
+from bert_cli.config.finetune import UNSCORED, FinetuneSettings, check_once
 from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
 from bert_cli.config.settings import SettingError, Settings
 from bert_cli.facts import heads
@@ -20,6 +20,7 @@ class VectorDistillation(Settings):
     folder or name. Its vectors of the training texts are computed before the first step and cached by text."""
 
 
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zstd")
 WITHOUT_TEACHER = "distillation", VectorDistillation()
 
 
@@ -36,7 +37,12 @@ class EmbedSettings(FinetuneSettings):
 
     HEAD = heads.SENTENCE_EMBEDDING
     NEEDS = {
-        "held_out_fraction": ["do_validation", ("validation_file", None), ("retrieval_file", None)],
+        "held_out_fraction": [
+            UNSCORED,
+            "do_validation",
+            ("validation_file", None),
+            ("retrieval_file", None),
+        ],
         "distillation": "do_training",
         **dict.fromkeys(("objective", "temperature", "matryoshka"), WITHOUT_TEACHER),
     }
@@ -109,7 +115,9 @@ class EmbedSettings(FinetuneSettings):
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"give {least}")
         file = self.train_file
-        if self.objective == "pairs" and file and ".txt" in file.suffixes[-2:]:
+        if file and file.suffix.lower() in COMPRESSED:
+            file = file.with_suffix("")
+        if self.objective == "pairs" and file and file.suffix == ".txt":
             problem = "has a text on each line, not pairs"
             remedy = "give a table, or --objective simcse, or --distillation.teacher"
             raise SettingError("train_file", problem, remedy)

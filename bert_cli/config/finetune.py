@@ -73,7 +73,7 @@ class FinetuneSettings(TrainSettings):
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
         "global_batch.start_fraction": Unless(lambda _: False, "on fine-tuning"),
-        "early_stop": ["do_training", "do_validation"],
+        "early_stop": [UNSCORED, "do_training", "do_validation"],
     }
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
@@ -190,6 +190,9 @@ class SquadSettings(Answering, TaskSettings):
     """Questions for training; by default the questions in dataset_dir."""
     validation_file: Path | None = None
     """Questions for scoring; by default the questions in dataset_dir."""
+    max_seq_length: Usual[Annotated[int, Field(ge=32)]] = Field(default_factory=_longest)
+    """Maximum length S of a window, in tokens: the question and a part of the paragraph. By default the
+    model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)

@@ -110,12 +110,14 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    # The description of the extended file does not hold for the file that extends it.
-    values = {name: value for name, value in below.values.items() if name != "about"}
-    kept = {where: name for where, name in below.origins.items() if not where.startswith("about.")}
     file = _rename(raw, str)
+    if "about" not in file.values:
+        # The description of the extended file does not hold for the file that extends it.
+        values = {name: value for name, value in below.values.items() if name != "about"}
+        kept = {w: origin for w, origin in below.origins.items() if not w.startswith("about.")}
+        below = replace(below, values=values, origins=kept)
     origins = {where: str(path) for where, _ in leaves(file.values)}
-    return _over(replace(below, values=values, origins=kept), replace(file, origins=origins))
+    return _over(below, replace(file, origins=origins))
 
 
 def _over(below: Loaded, above: Loaded) -> Loaded:
@@ -291,7 +293,8 @@ def _is_opened(settings: type[Settings], values: Mapping[str, Any]) -> Callable[
     """Return the function that tells whether the command opens the path of a setting."""
     has_files = bool(values.get("train_file") and values.get("validation_file"))
     has_examples = has_files or bool(values.get("generated_dataset"))
-    return lambda name: settings.OPENS_FILES and not (has_examples and name == "dataset_dir")
+    records = ("dataset_dir", "path")  # the path of one of several corpora
+    return lambda name: settings.OPENS_FILES and not (has_examples and name in records)
 
 
 def changed(settings: Model, **values: Any) -> Model:

@@ -51,6 +51,16 @@ def test_a_file_extends_another_one_without_its_description(tmp_path):
     assert (batch.replicas, batch.micro_batch_size, settings.seed) == (4, 2, 7)
     assert settings.about is None
     assert not [where for where in loaded.origins if where.startswith("about")]
+    part = {"extends": "base.json", "about": {"what": "mine"}}
+    about = pretrain("--config", write(tmp_path / "part.json", part))[0].about
+    assert (about.what, about.expect) == ("mine", "little")
+
+
+def test_a_variable_that_is_not_set_is_free_where_no_records_are_opened():
+    for corpora in ('["$UNSET/a", "$UNSET/b"]', '[{"path": "$UNSET/a"}, {"path": "$UNSET/b"}]'):
+        words = ["--config", "pretrain_base_128_phase1", "--dataset-dir", corpora]
+        assert pretrain(*words, "--generated-dataset")[0].generated_dataset
+        assert "the variable is not set" in rejection(*words)
 
 
 def test_flags_override_files_and_every_value_has_an_origin(tmp_path):

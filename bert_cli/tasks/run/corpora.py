@@ -224,11 +224,12 @@ def _open_source(
 
 def _folder_of(path: str, order: PretrainSettings, name: str) -> Path:
     """Return a folder, or the local copy of a folder at an address; `name` is the setting."""
-    if is_remote(path):
+    is_here = not is_remote(path)
+    if "$" in path and not (is_here and Path(path).is_dir()):
+        raise ConfigError(path, "the variable is not set", "export it")
+    if not is_here:
         return local_copy(path, order.dataset_cache.expanduser())
     if not Path(path).is_dir():
-        if "$" in path:
-            raise ConfigError(path, "the variable is not set", "export it")
         remedy = "give a folder of records made by `bert tokenize`"
         raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)

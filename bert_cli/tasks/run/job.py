@@ -173,9 +173,10 @@ class Draft(Generic[Order]):
 
 def find_model(draft: Draft[PretrainSettings]) -> str:
     """Find the state from which the run starts, and take the sizes of its model."""
-    draft.start = find_start(draft.order, Folder(draft.order.save_ckpt_path))
-    source = draft.start.source
+    start = find_start(draft.order, Folder(draft.order.save_ckpt_path))
+    source = start.source
     draft.order = resolve.with_shape_of(draft.order, source)
+    draft.start = start
     if source is not None:
         return f"from {source.folder}"
     return "" if draft.order.save_ckpt_path is None else "none: new weights"
@@ -282,7 +283,7 @@ def _refuse_pairs(order: PretrainSettings, name: str, stream: ExampleStream) -> 
 def read_pairs(draft: Draft[PretrainSettings]) -> str:
     """Read the minimal pairs of the probe, if there is one."""
     order = draft.order
-    if not order.SAVES or order.probe is None or draft.tokenizer is None:
+    if not order.SAVES or order.probe is None or draft.stream is None or draft.tokenizer is None:
         return ""
     pairs = draft.pairs = probe.read_probe(order, draft.tokenizer)
     draft.lines.append(f"probe: {pairs.describe()}")
