@@ -103,7 +103,8 @@ def open_index(path: str | Path, half: Half | None = None) -> Index:
         print_error(f"warning: {path} {problem}; run `bert search make` to its end")
         return opened
     opened.embed = model = Model(name)
-    if opened.fact("weights") != model.weights:
+    opened.weights = model.weights
+    if opened.fact("weights") != opened.weights:
         problem = f"has vectors of {name} before it was changed"
         raise ConfigError(str(path), problem, "run `bert search make` again, or ask with --words")
     return opened

@@ -117,7 +117,7 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
 
 
 def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
-    """Open an index. `search` returns passages that answer a question, `document` all passages around one."""
+    """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
     index = opened.open_index(settings.path)
     has_meaning = index.embed is not None
     about = {"task": "search", "name": Path(settings.path).name, "has_meaning": has_meaning}

@@ -407,6 +407,14 @@ def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, pag
     assert page.locator("#question:focus").count() == 1
 
 
+def test_a_passage_that_is_gone_is_told(found, page):
+    open_page(page, found)
+    page.get_by_label("Search").fill("leaves")
+    page.route("**/api/document", lambda route: route.fulfill(json={"passages": []}))
+    page.locator(".hit").first.click()
+    page.locator("#document p", has_text="no longer has this passage: search again").wait_for()
+
+
 def test_the_switch_ranks_by_words_both_or_meaning(index, found, page):
     open_page(page, found)
     page.get_by_label("Search").fill("boats and leaves")
