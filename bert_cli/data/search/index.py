@@ -281,9 +281,12 @@ class Index:
             rows = self.table.execute(f"{text} AND {near}", [passage, passage, AROUND]).fetchall()
         return [words.plain(text) for (text,) in rows]
 
-    def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str]]]:
-        """Return the document of each passage [N], and title, name and file of each document by its number."""
-        columns = "document, title, name || suffix, name"
+    def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str, str, str]]]:
+        """Return the document of each passage [N], and the names of each document by its number.
+
+        These are its title, its name and its path with its number in the file, and name and path of the file.
+        """
+        columns = "document, title, name || suffix, path || suffix, name, path"
         rows = self.table.execute(f"SELECT {columns} FROM places ORDER BY id").fetchall()
         return np.array([row[0] for row in rows], np.int64), {row[0]: row[1:] for row in rows}
 
