@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from sklearn.metrics import ndcg_score
 from support.processes import wait_for
 from support.runs import last_line
@@ -96,16 +97,32 @@ def test_words_that_matched_are_bold_on_a_terminal(manuals, monkeypatch):
     assert "The \x1b[1mfilm\x1b[0m was \x1b[1mbad\x1b[0m, and" in terminal.getvalue()
 
 
+def test_control_characters_of_a_text_are_shown_as_signs(manuals, monkeypatch, capsys):
+    write(manuals, {"evil.txt": "A zebra\x1b]0;title\x07 and\ta \x9b31m horse.\n"})
+    main(["search", "make", "index", "manuals"])
+    capsys.readouterr()
+    words = ["search", "ask", "index", "zebra horse", "--top", "1"]
+    assert main(words) == 0
+    assert "A zebra\ufffd]0;title\ufffd and\ta \ufffd31m horse." in capsys.readouterr().out
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(words) == 0
+    shown = terminal.getvalue()
+    assert "\x1b[1mzebra\x1b[0m\ufffd]0;title\ufffd" in shown and "\x1b[1mhorse\x1b[0m" in shown
+
+
 def test_words_alone_load_no_framework(manuals):
     code = (
         "import sys\nfrom bert_cli.cli import main\nimport bert_cli\n"
         "assert main(['search', 'make', 'index', 'manuals']) == 0\n"
         "assert main(['search', 'ask', 'index', 'disk']) == 0\n"
-        "hit, *_ = bert_cli.open_index('index').ask('disk', top=10)\n"
+        "hit, *_ = bert_cli.open_index('~/index').ask('disk', top=10)\n"
         "assert (hit.title, hit.document) == ('MOUNT', 'mount.txt') and hit.score > 0\n"
         "print(sorted({'tensorflow', 'keras', 'jax', 'torch'} & {*sys.modules}))"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(manuals.parent)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
@@ -217,6 +234,23 @@ def test_numpy_computes_the_vectors_of_the_engine(model, tmp_path, pooling):
     found = Model(str(folder))
     few = np.concatenate([found(texts[:2]), found(texts[2:])])
     np.testing.assert_allclose(few, found(texts), atol=1e-6)
+
+
+def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    shard = (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    with safe_open(shard, "numpy") as tensors:
+        names = dict.fromkeys(tensors.keys(), shard.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    known = [Model(str(folder)).weights]
+    assert Model(str(folder)).weights == known[0]
+    shard.write_bytes(shard.read_bytes()[:-4] + b"\1\1\1\1")
+    known.append(Model(str(folder)).weights)
+    for pooling, length in (("cls", 24), ("mean", 8)):
+        for name, text in embedding_files(pooling, 32, length).items():
+            (folder / name).write_bytes(text)
+        known.append(Model(str(folder)).weights)
+    assert len({*known}) == 4
 
 
 @pytest.mark.tensorflow
@@ -354,7 +388,7 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
     capsys.readouterr()
     for words, code, message in (
         (["make", "new", "empty"], 3, "holds no files"),
-        (["make", "new2", "blank"], 3, "has no text"),
+        (["make", "new2", "blank"], 3, "has no text; use files with sentences"),
         (["make", "new3", "absent"], 3, "does not exist"),
         (["make", "manuals/index", "manuals"], 3, "is inside manuals"),
         (["make", "manuals/mount.txt", "manuals/shell"], 3, "is no index of"),

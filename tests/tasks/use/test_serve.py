@@ -162,6 +162,8 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
     assert (
         "host (192.0.2.1), port (8321): Cannot assign requested address" in capsys.readouterr().err
     )
+    assert main(["serve", str(models["text"]), "--host", "a..b"]) == 2
+    assert "host (a..b), port (8321): is no name of a machine; choose" in capsys.readouterr().err
 
 
 def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
@@ -253,6 +255,12 @@ def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
         assert answer.json() == {"error": "half (meaning): the index has no vectors; use words"}
     (tmp_path / "no.index").write_text("no index")
     assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
+
+
+def test_a_loopback_address_that_browsers_do_not_know_needs_its_token(index):
+    with served(index, "--host", "127.0.0.2") as address:
+        assert re.fullmatch(r"http://127.0.0.2:\d+/\?token=\S{22}", address)
+        assert httpx2.get(address).status_code == 200
 
 
 # --- the page
