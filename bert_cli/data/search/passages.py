@@ -118,11 +118,8 @@ def passages_of(lines: Sequence[str], split: Split) -> list[Passage]:
             groups.append([])
             continue
         is_full = bool(begun) and width(text[begun[0].start : unit.stop]) > LENGTH
-        if not begun or begun[-1].is_heading:
-            ends = is_full and len(begun) > 1  # one heading stays with what follows
-        else:
-            ends = is_full or unit.is_heading
-        if ends:
+        stays = not begun or begun[-1].is_heading  # a heading stays with what follows
+        if (is_full and len(begun) > 1) or (not stays and (is_full or unit.is_heading)):
             groups.append([unit])
         else:
             begun.append(unit)

@@ -72,11 +72,11 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
         if name not in positions:
             remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
             raise DataError(where, f"the index has no document {name!r}", remedy)
-        if len(named := positions[name]) > 1:
-            problem = f"{name!r} names {sum(map(len, named.values())):,} documents"
+        if len(sources := positions[name]) > 1:
+            problem = f"{name!r} names {sum(map(len, sources.values())):,} documents"
             remedy = "use its file or FILE:NUMBER, or the absolute path of the file"
             raise DataError(where, problem, remedy)
-        relevant.setdefault(question, set()).update(*named.values())
+        relevant.setdefault(question, set()).update(*sources.values())
     if not relevant:
         raise DataError(str(path), "has no questions", "write one on each row")
     return relevant
