@@ -38,4 +38,4 @@ def open_index(path: "str | os.PathLike[str]") -> "Index":
     """
     from bert_cli.tasks.search import opened
 
-    return opened.open_index(os.fspath(path))
+    return opened.open_index(os.path.expanduser(path))

@@ -4,6 +4,7 @@ Examples of a group, such as the questions about a document, are not independent
 systems are compared on the same examples, by the interval of the difference.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        bounds = "no interval" if math.isnan(self.low) else f"{self.low:.3f}, {self.high:.3f}"
+        return f"{self.mean:.3f} [{bounds}]"
 
 
 def interval(
@@ -31,13 +33,16 @@ def interval(
 ) -> Interval:
     """Return the mean of examples with the percentile interval of their bootstrap; by default each is its own group.
 
-    Raises ValueError without values, or for groups of another number.
+    Fewer than two groups have no interval: its bounds are NaN. Raises ValueError without values, or for groups of
+    another number.
     """
     numbers = np.asarray(values, np.float64)
     names = range(len(numbers)) if groups is None else groups
     if not len(numbers) or len(names) != len(numbers):
         raise ValueError(f"{len(numbers)} values of {len(names)} groups")
     rows = {name: row for row, name in enumerate(dict.fromkeys(names))}
+    if len(rows) < 2:
+        return Interval(float(numbers.mean()), math.nan, math.nan)
     owner = np.array([rows[name] for name in names])
     sums = np.bincount(owner, numbers)
     sizes = np.bincount(owner)

@@ -32,6 +32,8 @@ def test_a_pair_of_systems_is_compared_by_example():
     found = difference(VALUES + 0.1, VALUES)
     np.testing.assert_allclose(found, (0.1, 0.1, 0.1))
     assert str(found) == "0.100 [0.100, 0.100]"
+    for alone in (interval([0.5]), interval([0.25, 0.75], ["a", "a"])):
+        assert str(alone) == "0.500 [no interval]" and np.isnan(alone.high)
     with pytest.raises(ValueError, match="0 values"):
         interval([])
     with pytest.raises(ValueError, match="2 values of 1 groups"):

@@ -31,8 +31,10 @@ CANDIDATES = 10_000
 SCALE = 32767
 """Vectors are stored as integers of 16 bits, from -SCALE for -1 to SCALE for 1: as exact as float16, and NumPy
 converts them ten times as fast."""
+AROUND = 200  # passages of a document on each side of one
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 BUSY_SECONDS = 60.0  # while another process commits
+NO_INDEX = "is no index of `bert search make`", "choose another file"
 AGAIN = "move it away and make it again with `bert search make`"
 Half = Literal["words", "meaning"]
 Floats = npt.NDArray[np.float32]
@@ -44,7 +46,9 @@ BEGIN;
 CREATE TABLE facts(name TEXT PRIMARY KEY, value);
 CREATE TABLE files(id INTEGER PRIMARY KEY, path TEXT UNIQUE, name TEXT, mark TEXT);
 CREATE TABLE documents(id INTEGER PRIMARY KEY, file REFERENCES files {GONE}, number INTEGER, title TEXT);
-CREATE TABLE passages(id INTEGER PRIMARY KEY, document REFERENCES documents {GONE}, start INTEGER, stop INTEGER);
+CREATE TABLE passages(
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
+    document REFERENCES documents {GONE}, start INTEGER, stop INTEGER);
 CREATE TABLE vectors(id INTEGER PRIMARY KEY REFERENCES passages {GONE}, value BLOB);
 CREATE VIRTUAL TABLE words USING fts5(text, tokenize="{words.TOKENIZER}");
 CREATE TRIGGER forget AFTER DELETE ON passages BEGIN DELETE FROM words WHERE rowid = old.id; END;
@@ -87,8 +91,10 @@ class Index:
         self.path = path
         self.table = table
         self.embed: Embed | None = None
-        self._lock = threading.Lock()
+        self.weights: str | None = None  # checksum of the model behind `embed`
+        self._lock = threading.RLock()
         self._version = -1  # of the data in memory
+        self._is_complete = False  # each passage has a vector by the model behind `embed`
         self._numbers = np.zeros(0, np.int64)
         self._vectors: npt.NDArray[np.int16] | None = None
         self._frequencies: dict[str, int] = {}
@@ -97,9 +103,12 @@ class Index:
         self.table.close()
 
     @contextmanager
-    def _snapshot(self) -> Iterator[None]:
+    def snapshot(self) -> Iterator[None]:
         """Let one thread read the index as it is at one time, whatever another process writes."""
         with self._lock, report_damage(self.path):
+            if self.table.in_transaction:  # within another snapshot
+                yield
+                return
             self.table.execute("BEGIN")
             try:
                 yield
@@ -107,7 +116,8 @@ class Index:
                 self.table.rollback()
 
     def _value(self, query: str, *values: Any) -> Any:
-        return (self.table.execute(query, values).fetchone() or [None])[0]
+        with report_damage(self.path):
+            return (self.table.execute(query, values).fetchone() or [None])[0]
 
     def fact(self, name: str) -> Any:
         """Return what is recorded under a name, or None."""
@@ -164,8 +174,11 @@ class Index:
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
         words.check(question)
-        with self._snapshot():
-            half = half or (None if self.embed else "words")
+        if top < 1:
+            raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
+        with self.snapshot():
+            self._load()
+            half = half or (None if self.embed and self._is_complete else "words")
             meaning = self.by_meaning([question])[0] if half != "words" else None
             lexical = self.by_words(question) if half != "meaning" else None
             scores = combined(lexical, meaning, self.weight)
@@ -215,9 +228,10 @@ class Index:
     def by_meaning(self, questions: Sequence[str]) -> Floats:
         """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
         self._load()
-        if self.embed is None or (self._vectors is None and not self.has_vectors):
-            remedy = "run `bert search make` with --model to its end, or ask with --words"
-            raise ConfigError(str(self.path), "has no vectors of all passages", remedy)
+        if self.embed is None or not self._is_complete:
+            problem = "has no vectors of all passages by this model"
+            make = "run `bert search make` with --model to its end and open the index again"
+            raise ConfigError(str(self.path), problem, f"{make}, or ask with --words")
         if self._vectors is None:
             rows = self.table.execute("SELECT value FROM vectors ORDER BY id")
             joined = np.frombuffer(b"".join(value for (value,) in rows), np.int16)
@@ -239,6 +253,7 @@ class Index:
             rows = self.table.execute("SELECT id FROM passages ORDER BY id").fetchall()
             self._numbers = np.array(rows, np.int64).reshape(-1)
             self._vectors = None
+            self._is_complete = self.has_vectors and self.fact("weights") == self.weights
             self._frequencies = {}
             self._version = version
 
@@ -255,16 +270,23 @@ class Index:
         return Hit(text, title, document, score, file, start, stop, spans, key)
 
     def document(self, passage: int) -> list[str]:
-        """Return all passages of the document that has a passage; none if the index no longer has it."""
+        """Return the passages of the document that has a passage, at most AROUND on each side.
+
+        None are returned if the index no longer has the passage.
+        """
         owner = "(SELECT document FROM passages WHERE id = ?)"
         text = f"SELECT text FROM words JOIN passages ON id = words.rowid WHERE document = {owner}"
-        with self._snapshot():
-            rows = self.table.execute(f"{text} ORDER BY id", [passage]).fetchall()
+        with self.snapshot():
+            near = "abs(id - ?) <= ? ORDER BY id"  # the numbers of a document's passages are consecutive
+            rows = self.table.execute(f"{text} AND {near}", [passage, passage, AROUND]).fetchall()
         return [words.plain(text) for (text,) in rows]
 
-    def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str]]]:
-        """Return the document of each passage [N], and title, name and file of each document by its number."""
-        columns = "document, title, name || suffix, name"
+    def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str, str, str]]]:
+        """Return the document of each passage [N], and the names of each document by its number.
+
+        These are its title, its name and its path with its number in the file, and name and path of the file.
+        """
+        columns = "document, title, name || suffix, path || suffix, name, path"
         rows = self.table.execute(f"SELECT {columns} FROM places ORDER BY id").fetchall()
         return np.array([row[0] for row in rows], np.int64), {row[0]: row[1:] for row in rows}
 
@@ -305,15 +327,17 @@ def report_damage(path: Path) -> Iterator[None]:
         remedy = "check the disk and the permissions, and end other commands that write it"
         raise DataError(str(path), f"cannot be read or written ({error})", remedy) from error
     except sqlite3.Error as error:
+        if "not a database" in str(error):
+            raise DataError(str(path), *NO_INDEX) from error
         raise DataError(str(path), f"is damaged ({error})", AGAIN) from error
 
 
 def open_index(path: Path) -> Index:
     """Return an index to ask. Raises DataError for a file that is absent, damaged, or no index of this version."""
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:
         raise DataError(str(path), "no such index", "make it with `bert search make`")
     with report_damage(path):
-        return Index(path, _connect(path))
+        return Index(path, _connect(path, writes=False))
 
 
 @contextmanager
@@ -332,24 +356,25 @@ def write_index(path: Path) -> Iterator[Index]:
             problem = "another `bert search make` writes it"
             raise DataError(str(path), problem, "wait for it, or end it") from None
         stack.enter_context(report_damage(path))
-        table = stack.enter_context(closing(_connect(path)))
+        table = stack.enter_context(closing(_connect(path, writes=True)))
         if (fault := table.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise DataError(str(path), f"is damaged ({fault})", AGAIN)
         yield Index(path, table)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """Return the connection to an index; an empty file becomes one."""
+def _connect(path: Path, writes: bool) -> sqlite3.Connection:
+    """Return the connection to an index; to write, an empty file becomes one."""
     address = f"file:{quote(str(path.absolute()))}?mode=rw"
     table = sqlite3.connect(address, BUSY_SECONDS, uri=True, check_same_thread=False)
     try:
         table.execute("PRAGMA foreign_keys = ON")
-        if path.stat().st_size == 0:
+        table.execute("PRAGMA cache_spill = OFF")  # before a commit, which would lock readers out
+        if writes and path.stat().st_size == 0:
             table.executescript(TABLES)
         kinds = ("application_id", "user_version")
         kind, version = (table.execute(f"PRAGMA {name}").fetchone()[0] for name in kinds)
         if kind != APPLICATION:
-            raise DataError(str(path), "is no index of `bert search make`", "choose another file")
+            raise DataError(str(path), *NO_INDEX)
         if version != VERSION:
             problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
             raise DataError(str(path), problem, AGAIN)

@@ -93,7 +93,7 @@ def headings_of(lines: Sequence[str]) -> set[int]:
     numbers: set[int] = set()
     row: list[int] = []
     for number, line in enumerate(lines):
-        if MARKUP.match(line):
+        if MARKUP.match(line) and len(line) <= LONGEST_HEADING:
             numbers.add(number)
         elif _is_short(line):
             row.append(number)
@@ -116,9 +116,10 @@ def passages_of(lines: Sequence[str], split: Split) -> list[Passage]:
         begun = groups[-1]
         if unit is None:
             groups.append([])
-        elif not begun or begun[-1].is_heading:
-            begun.append(unit)
-        elif unit.is_heading or width(text[begun[0].start : unit.stop]) > LENGTH:
+            continue
+        is_full = bool(begun) and width(text[begun[0].start : unit.stop]) > LENGTH
+        stays = not begun or begun[-1].is_heading  # a heading stays with what follows
+        if (is_full and len(begun) > 1) or (not stays and (is_full or unit.is_heading)):
             groups.append([unit])
         else:
             begun.append(unit)

@@ -10,8 +10,9 @@ import unicodedata
 from bert_cli.data.search.passages import UNSPACED
 from bert_cli.errors import ConfigError
 
-TOKENIZER = "unicode61 categories 'L* M* N* Co'"
-"""M*: vowels of Hindi, Tamil and Thai are marks, at which a word would end by default."""
+TOKENIZER = "unicode61 remove_diacritics 2 categories 'L* M* N* Co'"
+"""M*: vowels of Hindi, Tamil and Thai are marks, at which a word would end by default. 2: also letters with two
+diacritics, as in Vietnamese, are found without them."""
 LONGEST_QUESTION = 10_000  # characters
 JOINER = "\u2060"  # invisible, and the end of a word
 OPEN = "\x02"
@@ -21,12 +22,16 @@ RUN = re.compile(f"[{UNSPACED}]+|[^{UNSPACED}]+")
 
 
 def indexed(text: str) -> str:
-    """Return text in which a JOINER follows each letter of a script without spaces, and precedes it."""
-    return LETTER.sub(rf"{JOINER}\g<0>{JOINER}", text)
+    """Return text in which a JOINER follows each letter of a script without spaces, and precedes it.
+
+    OPEN and CLOSE of the text become spaces.
+    """
+    unmarked = text.replace(OPEN, " ").replace(CLOSE, " ")
+    return LETTER.sub(rf"{JOINER}\g<0>{JOINER}", unmarked)
 
 
 def plain(text: str) -> str:
-    """Return text as it was before `indexed`."""
+    """Return text as it was before `indexed`, but for OPEN and CLOSE."""
     return text.replace(JOINER, "")
 
 

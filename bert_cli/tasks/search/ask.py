@@ -5,7 +5,7 @@ import sys
 
 from bert_cli.config.search import SearchAskSettings, SearchSettings
 from bert_cli.data.search.index import Half, Hit
-from bert_cli.errors import printable
+from bert_cli.errors import UNPRINTABLE, printable
 from bert_cli.files import is_stdout, output_json
 from bert_cli.parse.help import help_text
 from bert_cli.processes import console, print_line
@@ -37,12 +37,14 @@ def _print_hit(number: int, hit: Hit) -> None:
     path = os.path.relpath(hit.file)
     file = hit.file if path.startswith("..") else path
     print_line(printable(f"{number}. {hit.title} ({file}, characters {hit.start:,}-{hit.stop:,})"))
+    # One for one, so that the places of the words stay.
+    shown = UNPRINTABLE.sub(lambda found: found[0] if found[0] in "\n\t" else "\ufffd", hit.text)
     if not sys.stdout.isatty():
-        print_line(f"{hit.text}\n")
+        print_line(f"{shown}\n")
         return
     from rich.text import Text
 
-    text = Text(hit.text)
+    text = Text(shown)
     for start, stop in hit.words:
         text.stylize("bold", start, stop)
     console().print(text, end="\n\n")

@@ -4,7 +4,7 @@ import numpy as np
 
 from bert_cli.config.search import SearchExportSettings
 from bert_cli.data.search import words
-from bert_cli.data.search.index import SCALE, open_index, report_damage
+from bert_cli.data.search.index import SCALE, open_index
 from bert_cli.errors import DataError, import_extra
 from bert_cli.files import atomic_file
 from bert_cli.processes import print_line
@@ -26,22 +26,22 @@ def run(settings: SearchExportSettings) -> None:
     index = open_index(settings.index)
     integer, string = pyarrow.int64(), pyarrow.string()
     kinds = (integer, string, string, integer, integer, string, pyarrow.list_(pyarrow.float32()))
-    has_vectors = index.has_vectors
-    schema = pyarrow.schema(list(zip(COLUMNS, kinds, strict=True))[: None if has_vectors else -1])
     settings.out.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        report_damage(settings.index),
-        atomic_file(settings.out) as partial,
-        parquet.ParquetWriter(partial, schema) as writer,
-    ):
-        rows = index.table.execute(ROWS)
-        while batch := rows.fetchmany(AT_ONCE):
-            *columns, texts, values = map(list, zip(*batch, strict=True))
-            columns.append([words.plain(text) for text in texts])
-            if has_vectors:
-                columns.append([np.frombuffer(v, np.int16) / np.float32(SCALE) for v in values])
-            writer.write_batch(pyarrow.record_batch(columns, schema))
+    with index.snapshot():
+        passages, has_vectors = index.count("passages"), index.has_vectors
+        schema = pyarrow.schema(
+            list(zip(COLUMNS, kinds, strict=True))[: None if has_vectors else -1]
+        )
+        with (
+            atomic_file(settings.out) as partial,
+            parquet.ParquetWriter(partial, schema) as writer,
+        ):
+            rows = index.table.execute(ROWS)
+            while batch := rows.fetchmany(AT_ONCE):
+                *columns, texts, values = map(list, zip(*batch, strict=True))
+                columns.append([words.plain(text) for text in texts])
+                if has_vectors:
+                    columns.append([np.frombuffer(v, np.int16) / np.float32(SCALE) for v in values])
+                writer.write_batch(pyarrow.record_batch(columns, schema))
     what = "with" if has_vectors else "without"
-    print_line(
-        f"search: wrote {count(index.count('passages'), 'passage')} {what} vectors to {settings.out}"
-    )
+    print_line(f"search: wrote {count(passages, 'passage')} {what} vectors to {settings.out}")

@@ -78,7 +78,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
             if part := readable.get(Path(path)):
                 _add(index, file, documents_of(part, reading))
     if not index.count("passages"):
-        raise DataError(str(settings.text[0]), "has no text", "give files with sentences")
+        raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
 
 
 def _add(index: Index, file: int, documents: Iterable[Document]) -> None:

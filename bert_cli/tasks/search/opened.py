@@ -3,6 +3,7 @@
 Importing this loads no TensorFlow. NumPy computes the vectors of a few texts, the engine of training those of many.
 """
 
+import glob
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.search import index
 from bert_cli.data.search.index import Floats, Half, Index
 from bert_cli.errors import ConfigError
-from bert_cli.files import file_crc32c
+from bert_cli.files import file_crc32c, json_crc32c
 from bert_cli.processes import print_error, quiet_imports
 from bert_cli.tasks.run import models
 from bert_cli.tasks.search.encoder import Encoder
@@ -39,10 +40,11 @@ class Model:
 
     @cached_property
     def weights(self) -> str:
-        """Return the checksum of the weights, by which an unchanged model is known."""
-        start = self._source.weights.name
-        files = [path for path in self._source.folder.iterdir() if path.name.startswith(start)]
-        return file_crc32c(min(files))
+        """Return the checksum of all files of weights and of the settings, by which an unchanged model is known."""
+        stem = self._source.weights.name.partition(".")[0]
+        files = filter(Path.is_file, self._source.folder.glob(f"{glob.escape(stem)}*"))
+        sums = {path.name: file_crc32c(path) for path in sorted(files)}
+        return json_crc32c([sums, self._settings.pooling, self._settings.max_seq_length])
 
     @cached_property
     def _settings(self) -> PredictSettings:
@@ -103,7 +105,8 @@ def open_index(path: str | Path, half: Half | None = None) -> Index:
         print_error(f"warning: {path} {problem}; run `bert search make` to its end")
         return opened
     opened.embed = model = Model(name)
-    if opened.fact("weights") != model.weights:
+    opened.weights = model.weights
+    if opened.fact("weights") != opened.weights:
         problem = f"has vectors of {name} before it was changed"
         raise ConfigError(str(path), problem, "run `bert search make` again, or ask with --words")
     return opened

@@ -36,9 +36,10 @@ def run(settings: SearchScoreSettings) -> None:
     """Print the scores, and record the weight that they support. Raises DataError for an unknown document."""
     index = open_index(settings.index)
     with report_damage(settings.index):
-        relevant = read_queries(settings.queries, index)
+        with index.snapshot():
+            relevant = read_queries(settings.queries, index)
+            scores = question_scores(index, relevant)
         groups = [min(rows) for rows in relevant.values()]
-        scores = question_scores(index, relevant)
         rows = {"words": 0, "meaning": len(WEIGHTS) - 1, f"both, weight {WEIGHT}": USUAL}
         rows = rows if index.embed else {"words": 0}
         table = [
@@ -54,10 +55,12 @@ def run(settings: SearchScoreSettings) -> None:
 
 def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     """Return the positions [M] of the right documents of each question."""
-    positions: dict[str, set[int]] = {}
-    for position, names in enumerate(index.owners()[1].values()):
-        for name in names:
-            positions.setdefault(name, set()).add(position)
+    # By name and what has it, which is a document, or a file and stands for all of its documents.
+    positions: dict[str, dict[str | int, set[int]]] = {}
+    for position, (title, document, place, name, file) in enumerate(index.owners()[1].values()):
+        for known in (title, document, place, name, file):
+            source = file if known in (name, file) else position
+            positions.setdefault(known, {}).setdefault(source, set()).add(position)
     relevant: dict[str, set[int]] = {}
     for where, row in tables.table_rows(path, ("question", "document"), Counter()):
         question = tables.text_of(row, "question", where)
@@ -69,7 +72,11 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
         if name not in positions:
             remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
             raise DataError(where, f"the index has no document {name!r}", remedy)
-        relevant.setdefault(question, set()).update(positions[name])
+        if len(sources := positions[name]) > 1:
+            problem = f"{name!r} names {sum(map(len, sources.values())):,} documents"
+            remedy = "use its file or FILE:NUMBER, or the absolute path of the file"
+            raise DataError(where, problem, remedy)
+        relevant.setdefault(question, set()).update(*sources.values())
     if not relevant:
         raise DataError(str(path), "has no questions", "write one on each row")
     return relevant
@@ -89,7 +96,8 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
         meanings = index.by_meaning(asked) if index.embed else [None] * len(asked)
         for question, meaning in zip(asked, meanings, strict=True):
             lexical = index.by_words(question)
-            halves: list[Floats] = [lexical]
+            # A passage without a word of the question is not found by words.
+            halves: list[Floats] = [np.where(lexical > 0, lexical, -np.inf).astype(np.float32)]
             if meaning is not None:
                 halves += [combined(lexical, meaning, weight) for weight in WEIGHTS[1:-1]]
                 halves.append(meaning)
@@ -99,12 +107,14 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
 
 
 def metrics_of(scores: Floats, relevant: set[int]) -> tuple[float, float, float]:
-    """Return nDCG@10, recall@10 and the reciprocal rank of the scores of documents [M]."""
-    is_right = np.isin(best_of(scores, DEPTH), list(relevant))
+    """Return nDCG@10, recall@10 and the reciprocal rank of the scores of documents [M]; -inf is not found."""
+    best = [n for n in best_of(scores, DEPTH) if scores[n] > -np.inf]
+    is_right = np.isin(best, list(relevant))
     discounts = 1.0 / np.log2(np.arange(DEPTH) + 2.0)
     gain = discounts[: len(is_right)][is_right].sum() / discounts[: len(relevant)].sum()
-    rank = 1 + (scores > scores[list(relevant)].max()).sum()
-    return float(gain), float(is_right.sum() / len(relevant)), float(1.0 / rank)
+    highest = scores[list(relevant)].max()
+    reciprocal = 1.0 / (1 + (scores > highest).sum()) if highest > -np.inf else 0.0
+    return float(gain), float(is_right.sum() / len(relevant)), float(reciprocal)
 
 
 def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) -> str:

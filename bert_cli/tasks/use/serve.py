@@ -74,13 +74,16 @@ def run(settings: ServeSettings) -> None:
     """
     with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
-        is_private = ipaddress.ip_address(host).is_loopback
+        in_address = f"[{host}]" if ":" in host else host
+        is_private = bool(
+            LOOPBACK.fullmatch(in_address)
+        )  # the other addresses of this machine need the token
         token = None if is_private else secrets.token_urlsafe(16)
         # A model is a folder, a prefix of files, or a name.
         opening = open_index if Path(settings.path).is_file() else open_model
         app = build_app(*opening(settings), token)
-        shown = socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
-        shown = f"[{shown}]" if ":" in shown else shown
+        is_every = ipaddress.ip_address(host).is_unspecified
+        shown = socket.gethostname() if is_every else in_address
         query = "" if is_private else f"?token={token}"
         print_line(f"open http://{shown}:{port}/{query} and end with Ctrl-C")
         if not is_private:
@@ -97,10 +100,11 @@ def listen(host: str | None, port: int) -> socket.socket:
     try:
         family, *_, name = socket.getaddrinfo(host or "127.0.0.1", port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(name[:2], family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         where = f"port ({port})" if host is None else f"host ({host}), port ({port})"
         remedy = "choose another, such as --port 0 for a free port"
-        raise ConfigError(where, str(error.strerror).partition(" (")[0], remedy) from None
+        problem = str(getattr(error, "strerror", "is no name of a machine"))
+        raise ConfigError(where, problem.partition(" (")[0], remedy) from None
 
 
 def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
@@ -117,7 +121,7 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
 
 
 def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
-    """Open an index. `search` returns passages that answer a question, `document` all passages around one."""
+    """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
     index = opened.open_index(settings.path)
     has_meaning = index.embed is not None
     about = {"task": "search", "name": Path(settings.path).name, "has_meaning": has_meaning}

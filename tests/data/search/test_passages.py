@@ -58,11 +58,21 @@ def test_a_sentence_that_is_longer_is_cut_at_spaces():
         (["Take:", "soap", "tea", "milk", "and stir it."], ["Take:\nsoap\ntea\nmilk\nand stir it."]),
         (["It begins.", "The end"], ["It begins.\nThe end"]),
         (["..., ---", "* * *"], []),
+        (["It begins.", f"# {SENTENCE * 3}", "It ends."], [f"It begins.\n# {SENTENCE * 3}\nIt ends."]),
     ],
-    ids=["headings", "two", "markup", "list", "last", "no word"],
+    ids=["headings", "two", "markup", "list", "last", "no word", "long"],
 )  # fmt: skip
 def test_a_heading_begins_a_passage_and_a_list_does_not(lines, expected):
     assert passages(lines) == expected
+
+
+def test_headings_in_a_row_are_passages_up_to_the_length():
+    lines = [*(f"# Heading {n}" for n in range(300)), f"{SENTENCE}."]
+    found = passages(lines)
+    assert "\n".join(found) == "\n".join(lines) and max(map(len, found)) <= LENGTH
+    sentence = "word " * 199 + "end."
+    assert passages(["# Title", sentence]) == [f"# Title\n{sentence}"]
+    assert passages(["# Title", "# Part", sentence]) == ["# Title\n# Part", sentence]
 
 
 def test_running_heads_are_in_no_passage():

@@ -84,13 +84,15 @@ def test_a_question_of_frequent_words_alone_has_answers(index):
         ("हिन्दी एक भाषा है", "हिन्दी", ["हिन्दी"]),
         ("서울은 한국의 수도이다", "서울은", ["서울은"]),
         ("Das schöne Straßencafé", "STRASSENCAFE schone", ["schöne"]),
+        ("Tôi nói tiếng Việt", "tieng viet", ["tiếng", "Việt"]),
+        ("a \x02zebra\x03 runs", "runs zebra", ["zebra", "runs"]),
         ("Use 北京 with Python 3.11", "python 北京", ["北京", "Python"]),
     ],
 )
 def test_words_of_every_script_are_found(tmp_path, text, question, marked):
     index = make(tmp_path / "index", [text, *TEXTS])
     hit = index.ask(question)[0]
-    assert hit.text == text
+    assert hit.text == text.replace("\x02", " ").replace("\x03", " ")
     assert [hit.text[start:stop] for start, stop in hit.words] == marked
 
 
@@ -125,6 +127,62 @@ def test_a_change_by_another_process_is_seen(tmp_path):
     assert all(hit.document != "1.txt" for hit in index.ask("roasted"))
 
 
+def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
+    index = make(tmp_path / "index", vectors=VECTORS)
+    index.embed = lambda texts: VECTORS[:1]
+    assert index.ask("coffee", half="meaning")[0].title == "Title 1"
+    lexical = [hit.score for hit in open_index(tmp_path / "index").ask("coffee")]
+    with write_index(tmp_path / "index") as other:
+        with other.table:
+            other.table.execute("DELETE FROM vectors")
+            other.record(weights="another")
+            other.add_vectors([1], VECTORS[:1])
+        assert [hit.score for hit in index.ask("coffee")] == lexical
+        with other.table:
+            other.add_vectors(range(2, 7), VECTORS[1:])
+    assert [hit.score for hit in index.ask("coffee")] == lexical
+    with pytest.raises(ConfigError, match="has no vectors of all passages by this model; run"):
+        index.ask("coffee", half="meaning")
+    index = open_index(tmp_path / "index")
+    index.embed, index.weights = (lambda texts: VECTORS[:1]), "another"
+    assert index.ask("coffee", half="meaning")[0].title == "Title 1"
+
+
+def test_a_snapshot_stays_as_it_is_and_holds_questions(index):
+    with index.snapshot():
+        before = index.count("passages")
+        assert index.ask("coffee") and index.table.in_transaction
+        assert index.count("passages") == before
+    assert not index.table.in_transaction
+
+
+def test_a_number_of_a_passage_is_not_used_again(tmp_path):
+    index = make(tmp_path / "index", TEXTS[5:])
+    gone = index.ask("village")[0].passage
+    assert index.document(gone) == TEXTS[5:]
+    make(tmp_path / "index", TEXTS[:1])
+    assert index.document(gone) == []
+
+
+def test_a_document_is_read_around_a_passage(index):
+    passages = [Passage(n, n + 1, f"word{n}") for n in range(1000)]
+    with index.table:
+        index.add(index.add_file("/long", "long", ""), 1, Document("", []), passages)
+    for number, found in ((500, range(300, 701)), (0, range(201)), (999, range(799, 1000))):
+        hit = index.ask(f"word{number}")[0]
+        assert index.document(hit.passage) == [f"word{n}" for n in found]
+
+
+def test_readers_are_not_locked_out_while_a_large_file_is_read(tmp_path):
+    make(tmp_path / "index")
+    with write_index(tmp_path / "index") as index, index.table:
+        passages = [Passage(0, 1, f"word{n} " * 100) for n in range(20_000)]
+        index.add(index.add_file("/large", "large", ""), 1, Document("", []), passages)
+        reader = sqlite3.connect(tmp_path / "index", 0)
+        assert reader.execute("SELECT count(*) FROM passages").fetchone() == (len(TEXTS),)
+        reader.close()
+
+
 @pytest.mark.parametrize(
     ("question", "message"),
     [
@@ -138,6 +196,11 @@ def test_a_change_by_another_process_is_seen(tmp_path):
 def test_a_question_that_cannot_be_asked_is_an_error(index, question, message):
     with pytest.raises(ConfigError, match=message):
         index.ask(question)
+
+
+def test_fewer_than_one_passage_cannot_be_asked_for(index):
+    with pytest.raises(ConfigError, match=r"top .0.: is less than 1; set 1 or more"):
+        index.ask("coffee", top=0)
 
 
 def test_a_question_of_the_query_language_is_words(index):
@@ -162,11 +225,14 @@ def test_vectors_of_another_size_are_an_error(tmp_path):
 
 
 def test_other_files_and_versions_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no such index"):
-        open_index(tmp_path / "absent")
+    (tmp_path / "empty").touch()
+    for name in ("absent", "empty"):
+        with pytest.raises(DataError, match="no such index; make it with `bert search make`"):
+            open_index(tmp_path / name)
+    assert not (tmp_path / "empty").stat().st_size
     (tmp_path / "text").write_text("This is a text, which nothing may overwrite.\n" * 99)
     for opened in (open_index, lambda path: write_index(path).__enter__()):
-        with pytest.raises(DataError, match=r"is damaged .file is not a database"):
+        with pytest.raises(DataError, match="is no index of `bert search make`; choose another"):
             opened(tmp_path / "text")
     with sqlite3.connect(tmp_path / "other") as table:
         table.execute("CREATE TABLE t(x)")
@@ -186,8 +252,9 @@ def test_a_damaged_index_is_an_error_and_stays_as_it_is(tmp_path):
     data = bytearray(path.read_bytes())
     data[4096 * 3 : -4096] = b"\xff" * (len(data) - 4096 * 4)
     path.write_bytes(data)
-    with pytest.raises(DataError, match="is damaged"):
-        open_index(path).ask("coffee")
+    for read in (lambda index: index.ask("coffee"), lambda index: index.has_vectors):
+        with pytest.raises(DataError, match="is damaged"):
+            read(open_index(path))
     with pytest.raises(DataError, match="is damaged"), write_index(path):
         pass
     assert path.read_bytes() == data

@@ -162,6 +162,8 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
     assert (
         "host (192.0.2.1), port (8321): Cannot assign requested address" in capsys.readouterr().err
     )
+    assert main(["serve", str(models["text"]), "--host", "a..b"]) == 2
+    assert "host (a..b), port (8321): is no name of a machine; choose" in capsys.readouterr().err
 
 
 def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
@@ -253,6 +255,12 @@ def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
         assert answer.json() == {"error": "half (meaning): the index has no vectors; use words"}
     (tmp_path / "no.index").write_text("no index")
     assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
+
+
+def test_a_loopback_address_that_browsers_do_not_know_needs_its_token(index):
+    with served(index, "--host", "127.0.0.2") as address:
+        assert re.fullmatch(r"http://127.0.0.2:\d+/\?token=\S{22}", address)
+        assert httpx2.get(address).status_code == 200
 
 
 # --- the page
@@ -405,6 +413,14 @@ def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, pag
     assert page.locator(".hit:focus b").text_content() == "All about tea"
     page.keyboard.press("ArrowUp")
     assert page.locator("#question:focus").count() == 1
+
+
+def test_a_passage_that_is_gone_is_told(found, page):
+    open_page(page, found)
+    page.get_by_label("Search").fill("leaves")
+    page.route("**/api/document", lambda route: route.fulfill(json={"passages": []}))
+    page.locator(".hit").first.click()
+    page.locator("#document p", has_text="no longer has this passage: search again").wait_for()
 
 
 def test_the_switch_ranks_by_words_both_or_meaning(index, found, page):
