@@ -189,7 +189,7 @@ def divide(
                 relevant = [f"{held_out}-{at}\t{held_out}-{n}\t1\n" for n in range(len(pairs))]
                 out[PAIRS[3]].writelines(relevant)
     sentence = next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
-    return sentence, (questions or titles or [sentence])[:QUESTIONS]
+    return sentence, list(dict.fromkeys([*questions, *titles, sentence]))[:QUESTIONS]
 
 
 def mask_word(sentence: str) -> str:
