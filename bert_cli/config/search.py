@@ -44,7 +44,7 @@ class SearchMakeSettings(TextSettings):
 
 
 class SearchAskSettings(Settings):
-    """Print the passages that answer a question best, with title and place.
+    """Print the passages that answer a question best, with title and file.
 
     Example: bert search ask manuals.index "how do I mount a disk?"
     Example: bert search ask manuals.index "mount" --words --top 3

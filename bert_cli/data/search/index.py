@@ -34,7 +34,7 @@ converts them ten times as fast."""
 AROUND = 200  # passages of a document on each side of one
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 BUSY_SECONDS = 60.0  # while another process commits
-NO_INDEX = "is no index of `bert search make`", "choose another file"
+NO_INDEX = "was not made by `bert search make`", "choose another file"
 AGAIN = "move it away and make it again with `bert search make`"
 Half = Literal["words", "meaning"]
 Floats = npt.NDArray[np.float32]
@@ -261,8 +261,8 @@ class Index:
         key = int(number)
         text = words.plain(self._value("SELECT text FROM words WHERE rowid = ?", key))
         columns = "title, name || suffix, path || suffix, start, stop"
-        place = self.table.execute(f"SELECT {columns} FROM places WHERE id = ?", [key]).fetchone()
-        title, document, file, start, stop = place
+        row = self.table.execute(f"SELECT {columns} FROM places WHERE id = ?", [key]).fetchone()
+        title, document, file, start, stop = row
         marking = f"SELECT highlight(words, 0, '{words.OPEN}', '{words.CLOSE}') FROM words"
         asked = words.any_of(self._terms(question))
         marked = self._value(f"{marking} WHERE words MATCH ? AND rowid = ?", asked, key)

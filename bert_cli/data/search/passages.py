@@ -1,6 +1,6 @@
 """Documents as passages: whole sentences up to a length, none of which overlap.
 
-A heading begins a passage with what follows it. Running heads, as those of manuals, are in no passage.
+A heading begins a passage with what follows it. Running heads, such as in manuals, are left out.
 """
 
 import html

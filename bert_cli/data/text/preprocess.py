@@ -43,6 +43,8 @@ CURES = {
 
 LANGUAGES = json.loads(Path(__file__).with_name("languages.json").read_text(encoding="utf-8"))
 NLTK_CODES = LANGUAGES["nltk"]
+LANGUAGE_CHARACTERS = 1000  # of a text, which show its language
+NO_LANGUAGE = "zxx"  # the code of numbers and signs
 NLTK_NAMES = {code: name for name, code in NLTK_CODES.items()}
 ENDS = LANGUAGES["ends"]
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
@@ -256,6 +258,14 @@ def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> 
     if begun and language_code(begun["language"]) == language_code(language):
         language = begun["language"]
     return begun.get("splitter", "sentencex") if requested == "auto" else requested, language
+
+
+def language_of(text: str) -> str | None:
+    """Return the code of the language in which a text begins, None for numbers and signs."""
+    import py3langid  # loads its model in a second
+
+    code: str = py3langid.classify(text[:LANGUAGE_CHARACTERS])[0]
+    return None if code == NO_LANGUAGE else code
 
 
 @lru_cache(maxsize=2)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import marked_lines
+from bert_cli.data.search import passages
+from bert_cli.data.text.preprocess import language_of
 from bert_cli.data.tokens.encoder import encoder_of
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.errors import DataError
@@ -34,8 +35,6 @@ LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
 LANGUAGE_SAMPLE = 500  # documents whose language is recognised
-LANGUAGE_CHARACTERS = 1000  # of each of them
-NO_LANGUAGE = "zxx"  # the code of numbers and signs
 NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
 HELD_OUT = 10  # every tenth document
@@ -56,15 +55,8 @@ PAIRS = ("pairs.jsonl", "search/queries.jsonl", "search/corpus.jsonl", "search/q
 def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterator[list[str]]:
     """Yield the lines of each document."""
     for part in parts:
-        lines: list[str] = []
-        for kind, line in marked_lines(part, reading):
-            if kind == "document" and lines:
-                yield lines
-                lines = []
-            if kind == "body":
-                lines.append(line)
-        if lines:
-            yield lines
+        for document in passages.documents_of(part, reading):
+            yield list(document.lines)
 
 
 def cut(documents: Iterable[list[str]]) -> Iterator[list[str]]:
@@ -124,10 +116,7 @@ def read_facts(
 
 
 def _languages(sample: Sequence[str]) -> dict[str, float]:
-    import py3langid  # loads its model in a second
-
-    codes = Counter(py3langid.classify(text[:LANGUAGE_CHARACTERS])[0] for text in sample)
-    codes.pop(NO_LANGUAGE, None)
+    codes = Counter(filter(None, map(language_of, sample)))
     return {code: number / codes.total() for code, number in codes.most_common()}
 
 

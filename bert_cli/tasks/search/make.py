@@ -14,15 +14,13 @@ from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search.index import Index, write_index
 from bert_cli.data.search.passages import Document, documents_of, passages_of
 from bert_cli.data.text.abbreviations import Split, keep_abbreviations
-from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
+from bert_cli.data.text.preprocess import language_of, load_splitter, report_joined_lines
 from bert_cli.errors import DataError
 from bert_cli.processes import print_line
 from bert_cli.tasks.search.opened import Model
 from bert_cli.text import count, format_duration
 
 AT_ONCE = 2048  # passages whose vectors are computed, and committed, together
-JUDGED = 1000  # characters, which show the language of a file
-NO_LANGUAGE = "zxx"
 
 
 def run(settings: SearchMakeSettings) -> None:
@@ -90,10 +88,7 @@ def _add(index: Index, file: int, documents: Iterable[Document]) -> None:
 
 
 def _splitter(document: Document) -> Split:
-    import py3langid  # loads its model in a second
-
-    language = py3langid.classify("\n".join(document.lines)[:JUDGED])[0]
-    language = language if language != NO_LANGUAGE else "en"
+    language = language_of("\n".join(document.lines)) or "en"
     return keep_abbreviations(load_splitter("sentencex", language), language)
 
 

@@ -57,8 +57,8 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     """Return the positions [M] of the right documents of each question."""
     # By name and what has it, which is a document, or a file and stands for all of its documents.
     positions: dict[str, dict[str | int, set[int]]] = {}
-    for position, (title, document, place, name, file) in enumerate(index.owners()[1].values()):
-        for known in (title, document, place, name, file):
+    for position, (title, document, numbered, name, file) in enumerate(index.owners()[1].values()):
+        for known in (title, document, numbered, name, file):
             source = file if known in (name, file) else position
             positions.setdefault(known, {}).setdefault(source, set()).add(position)
     relevant: dict[str, set[int]] = {}

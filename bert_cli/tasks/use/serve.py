@@ -103,7 +103,7 @@ def listen(host: str | None, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         where = f"port ({port})" if host is None else f"host ({host}), port ({port})"
         remedy = "choose another, such as --port 0 for a free port"
-        problem = str(getattr(error, "strerror", "is no name of a machine"))
+        problem = str(getattr(error, "strerror", "is not a host name"))
         raise ConfigError(where, problem.partition(" (")[0], remedy) from None
 
 

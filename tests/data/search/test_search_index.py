@@ -232,11 +232,11 @@ def test_other_files_and_versions_are_refused(tmp_path):
     assert not (tmp_path / "empty").stat().st_size
     (tmp_path / "text").write_text("This is a text, which nothing may overwrite.\n" * 99)
     for opened in (open_index, lambda path: write_index(path).__enter__()):
-        with pytest.raises(DataError, match="is no index of `bert search make`; choose another"):
+        with pytest.raises(DataError, match="was not made by `bert search make`; choose another"):
             opened(tmp_path / "text")
     with sqlite3.connect(tmp_path / "other") as table:
         table.execute("CREATE TABLE t(x)")
-    with pytest.raises(DataError, match="is no index of `bert search make`"):
+    with pytest.raises(DataError, match="was not made by `bert search make`"):
         open_index(tmp_path / "other")
     other = make(tmp_path / "index")
     other.table.execute("PRAGMA user_version = 7")

@@ -163,7 +163,7 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
         "host (192.0.2.1), port (8321): Cannot assign requested address" in capsys.readouterr().err
     )
     assert main(["serve", str(models["text"]), "--host", "a..b"]) == 2
-    assert "host (a..b), port (8321): is no name of a machine; choose" in capsys.readouterr().err
+    assert "host (a..b), port (8321): is not a host name; choose" in capsys.readouterr().err
 
 
 def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
