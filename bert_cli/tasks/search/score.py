@@ -43,7 +43,7 @@ def run(settings: SearchScoreSettings) -> None:
         rows = {"words": 0, "meaning": len(WEIGHTS) - 1, f"both, weight {WEIGHT}": USUAL}
         rows = rows if index.embed else {"words": 0}
         table = [
-            [name, *(str(interval(mean_of(values, groups))) for values in scores[:, row].T)]
+            [name, *(f"{interval(mean_of(values, groups)):.3f}" for values in scores[:, row].T)]
             for name, row in rows.items()
         ]
         documents = count(len({*groups}), "document")
@@ -139,6 +139,6 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
     means = ", ".join(f"{w} {mean:.3f}" for w, mean in zip(WEIGHTS, tried, strict=True))
     return (
         f"nDCG@10 of {count(len(choosing), 'question')} for each weight of the meaning: {means}\n"
-        f"{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain} more than {WEIGHT}, "
+        f"{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {WEIGHT}, "
         f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
     )

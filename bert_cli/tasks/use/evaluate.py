@@ -14,6 +14,7 @@ from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.parse.load import load
 from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line, print_table
+from bert_cli.statistics import Sample, intervals
 from bert_cli.tasks.run import build, corpora, pretrain, start
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
@@ -47,18 +48,19 @@ def run(settings: EvaluateSettings) -> None:
     examples = settings.examples or order.evaluation_examples
     held_out = corpora.open_held_out(order.model_copy(update={"validation_dir": records}), NAME)
     assert held_out is not None
-    scores = scores_of(order, held_out, examples, [model])[model]
+    scores = intervals(samples_of(order, held_out, examples, [model])[model])
     number = min(examples, held_out.epoch_size or examples)
     if not is_stdout(settings.json_file):
-        rows = [(name, f"{value:.6f}") for name, value in scores.items()]
+        rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
-        print_table(("metric", "value"), rows, right=(1,))
+        print_table(("metric", "value", "95 % interval"), rows, right=(1,))
     if settings.json_file is not None:
         described: dict[str, JSON] = {
             "model": str(model),
             NAME: records,
             "examples": number,
-            "scores": scores,
+            "scores": {name: score.value for name, score in scores.items()},
+            "intervals": {name: score.bounds for name, score in scores.items()},
         }
         output_json(settings.json_file, described)
 
@@ -76,14 +78,14 @@ def order_of(folder: Path, engine: Engine) -> PretrainSettings:
     return order.model_copy(update=one_device)
 
 
-def scores_of(
+def samples_of(
     order: PretrainSettings, held_out: ExampleStream, examples: int, models: Sequence[Path]
-) -> dict[Path, dict[str, float]]:
+) -> dict[Path, dict[str, Sample]]:
     """Return the held-out metrics of models, as a run of this order has them."""
     work = workload_of(order)
     engine = build.build_engine(work, open_mesh(work), trains=False)
-    scores = {}
+    samples = {}
     for model in models:
         start.load_pretrained(find_source(str(model)), work, engine.weights)
-        scores[model] = pretrain.evaluate(engine, held_out, examples)
-    return scores
+        samples[model] = pretrain.evaluate(engine, held_out, examples)
+    return samples
