@@ -1,12 +1,11 @@
 """Baselines: what a person would use instead of a trained model, learned from the training examples alone.
 
-Of more examples than a few seconds allow, a sample is read, which depends on their number and size alone.
 Shapes: n training examples, m held-out examples, D size of a vector.
 """
 
 import sqlite3
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -20,45 +19,41 @@ from bert_cli.data.search.passages import UNSPACED
 WORD = rf"[{UNSPACED}]|(?u:\b\w\w+\b)"  # scikit-learn's, and each letter where words have no spaces
 BYTES = 8_000_000  # of training texts with two labels, of more labels fewer: about five seconds
 DEPTH = 100  # documents that BM25 ranks
-Numbers = npt.NDArray[np.int32]
+Column = npt.NDArray[Any]
 
 
-def most_frequent(labels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+def most_frequent(labels: Column, size: int) -> Column:
     """Return the most frequent of label numbers [n], or the mean of scores, for each of `size` examples."""
     is_score = labels.dtype.kind == "f"
     return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
 
 
-def sample_of(texts: Sequence[str], labels: Numbers) -> npt.NDArray[np.int64]:
-    """Return the numbers of the texts [n] that a classifier reads, all if they are few."""
+def sample_of(texts: Sequence[str], labels: Column) -> npt.NDArray[np.int64]:
+    """Return the numbers of the texts [n] that a classifier reads in random order: all, if they are few."""
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     most = len(texts) * BYTES // max(1, size * (len(np.unique(labels)) - 1))
-    return np.sort(np.random.default_rng(0).permutation(len(texts))[: max(1, most)])
+    return np.random.default_rng(0).permutation(len(texts))[: max(1, most)]
 
 
-def by_regression(inputs: Any, labels: Numbers, held_out: Any) -> Numbers:
-    """Return the labels [m] of held-out examples by logistic regression.
+def by_regression(inputs: Any, labels: Column, held_out: Any) -> Column:
+    """Return labels [m] by logistic regression on the counts of words in texts, or on standardised vectors [n, D].
 
-    It reads the counts of words of texts [n], or standardised vectors [n, D]. Of examples with one label or without
-    a word all have the most frequent label.
+    Of examples with one label, or without a word, all have the most frequent label.
     """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn import feature_extraction, linear_model, pipeline, preprocessing  # takes a second
     from threadpoolctl import threadpool_limits
 
-    is_text = isinstance(inputs[0], str)
-    columns = CountVectorizer(token_pattern=WORD) if is_text else StandardScaler()
-    method = make_pipeline(columns, LogisticRegression(max_iter=1000))
+    columns = preprocessing.StandardScaler()
+    if isinstance(inputs[0], str):
+        columns = feature_extraction.text.CountVectorizer(token_pattern=WORD)
+    method = pipeline.make_pipeline(columns, linear_model.LogisticRegression(max_iter=1000))
     # Several threads would wait for one another: the vectors are short.
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         try:
-            method.fit(inputs, labels)
+            predicted: Column = method.fit(inputs, labels).predict(held_out)
+            return predicted
         except ValueError:
             return most_frequent(labels, len(held_out))
-        predicted: Numbers = method.predict(held_out)
-        return predicted
 
 
 def by_word(
@@ -67,12 +62,11 @@ def by_word(
     held_out: Sequence[Sequence[str]],
 ) -> list[list[int]]:
     """Return for each held-out word its most frequent label; for an unknown word, that of all words."""
-    counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    for sentence, numbers in zip(sentences, labels, strict=True):
-        for word, number in zip(sentence, numbers, strict=True):
-            counts[word][number] += 1
-    usual = sum(counts.values(), Counter()).most_common(1)[0][0]
-    best = {word: numbers.most_common(1)[0][0] for word, numbers in counts.items()}
+    sides = zip(sentences, labels, strict=True)
+    pairs = [pair for words, numbers in sides for pair in zip(words, numbers, strict=True)]
+    usual = Counter(number for _, number in pairs).most_common(1)[0][0]
+    # The most frequent label of a word comes last, and stays.
+    best = {word: number for (word, number), _ in reversed(Counter(pairs).most_common())}
     return [[best.get(word, usual) for word in sentence] for sentence in held_out]
 
 

@@ -1,6 +1,6 @@
 """`bert evaluate`: score a checkpoint of a pre-training run on records, as the run scores itself, on one device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bert_cli.config.markers import Engine
@@ -9,15 +9,16 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.config.use import EvaluateSettings
 from bert_cli.data.examples.reader import ExampleStream
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.parse.load import load
 from bert_cli.planning.workload import workload_of
-from bert_cli.processes import print_line, print_table
+from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.statistics import Sample, intervals
-from bert_cli.tasks.run import build, corpora, pretrain, start
+from bert_cli.tasks.run import baselines, build, corpora, pretrain, start
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
+from bert_cli.tasks.run.task import Result
 from bert_cli.train import history
 from bert_cli.train.checkpoint import SETTINGS
 
@@ -48,12 +49,15 @@ def run(settings: EvaluateSettings) -> None:
     examples = settings.examples or order.evaluation_examples
     held_out = corpora.open_held_out(order.model_copy(update={"validation_dir": records}), NAME)
     assert held_out is not None
-    scores = intervals(samples_of(order, held_out, examples, [model])[model])
+    samples = samples_of(order, held_out, examples, [model])[model]
+    scores = intervals(samples)
     number = min(examples, held_out.epoch_size or examples)
     if not is_stdout(settings.json_file):
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
+        if settings.baselines:
+            _compare(order, held_out, examples, samples)
     if settings.json_file is not None:
         described: dict[str, JSON] = {
             "model": str(model),
@@ -63,6 +67,20 @@ def run(settings: EvaluateSettings) -> None:
             "intervals": {name: score.bounds for name, score in scores.items()},
         }
         output_json(settings.json_file, described)
+
+
+def _compare(
+    order: PretrainSettings, held_out: ExampleStream, examples: int, samples: Mapping[str, Sample]
+) -> None:
+    """Print the baseline and how the model compares with it, or why there is none."""
+    try:
+        stream = corpora.open_stream(order)
+    except (ConfigError, DataError) as error:
+        print_line(f"baseline: left out, because it reads the run's records: {error}")
+        return
+    found = pretrain.unigram(stream, held_out, examples)
+    if warning := baselines.compare(Result(samples), found, "mlm_loss"):
+        print_error(warning)
 
 
 def order_of(folder: Path, engine: Engine) -> PretrainSettings:

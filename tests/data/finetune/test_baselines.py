@@ -64,10 +64,10 @@ def test_examples_without_words_or_of_one_label_have_the_most_frequent_label(tex
 
 def test_a_sample_has_few_texts_where_there_are_many_bytes_or_labels(monkeypatch):
     labels = np.arange(120, dtype=np.int32) % 3
-    assert (baselines.sample_of(TEXTS, labels) == np.arange(120)).all()
+    assert sorted(baselines.sample_of(TEXTS, labels)) == [*range(120)]
     monkeypatch.setattr(baselines, "BYTES", sum(map(len, TEXTS)))
     sample = baselines.sample_of(TEXTS, labels)
-    assert len(sample) in (59, 60) and (np.diff(sample) > 0).all()
+    assert len({*sample}) in (59, 60)
     assert (sample == baselines.sample_of(TEXTS, labels)).all()
 
 
