@@ -149,7 +149,7 @@ def with_vectors(
     the teacher, ConfigError for one that is not supported, DataError if the cache cannot be read or written.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    predictor = embedder(source)
+    predictor = embedder(source, normalize=True)
     reading = predictor.settings
     Embedding.read_defaults(source, reading)  # for its warnings
     tokenizer, length = predictor.tokenizer, predictor.max_seq_length
