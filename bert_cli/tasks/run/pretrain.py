@@ -21,7 +21,7 @@ from bert_cli.parallel.engine import count as counts_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import probe, train
-from bert_cli.tasks.run.baselines import compare, kept
+from bert_cli.tasks.run.comparison import compare, kept
 from bert_cli.tasks.run.job import PRETRAINING, STEPS, Draft, Job
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import check_output_paths
@@ -52,8 +52,8 @@ def _compare(job: Job, step: int) -> str:
     if job.task.baselines is None or "mlm_loss" not in samples:
         return ""
     tested_on = samples["mlm_loss"].examples.digest
-    found = kept(job.task, job.folder, f"{job.stream.fingerprint} {tested_on}")
-    return compare(Result(samples), found, "mlm_loss", job.folder / checkpoint_name(step))
+    baselines = kept(job.task, job.folder, f"{job.stream.fingerprint} {tested_on}")
+    return compare(Result(samples), baselines, "mlm_loss", job.folder / checkpoint_name(step))
 
 
 def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
