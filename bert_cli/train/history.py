@@ -13,6 +13,7 @@ from typing import Any
 from bert_cli.errors import DataError
 from bert_cli.files import STATE, JSONObject, is_locked, read_json
 from bert_cli.parse.load import leaves
+from bert_cli.statistics import Score
 from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,
@@ -147,11 +148,11 @@ class Run:
                 return scores
         return {}
 
-
-def bounds_of(folder: Path) -> dict[str, JSONObject]:
-    """Return the bounds of the intervals in scores.json by the names of the scores; none in older runs."""
-    bounds: dict[str, JSONObject] = _read_object(folder / SCORES).get(INTERVALS, {})
-    return bounds
+    @cached_property
+    def intervals(self) -> dict[str, Score]:
+        """Return the scores with their intervals, none in older runs."""
+        stored = _read_object(self.folder / SCORES).get(INTERVALS, {})
+        return {name: Score.of(self.scores[name], bounds) for name, bounds in stored.items()}
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:

@@ -16,7 +16,7 @@ from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table
-from bert_cli.statistics import difference
+from bert_cli.statistics import Score, describe, difference
 from bert_cli.tasks.look.summary import (
     differing_settings,
     in_words,
@@ -81,8 +81,8 @@ def _describe(run: Run) -> JSONObject:
             "held_out": run.scores or history.held_out(run.last_evaluated),
             "state": run.state,
         }
-        if bounds := history.bounds_of(run.folder):
-            described["intervals"] = bounds
+        if run.intervals:
+            described["intervals"] = {name: score.bounds for name, score in run.intervals.items()}
         if warning := health.warning_of(run):
             described["warning"] = warning
     except Exception as error:  # an edited file may hold anything; the other runs are still listed
@@ -95,7 +95,7 @@ def _describe(run: Run) -> JSONObject:
     return described
 
 
-def _losses(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return losses by short name, bits per byte and the probe's accuracy; None for a value that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
@@ -114,27 +114,29 @@ def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
     if described["state"] == "unreadable":
         return described["run"], "?", "", "", "", "", described["why"], written
     total = described["total_steps"]
-    held_out = (described["held_out"], described.get("intervals", {}))
+    held_out = described["held_out"]
     return (
         described["run"],
         described["what"],
         f"{described['step']:,}",
         "?" if total is None else f"{total:,}",
         _metrics_cell(described["losses"]),
-        _metrics_cell(*(_losses(part) or part for part in held_out)),
+        _intervals_cell(described) or _metrics_cell(_losses(held_out) or held_out),
         described["state"],
         written,
     )
 
 
-def _metrics_cell(
-    metrics: Mapping[str, float | None], bounds: Mapping[str, Mapping[str, Any]] | None = None
-) -> str:
-    """Return `mlm 6.3499  nsp 0.6833`, with intervals and n where they are known, or a single loss without its name."""
+def _intervals_cell(described: Mapping[str, Any]) -> str:
+    """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
+    bounds = [*described.get("intervals", {}).items()][:MAX_METRICS]
+    scores = {name: Score.of(described["held_out"][name], of) for name, of in bounds}
+    return describe(scores) if scores else ""
+
+
+def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
+    """Return `mlm 6.3499  nsp 0.6833`, or a single loss without its name."""
     texts = {name: "not finite" if v is None else f"{v:.4f}" for name, v in metrics.items()}
-    for name, of in (bounds or {}).items():
-        interval = "" if of["low"] is None else f" [{of['low']:.4f}, {of['high']:.4f}]"
-        texts[name] += f"{interval} n {of['n']:,}"
     if list(texts) == ["loss"]:
         return texts["loss"]
     cells = [f"{name} {text}" for name, text in texts.items()]
@@ -189,16 +191,16 @@ def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
     A difference is paired: it has no bounds where the sides have scored other examples.
     """
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
-    found: JSONObject = {}
+    intervals: JSONObject = {}
     for name in samples[0][0]:
         first, second = ([run[name] for run in runs if name in run] for runs in samples)
         pairs = {"first": (first, []), "second": (second, []), "difference": (second, first)}
-        found[score_name(name)] = {
+        intervals[score_name(name)] = {
             what: difference(*pair).bounds
             for what, pair in pairs.items()
-            if first and len({one.examples.digest for side in pair for one in side}) == 1
+            if first and len({sample.examples.digest for side in pair for sample in side}) == 1
         }
-    return found
+    return intervals
 
 
 def _open(folder: Path, where: str) -> list[Run]:

@@ -147,7 +147,7 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     (run / "best.json").unlink()
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "; n 48, chosen on the same examples" in out
+    assert f"; n {len(rows)}, chosen on the same examples" in out
     scored = complete_checkpoints(run)[-1]
     assert json.loads((run / "best.json").read_text())["step"] == int(scored.name[-8:])
     assert printed_scores(out) == scores_of(run)

@@ -150,7 +150,7 @@ def scored(tmp_path, write_run):
 def test_the_list_has_the_interval_and_n_of_a_score(tmp_path, scored, bert):
     (line,) = [line for line in bert("runs", tmp_path)[1].splitlines() if "/a " in line]
     score = interval(mean_of(scored[0]))
-    assert f"f1 {score:.4f} n 60" in line
+    assert f"f1 {score:.4f}; n 60" in line
     described = json.loads(bert("runs", tmp_path, "--json", "-")[1])
     assert described[0]["held_out"] == {"f1": score.value}
     assert described[0]["intervals"] == {"f1": score.bounds}

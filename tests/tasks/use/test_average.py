@@ -95,9 +95,8 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     better = "the average" if mean < newest else "the newest"
     assert newest != mean and last.startswith(f"average: {better} is better than ")
     # On the same examples the difference is known far better than either loss.
-    bounds = re.search(r"by (\S+) \[(\S+), (\S+)\] of mlm_loss; .* n 30$", last)
-    low, high = map(float, bounds.groups()[1:])
-    assert low <= abs(change) <= high
+    bounds = re.search(r" is (\S+) \[(\S+), (\S+)\] of mlm_loss, .* n 30$", last)
+    assert float(bounds[2]) <= float(bounds[1]) == change <= float(bounds[3])
     assert main(["evaluate", str(home.path / "mean")]) == 0
     assert f"{mean:.6f}" in capsys.readouterr().out
 
