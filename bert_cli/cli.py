@@ -140,7 +140,7 @@ def _engine(settings: object, command: str) -> Iterator[None]:
         remedy = "run it in an environment with Python 3.11 to 3.13, which has TensorFlow"
         if engine is not None:
             where = f"engine ({engine})"
-            remedy = f"give --engine jax, or {remedy}"
+            remedy = f"pass --engine jax, or {remedy}"
         raise ConfigError(where, "needs TensorFlow, which is not installed", remedy) from None
 
 
@@ -205,7 +205,7 @@ def _known_failure(error: Exception) -> BertError | None:
         where = os.fsdecode(error.filename or "the last file written")
         is_named = error.filename or error.errno in DISK_IS_FULL
         if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
-            return DataError(where, str(error.strerror), "fix that and run the command again")
+            return DataError(where, str(error.strerror), "check its permissions and the disk")
     # huggingface_hub may use the older package, this tool uses the newer one.
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
     if any(isinstance(error, client.HTTPError | client.InvalidURL) for client in clients):

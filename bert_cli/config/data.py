@@ -199,9 +199,9 @@ class RecipeSettings(Settings):
     vocab: PathOrName
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
     sequence_length: Recorded[int] = Field(128, ge=8, le=65535)
-    """Sequence length S of an example, including special tokens."""
+    """Sequence length of an example, including special tokens."""
     mask_tokens: Recorded[int] = Field(20, ge=1)
-    """Maximum number P of masked positions of an example (20 for 128, 56 for 384, 76 for 512)."""
+    """Maximum number of masked tokens of an example (20 for 128, 56 for 384, 76 for 512)."""
     masking: Recorded[Literal["static", "dynamic"]] = "static"
     """`static` writes masked examples; `dynamic` stores each example once and masks it when it is read."""
     duplication_factor: Recorded[int] = Field(5, ge=1)
@@ -209,7 +209,7 @@ class RecipeSettings(Settings):
     short_seq_prob: Recorded[float] = Field(0.1, ge=0.0, le=1.0)
     """Fraction of examples with a random shorter target length."""
     masked_lm_prob: Recorded[float] = Field(0.15, gt=0.0, lt=1.0)
-    """Fraction of an example's tokens that are masked, at most P tokens; only for static masking."""
+    """Fraction of an example's tokens that are masked, at most mask_tokens; only for static masking."""
     nsp: RecordedIfSet[bool] = True
     """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences."""
     whole_word_masking: Recorded[bool] = False
@@ -249,7 +249,7 @@ def _check_vocabulary_size(value: Any) -> int | str:
     if is_number and text.startswith("+"):
         return text
     if not is_number or int(text) < 100:
-        remedy = "give a number from 100 to 9,999,999, or +2000 with --extend"
+        remedy = "use a number from 100 to 9,999,999, or +2000 with --extend"
         raise SettingError("", f"got {text}", remedy)
     return int(text)
 
@@ -283,7 +283,7 @@ class VocabSettings(TextSettings):
     def _check(self) -> None:
         if isinstance(self.size, str) != (self.extend is not None):
             problem = f"got {self.size} {'with' if self.extend else 'without'} --extend"
-            remedy = f"give +{self.size}" if self.extend else "give a size without a plus"
+            remedy = f"use +{self.size}" if self.extend else "use a size without a plus"
             raise SettingError("size", problem, remedy)
 
 
@@ -330,7 +330,7 @@ class PackSettings(ExecutorSettings):
     out: Positional[Path]
     """Folder of the packed records, of the same kind."""
     sequence_length: Recorded[int | None] = Field(None, ge=8, le=65535)
-    """Sequence length S of a pack; at least, and by default, the sequence length of the records."""
+    """Sequence length of a pack; at least, and by default, the sequence length of the records."""
     max_sequences_per_pack: Recorded[int] = Field(3, ge=2)
     """Maximum sequences in a pack."""
     random_seed: Recorded[int] = Field(12345, ge=0)

@@ -85,7 +85,7 @@ def read_line(line: bytes, path: Path) -> tuple[int, JSONObject] | None:
     except UnicodeDecodeError as error:
         where = f"{path} ({line[:20]!r}...)"
         problem = f"is not UTF-8 ({error.reason})"
-        raise DataError(where, problem, "remove that line, or the file") from None
+        raise DataError(where, problem, "correct or remove that line") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 

@@ -173,7 +173,7 @@ def test_one_host_uses_its_loopback_and_several_every_interface_or_the_chosen_on
     several = Processes(("node1:20000", "node2:20000"), 0, "SLURM")
     assert find_interface(several, None) == (several, None)
     assert find_interface(several, "lo") == find_interface(several, "127.0.0.1") == (several, "lo")
-    with pytest.raises(ConfigError, match=r"cluster.bind_address \(ib7\): .* give one of .*lo"):
+    with pytest.raises(ConfigError, match=r"cluster.bind_address \(ib7\): .* use one of .*lo"):
         find_interface(several, "ib7")
 
 

@@ -88,7 +88,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             rows[-1].append((where, cells))
     rows = list(filter(None, rows))
     if not rows:
-        remedy = "give a CoNLL file, with a word and its label on each line"
+        remedy = "use a CoNLL file, with a word and its label on each line"
         raise DataError(str(path), "contains no sentences", remedy)
     column = _word_column(rows)
     words = [[cells[column] for _, cells in sentence] for sentence in rows]
@@ -102,7 +102,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
         if len(label_names) < 2:
             problem = "has no entity: the label in the last column of each line is O"
-            raise DataError(str(path), problem, "give a file whose last column labels entities")
+            raise DataError(str(path), problem, "use a file whose last column labels entities")
     numbers = label_numbers(flat, label_names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]

@@ -205,7 +205,7 @@ def new_model(
         if min(available, fitting) >= needed:
             return size, config
     subject = f"{seconds / USABLE / 3600:.2g} hours on this machine are"
-    remedy = "give more --hours, or continue from a model with --from MODEL"
+    remedy = "raise --hours, or continue from a model with --from MODEL"
     read = fitting
     if available < needed:
         read = available
@@ -230,14 +230,14 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
     if epochs < 1:
         complete = f"an epoch of the text takes {hours_of(records * each)}"
         problem = f"{complete}, so the run reads {epochs:.0%} of it"
-        chosen.warnings.append(f"{problem}; give more --hours")
+        chosen.warnings.append(f"{problem}; raise --hours")
     return epochs
 
 
 def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
     """Return the error for hours that fit `fitting` examples only; enough examples take `seconds`."""
     problem = f"is time for {fitting:,.0f} {what} on this machine, too few to learn from"
-    remedy = f"give --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
+    remedy = f"use --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
     return ConfigError("hours (--hours)", problem, remedy)
 
 

@@ -45,7 +45,7 @@ def run(settings: RunsSettings) -> None:
     """Print the runs as a table or write them as JSON. Raises DataError for a folder that does not exist."""
     for folder in settings.folders:
         if not folder.is_dir():
-            raise DataError(f"folders ({folder})", "no such folder", "give one that contains runs")
+            raise DataError(f"folders ({folder})", "no such folder", "use one that contains runs")
     runs = {
         entry.folder.resolve(): entry
         for folder in settings.folders
@@ -62,9 +62,7 @@ def run(settings: RunsSettings) -> None:
                 print_line(printable(f"{entry['run']}: {entry['warning']}"))
     else:
         folders = ", ".join(map(str, settings.folders))
-        print_line(
-            f"{printable(folders)}: no runs; a run is a folder that was given as --save-ckpt-path"
-        )
+        print_line(f"{printable(folders)}: no runs; a run is the folder of a --save-ckpt-path")
 
 
 def _describe(run: Run) -> JSONObject:
@@ -144,7 +142,7 @@ def compare(settings: CompareSettings) -> None:
     sides = [_open(folder, where) for where, folder in folders.items()]
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
-        raise DataError(where, "is the same run as the first", "give another run")
+        raise DataError(where, "is the same run as the first", "name another run")
     window = window_for([*sides[0], *sides[1]], settings.smoothing)
     names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
@@ -176,10 +174,10 @@ def _open(folder: Path, where: str) -> list[Run]:
     inner = [entry.folder for entry in runs if entry.folder != folder]
     if any(entry.parent != folder or not entry.name.startswith("seed_") for entry in inner):
         problem = f"contains {count(len(inner), 'run')}"
-        raise DataError(f"{where} ({folder})", problem, f"give one of them, such as {inner[0]}")
+        raise DataError(f"{where} ({folder})", problem, f"name one of them, such as {inner[0]}")
     for entry in runs:
         if not entry.steps:
-            remedy = "wait for the first one, or give another run"
+            remedy = "wait for the first one, or name another run"
             raise DataError(f"{where} ({entry.folder})", f"has no step in {METRICS} yet", remedy)
     return runs
 

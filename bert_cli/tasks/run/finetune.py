@@ -140,14 +140,14 @@ def synthetic_examples(work: Workload, number: int, labels: int) -> Features:
 
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
-    remedies = {name: f"give --{name.replace('_', '-')}" for name in needs}
+    remedies = {name: f"pass --{name.replace('_', '-')}" for name in needs}
     instead = "--save-ckpt-path of a trained run"
     has_other = settings.save_ckpt_path is not None
     if settings.do_training:
         instead = "for new weights --tokenizer-path and bert_config"
         has_other = settings.tokenizer_path is not None
     if not has_other and not settings.generated_dataset:
-        remedies["pretrained_ckpt_path"] = f"give --pretrained-ckpt-path MODEL, or {instead}"
+        remedies["pretrained_ckpt_path"] = f"pass --pretrained-ckpt-path MODEL, or {instead}"
     values = settings.model_dump(include={*remedies}, exclude_none=True)
     errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in values]
     try:
@@ -158,7 +158,7 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
     if errors:
         raise combine(errors)
     if (run := settings.save_ckpt_path) and not is_writable(run / checkpoint.SCORES):
-        remedy = "give another --save-ckpt-path"
+        remedy = "use another --save-ckpt-path"
         raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
 
 
@@ -172,7 +172,7 @@ def _source(settings: FinetuneSettings) -> Source | None:
 
 
 def _another_model(source: Source, problem: str) -> ConfigError:
-    remedy = "leave out --no-do-training, or give a model that was"
+    remedy = "leave out --no-do-training, or use a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
 
 

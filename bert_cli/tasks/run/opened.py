@@ -118,12 +118,12 @@ def task_of(source: models.Source, requested: str | None) -> str:
     if head is None:
         where = f"{source.where} (architecture {source.architecture})"
         classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
-        raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
+        raise ConfigError(where, "is not supported", f"use one of {', '.join(classes)}")
     known = head.task
     is_for_any = requested not in [head.task for head in heads() if head.needs]
     if not is_for_any and requested != known:
         problem = f"{source.folder} is a {source.architecture}, a model for {known}"
-        remedy = f"leave out --task, or give a model that was trained for {requested}"
+        remedy = f"leave out --task, or use a model that was trained for {requested}"
         raise ConfigError(f"task ({requested})", problem, remedy)
     return requested or known
 
@@ -172,7 +172,7 @@ def open_model(
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
         where = f"{source.where} (id2label {source.described.get('id2label')})"
-        raise ConfigError(where, "names one label, which every word has", "give another model")
+        raise ConfigError(where, "names one label, which every word has", "use another model")
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config,
@@ -188,7 +188,7 @@ def open_model(
     if lacking := [part for part in (head.needs if head else ()) if part in new]:
         problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
         where = f"{source.folder} ({source.architecture})"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     return Opened(source, blocks, new, head)
 
 

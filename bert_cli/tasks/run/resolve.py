@@ -31,8 +31,8 @@ def check_output_paths(settings: TrainSettings) -> None:
         remedy = "choose another file, in an existing folder"
         raise DataError(f"parallel.trace ({trace})", "cannot be written", remedy)
     if settings.saves and settings.save_ckpt_path is None:
-        remedy = "give --save-ckpt-path, the folder of this run"
-        raise ConfigError("save_ckpt_path", "is not given", remedy)
+        remedy = "pass --save-ckpt-path, the folder of this run"
+        raise ConfigError("save_ckpt_path", "is missing", remedy)
 
 
 def is_writable(path: Path) -> bool:

@@ -64,9 +64,9 @@ def with_teacher(
     elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
     if problem:
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
-        remedy = "give a teacher with the vocabulary of the model"
+        remedy = "use a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
     if (positions := source.config.max_position_embeddings) < work.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
@@ -119,7 +119,7 @@ def label_order(source: models.Source, names: Sequence[str] | None) -> list[int]
     if sorted(model_names) != sorted(names):
         where = f"{source.where} (labels {', '.join(model_names)})"
         problem = f"are not the labels of this task ({', '.join(names)})"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
     return [model_names.index(name) for name in names]
 
@@ -169,10 +169,10 @@ def with_vectors(
             vectors = _vectors_of(texts, predictor, cache, group)
     except sqlite3.Error as error:
         problem = f"cannot be read or written ({error})"
-        remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
+        remedy = "end other commands that write it, move it away if it is damaged, or use another --cache-dir"
         raise DataError(path, problem, remedy) from error
     if not np.isfinite(vectors).all():
-        remedy = "delete it, or choose another teacher"
+        remedy = "choose another teacher, or move this file away to compute the vectors again"
         raise DataError(path, "has values that are not finite", remedy)
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}

@@ -51,7 +51,7 @@ class Embedding(Predictor):
         if "matryoshka" in fixed and size not in sizes:
             trained = ", ".join(map(str, sizes))
             problem = f"is not a size for which the vectors were trained ({trained})"
-            remedy = "give one of these, or train with `bert embed --matryoshka`"
+            remedy = "use one of these, or train with `bert embed --matryoshka`"
             print_error(f"warning: dimensions ({size}): {problem}; {remedy}")
         return embeddings.read_embedding(source.folder)
 

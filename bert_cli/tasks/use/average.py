@@ -25,6 +25,8 @@ from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array
 
+MOVE = "move that checkpoint out of the run's folder"
+
 
 def run(settings: AverageSettings) -> None:
     """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
@@ -39,8 +41,8 @@ def run(settings: AverageSettings) -> None:
             f"has {count(len(paths), 'complete checkpoint')}, fewer than --last {settings.last}"
         )
         remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
-        remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
-        remedy = remedy if paths else "give a run's folder"
+        remedy += "" if len(paths) < 2 else f", or pass --last {len(paths)}"
+        remedy = remedy if paths else "use a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
     # The records that score it may be named later.
     origin = origin_of(settings.model_copy(update={"validation_dir": None}), *paths)
@@ -111,7 +113,7 @@ def _values(paths: Sequence[Path], files: Sequence[safe_open], name: str) -> Ite
     for path, file in zip(paths, files, strict=True):
         value = checkpoint.read_tensor(path / MODEL, file, name)
         if fault := checkpoint.find_fault(value):
-            raise CheckpointError(f"{path / MODEL}: {name}", fault, "remove that checkpoint")
+            raise CheckpointError(f"{path / MODEL}: {name}", fault, MOVE)
         yield value
 
 
@@ -121,7 +123,7 @@ def _open(path: Path, stack: ExitStack) -> safe_open:
         return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
     except (OSError, SafetensorError) as error:
         problem = f"cannot be read ({error})"
-        raise CheckpointError(str(path / MODEL), problem, "remove that checkpoint") from error
+        raise CheckpointError(str(path / MODEL), problem, MOVE) from error
 
 
 def _layout(file: safe_open) -> set[tuple[str, str, str]]:

@@ -35,14 +35,14 @@ def run(settings: EvaluateSettings) -> None:
     if kind != "pretrain":
         problem = "is not a run of pretrain" if kind == "?" else f"is a run of {kind}"
         remedy = (
-            "give a run of `bert pretrain`; the command of another run scores with --no-do-training"
+            "use a run of `bert pretrain`; the command of another run scores with --no-do-training"
         )
         raise ConfigError(f"RUN ({settings.run})", problem, remedy)
     order = order_of(folder, settings.engine)
     records = settings.dataset_dir or order.validation_dir
     if records is None:
         raise ConfigError(
-            NAME, "is missing, and the run has no validation_dir", "give --dataset-dir"
+            NAME, "is missing, and the run has no validation_dir", "pass --dataset-dir"
         )
     examples = settings.examples or order.evaluation_examples
     held_out = corpora.open_held_out(order.model_copy(update={"validation_dir": records}), NAME)

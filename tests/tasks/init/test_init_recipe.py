@@ -136,7 +136,7 @@ def test_a_run_that_uses_little_of_the_hours_has_the_reason():
 def test_hours_in_which_nothing_is_learnt_are_refused():
     with pytest.raises(
         ConfigError,
-        match=r"hours \(--hours\): is time for .* examples on this machine.*give --hours",
+        match=r"hours \(--hours\): is time for .* examples on this machine.*use --hours",
     ):
         pick(start="from a base model", machine="2 cores", hours=0.01)
     with pytest.raises(ConfigError, match=r"is time for .* pairs"):

@@ -82,7 +82,7 @@ def test_a_request_is_answered_as_bert_predict_answers(name, models, tmp_path):
         (b'["the cat"]', 400, "is not a JSON object"),
         (b'{"txt": "the cat"}', 400, "text: has no column 'text'"),
         (b'{"text": 3}', 400, "text: 'text' is not a string; write it as a string"),
-        (b'{"text": " "}', 400, "text: is empty; give it a text"),
+        (b'{"text": " "}', 400, "text: is empty; write a text"),
         (b'{"text": "\\ud83d"}', 400, "text: has an unpaired surrogate"),
         (b'{"text": "a", "question": "b"}', 400, "'question' is not read by task text-classification"),
         (b'{"text": "%s"}' % (b"a" * LIMIT), 413, "send at most 100,000 bytes"),

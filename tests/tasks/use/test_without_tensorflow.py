@@ -105,7 +105,7 @@ def results(base, models):
 @pytest.mark.parametrize(
     ("step", "code", "message"),
     [
-        ("engine", 2, "engine (tensorflow): needs TensorFlow, which is not installed; give --engine jax"),
+        ("engine", 2, "engine (tensorflow): needs TensorFlow, which is not installed; pass --engine jax"),
         ("export", 2, "bert export: needs TensorFlow, which is not installed; run it in an environment with"),
         ("google", 4, "bert_model.ckpt: is a TensorFlow checkpoint, and TensorFlow is not installed; run"),
     ],
