@@ -245,10 +245,21 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     if changed & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
         raw.pop("about", None)
-    values, left_out = adapt(override(_default_groups(settings), raw), settled.renamed, settings)
-    no_effect = {origins.get(name, name): why for name, why in left_out.items()}
-    loaded = replace(settled, values=values, no_effect={**settled.no_effect, **no_effect})
+    loaded = _adapted(settings, replace(settled, values=raw), origins)
     return validate(settings, loaded), loaded
+
+
+def load_file(settings: type[Model], path: Path) -> Model:
+    """Return the settings of a file, such as a run's settings.json. Raises ConfigError with every mistake."""
+    return validate(settings, _adapted(settings, read_config(path), {}))
+
+
+def _adapted(settings: type[Model], settled: Loaded, flags: Mapping[str, str]) -> Loaded:
+    """Return the values that a command can use; `flags` are the flags that set some of them."""
+    raw = override(_default_groups(settings), settled.values)
+    values, left_out = adapt(raw, settled.renamed, settings)
+    no_effect = {flags.get(name, name): why for name, why in left_out.items()}
+    return replace(settled, values=values, no_effect={**settled.no_effect, **no_effect})
 
 
 def describe(settings: BaseModel, loaded: Loaded) -> str:

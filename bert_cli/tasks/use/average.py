@@ -18,7 +18,6 @@ from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line, print_table
-from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
@@ -45,13 +44,10 @@ def run(settings: AverageSettings) -> None:
     # The records that score it may be named later.
     origin = origin_of(settings.model_copy(update={"validation_dir": None}), *paths)
     is_complete = check_new_folder(out, origin)
-    order = held_out = None
+    draft = None
     if (kind := history.Run(folder).kind) == "pretrain":
-        order = evaluate.order_of(folder, settings.engine)
-        if settings.validation_dir is not None:
-            order = order.model_copy(update={"validation_dir": settings.validation_dir})
         # Opened before anything is written, because the folder may be absent.
-        held_out = corpora.open_held_out(order)
+        draft = evaluate.draft_of(folder, paths[-1], settings.engine, settings.validation_dir)
     elif settings.validation_dir is not None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
@@ -59,14 +55,14 @@ def run(settings: AverageSettings) -> None:
     if not is_complete:
         _write(out, paths[-1], names, mean_of(paths), origin)
     print_line(f"average: {out} is the mean of {names}")
-    if order is None or held_out is None:
+    if draft is None or draft.held_out is None:
         reason = f"only runs of pretrain are scored, not {kind}"
-        if order:
+        if draft:
             reason = "--validation-dir RECORDS scores it"
         print_line(f"average: not scored; {reason}")
         return
     models = (paths[-1], out)
-    scores_of_models = evaluate.scores_of(order, held_out, order.evaluation_examples, models)
+    scores_of_models = evaluate.scores_of(draft, models, draft.order.evaluation_examples)
     newest, averaged = scores_of_models.values()
     rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
     print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
