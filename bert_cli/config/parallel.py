@@ -6,7 +6,7 @@ run may be resumed with other values of `Parallel` and `Cluster`.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -16,7 +16,7 @@ from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.text import count
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 

@@ -108,7 +108,7 @@ class Engine(ABC):
     traced_steps = 0
     """Number of steps that a trace still has to record; 0 without a trace."""
 
-    record: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    record: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Entered around each part of an update: `forward_backward`, `reduction`, `optimizer`."""
 
     @property

@@ -5,8 +5,6 @@ Imports are a part of the measured start.
 
 import shlex
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import psutil
 
@@ -52,7 +50,7 @@ def format_flops(value: float) -> str:
     return f"{value / unit:,.1f} {name}FLOP/s"
 
 
-def _print_metrics(metrics: Mapping[str, Any]) -> None:
+def _print_metrics(metrics: JSONObject) -> None:
     described = metrics["machine"]
     step = metrics["step_seconds"]["median"]
     examples = "synthetic" if metrics["input"] == "synthetic" else "real"
@@ -83,7 +81,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
     print_table(("part of the start", "time"), times, right=(1,))
 
 
-def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _metric_rows(metrics: JSONObject) -> list[tuple[str, str, str]]:
     step = metrics["step_seconds"]
     checkpoint = metrics["checkpoint_wait_seconds"]
     low, median, high = (format_duration(step[name]) for name in ("low", "median", "high"))
