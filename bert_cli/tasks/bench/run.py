@@ -21,15 +21,17 @@ from bert_cli.text import count, format_bytes, format_duration
 Row = JSONObject
 
 
-def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:
-    """List the benchmarks, or measure a run and print its metrics."""
-    if isinstance(settings, BenchSettings):
-        rows = [
-            (name, benchmark.about, shlex.join(["bert", *benchmark.words]))
-            for name, benchmark in benchmarks().items()
-        ]
-        print_table(("name", "measures", "command"), rows)
-        return
+def list_benchmarks(settings: BenchSettings) -> None:
+    """Print the table of the standard benchmarks."""
+    rows = [
+        (name, benchmark.about, shlex.join(["bert", *benchmark.words]))
+        for name, benchmark in benchmarks().items()
+    ]
+    print_table(("name", "measures", "command"), rows)
+
+
+def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
+    """Measure a run and print its metrics."""
     start = {"python_and_settings": max(0.0, time.time() - psutil.Process().create_time())}
     began = time.perf_counter()
     with quiet_imports():
