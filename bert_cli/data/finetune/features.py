@@ -342,7 +342,7 @@ def cached(
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            print_line(f"{path}: is damaged; the features are built again")
+            print_line(f"{path}: is damaged; it is built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
     try:
