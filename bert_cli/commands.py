@@ -73,7 +73,7 @@ _ROWS = {
     "plan glue": ("tasks.look.plan", "tools.PlanGlue", "estimate fine-tuning on GLUE or CLUE"),
     "plan ner": ("tasks.look.plan", "tools.PlanNer", "estimate token classification"),
     "plan classify": ("tasks.look.plan", "tools.PlanClassify", "estimate text classification"),
-    "bench": ("tasks.bench.run", "bench.Bench", "run a standard benchmark"),
+    "bench": ("tasks.bench.run:list_benchmarks", "bench.Bench", "run a standard benchmark"),
     "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
     "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
@@ -242,7 +242,7 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     """End of a document in plain text: a blank line, or only the end of its file."""
 
 
-def _check_vocabulary_size(value: Any) -> int | str:
+def _check_vocabulary_size(value: object) -> int | str:
     """Return a number of pieces, or +N as it is. Raises SettingError for anything else."""
     text = str(value)
     is_number = re.fullmatch(r"\+?\d{1,7}", text) is not None

@@ -7,7 +7,7 @@ comes from the pretrained model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from bert_cli.config.settings import (
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
+from bert_cli.files import JSONObject
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
@@ -42,7 +43,7 @@ def _adam(rate: float) -> OptimizerOpts:
     )
 
 
-def _longest(validated: dict[str, Any]) -> int:
+def _longest(validated: JSONObject) -> int:
     config: BertConfig = validated.get("bert_config", BertConfig())
     return config.max_position_embeddings
 

@@ -5,8 +5,7 @@ run may be resumed with other values of `Parallel` and `Cluster`.
 """
 
 import re
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -16,7 +15,7 @@ from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.text import count
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
@@ -60,9 +59,6 @@ class Parallel(Settings):
     costs one more product with the word embeddings. Pre-training only."""
     reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
-    trace: Path | None = None
-    """Write the times of all forward and backward passes of the first three steps to this file, a trace for
-    chrome://tracing or Perfetto. With several processes, each writes its own file, NAME_rank0.json and so on."""
 
     @property
     def tensor_shape(self) -> tuple[int, int]:

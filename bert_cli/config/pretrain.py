@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -91,7 +91,7 @@ class PretrainSettings(TrainSettings):
 
     @field_validator("dataset_dir", mode="before")
     @classmethod
-    def _paths_become_corpora(cls, value: Any) -> Any:
+    def _paths_become_corpora(cls, value: object) -> object:
         if not isinstance(value, list):
             return str(value) if isinstance(value, Path) else value
         if len(value) == 1 and isinstance(value[0], str):

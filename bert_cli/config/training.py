@@ -39,7 +39,6 @@ TENSORFLOW_ONLY = (
     "parallel.recompute_by",
     "parallel.optimizer_state_offload",
     "parallel.reduce_precision",
-    "parallel.trace",
 )
 
 

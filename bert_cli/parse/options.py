@@ -175,7 +175,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     )
 
 
-def _with_default(text: str, default: Any, required: bool) -> str:
+def _with_default(text: str, default: object, required: bool) -> str:
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif isinstance(default, list):
@@ -261,7 +261,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
 
 
 def _value_parser(
-    by_key: Mapping[str, Option], ignored: Mapping[str, Any]
+    by_key: Mapping[str, Option], ignored: Mapping[str, Literal[1, "*"]]
 ) -> argparse.ArgumentParser:
     """Return the parser of values: every flag takes a text, and required flags may be missing.
 

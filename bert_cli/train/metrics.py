@@ -252,7 +252,9 @@ class ProgressBar(TerminalBar):
 # --- trackers
 
 
-def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitStack) -> Reporter:
+def tensorboard(
+    folder: Path, hyperparameters: Mapping[str, object], closing: ExitStack
+) -> Reporter:
     """Return a reporter that writes TensorBoard's event files, with hyperparameters."""
 
     def start(stack: ExitStack) -> Reporter:
@@ -283,7 +285,7 @@ def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitS
 
 
 def wandb(
-    settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
+    settings: JSONObject, run_settings: Mapping[str, object], folder: Path, closing: ExitStack
 ) -> Reporter:
     """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run."""
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -225,8 +224,8 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def of_words(
-    sentences: Sentences, features: Features, values: npt.NDArray[Any]
-) -> list[npt.NDArray[Any]]:
+    sentences: Sentences, features: Features, values: npt.NDArray[np.generic]
+) -> list[npt.NDArray[np.generic]]:
     """Return the values of each sentence's words: of `values` [T], the entry at each word's first piece."""
     ends = np.cumsum([len(words) for words in sentences.words])
     return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])

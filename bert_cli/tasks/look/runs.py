@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
@@ -97,7 +96,7 @@ def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(described: JSONObject) -> tuple[str, ...]:
     written = "never"
     if described["written"] is not None:
         seconds = time.time() - datetime.fromisoformat(described["written"]).timestamp()
@@ -182,7 +181,7 @@ def _open(folder: Path, where: str) -> list[Run]:
     return runs
 
 
-def _print(described: Mapping[str, Any]) -> None:
+def _print(described: JSONObject) -> None:
     first, second = described["runs"]
     names = (first["name"], second["name"])
     settings = described["settings"].items()

@@ -7,6 +7,7 @@ one JSON object.
 
 import json
 import math
+import os
 import statistics
 import zlib
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ from bert_cli.tasks.run import models, start, train
 from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.job import Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.resolve import check_output_paths, is_writable, runtime, with_shape_of
+from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import checkpoint
@@ -157,9 +158,15 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (run := settings.save_ckpt_path) and not is_writable(run / checkpoint.SCORES):
+    if (run := settings.save_ckpt_path) and not _is_writable(run):
         remedy = "use another --save-ckpt-path"
         raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether files can be written into a folder; asked before the first step, not after the last."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _source(settings: FinetuneSettings) -> Source | None:

@@ -1,11 +1,10 @@
-"""The hooks of a run: measure, report, score and trace its steps, and forecast its duration."""
+"""The hooks of a run: measure, report and score its steps, and forecast its duration."""
 
 import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from bert_cli.config.markers import UNTRACKED
 from bert_cli.planning import checks
@@ -62,11 +61,6 @@ def hooks_of(
         hooks.append((lambda info: save(), saved))
         if picks_best:
             hooks.append((partial(_write_score, run), scored))
-    traced = run.engine.traced_steps
-    trace = job.work.parallel.trace
-    if traced and trace is not None:
-        ends = Every(last_step=min(run.state.step + traced, last))
-        hooks.append((partial(_write_trace, run, trace), ends))
     # Saving and evaluating do not count as the time of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
@@ -190,14 +184,6 @@ def score_resumed(run: Run) -> bool:
         values = {name: math.nan if value is None else value for name, value in trained.items()}
         metrics.jsonl_reporter(job.folder / METRICS, step - 1)(step, values | info.metrics)
     return bool(info.metrics)
-
-
-def _write_trace(run: Run, path: Path, info: Info) -> None:
-    group = run.engine.group
-    if group.world_size > 1:
-        path = path.with_stem(f"{path.stem}_rank{group.rank}")
-    run.engine.write_trace(path)
-    print_line(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
 
 
 def forecast(run: Run) -> Forecast:

@@ -326,7 +326,11 @@ class Predictor:
         return np.stack(rows), cut
 
     def of_positions(
-        self, features: Features, owner: npt.NDArray[Any], inputs: Sequence[Input], outputs: int
+        self,
+        features: Features,
+        owner: npt.NDArray[np.generic],
+        inputs: Sequence[Input],
+        outputs: int,
     ) -> Floats:
         """Return the logits [T, outputs] of all positions; `owner` has the input of each example."""
         logits = np.zeros((len(features.tokens), outputs), np.float32)
