@@ -119,6 +119,14 @@ class SavedSettings(BaseModel):
     versions: dict[str, str] = {}
 
 
+def read_settings(folder: Path) -> SavedSettings:
+    """Return what state.json of a model's folder says of its settings, nothing where other programs wrote the model."""
+    path = folder / STATE
+    if not path.is_file():
+        return SavedSettings()
+    return read_json(path, SavedSettings, CheckpointError, "copy it again")
+
+
 class SavedState(SavedSettings, Checksums):
     """The content of state.json."""
 

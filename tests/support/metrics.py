@@ -1,11 +1,24 @@
-"""Folders of runs that hold only metrics."""
+"""Folders of runs that hold only metrics, and the scores of runs."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_cli.statistics import Sample
 from bert_cli.train.history import Run
+
+
+def scores_of(folder: Path) -> dict[str, float]:
+    """Return the scores of a run, without their intervals."""
+    scores = json.loads((folder / "scores.json").read_text())
+    assert scores.pop("intervals").keys() <= scores.keys()
+    return scores
+
+
+def values(samples: Mapping[str, Sample]) -> dict[str, float]:
+    """Return the scores of samples."""
+    return {name: sample.value for name, sample in samples.items()}
 
 
 def write_metrics(

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
+from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -81,6 +83,13 @@ class Retrieval:
     documents: Sequence[str]
     relevant: Sequence[Mapping[int, float]]
 
+    @cached_property
+    def examples(self) -> Examples:
+        """Return the identity of the queries; those with the same first relevant document are a group."""
+        first = [min((n for n in grades if grades[n]), default=None) for grades in self.relevant]
+        groups = [f"query {n}" if one is None else one for n, one in enumerate(first)]
+        return identify(self.queries, groups)
+
 
 def read_retrieval(qrels: Path) -> Retrieval:
     """Return the queries that occur in the judgements, and all documents. Raises DataError for an unknown id.
@@ -138,9 +147,9 @@ def unit_vectors(vectors: Floats) -> Floats:
     return vectors / np.maximum(lengths, np.float32(1e-12))
 
 
-def retrieval_scores(
-    queries: Floats, documents: Floats, relevant: Sequence[Mapping[int, float]]
-) -> dict[str, float]:
+def retrieval_samples(
+    queries: Floats, documents: Floats, retrieval: Retrieval
+) -> dict[str, Sample]:
     """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
 
     Documents are ranked by their cosine with the query; ties keep the order of the documents. The scores of a query
@@ -151,24 +160,27 @@ def retrieval_scores(
     depth = min(DEPTHS[-1], len(documents))
     block = max(1, BLOCK_SCORES // len(documents))
     discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
-    sums = dict.fromkeys(("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS)), 0.0)
+    names = ("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS))
+    values: list[list[float]] = []
     for first in range(0, len(queries), block):
         scores = queries[first : first + block] @ documents.T
         best = np.sort(np.argpartition(-scores, depth - 1, axis=1)[:, :depth], axis=1)
         order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
         ranked = np.take_along_axis(best, order, 1).tolist()
-        for numbers, gains in zip(ranked, relevant[first : first + block], strict=True):
+        judged = retrieval.relevant[first : first + block]
+        for numbers, gains in zip(ranked, judged, strict=True):
             gained = np.array([gains.get(number, 0.0) for number in numbers])
             ideal = np.array(sorted(gains.values(), reverse=True))
             if not (count := np.count_nonzero(ideal)):
+                values.append([0.0] * len(names))
                 continue
             gain, ideal_gain = (
                 float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
             )
-            sums["ndcg_10"] += gain / ideal_gain
-            for deep in DEPTHS:
-                sums[f"recall_{deep}"] += np.count_nonzero(gained[:deep]) / count
-    return {name: total / len(queries) for name, total in sums.items()}
+            found = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
+            values.append([gain / ideal_gain, *found])
+    columns = zip(names, zip(*values, strict=True), strict=True)
+    return {name: sample_of(retrieval.examples, "ratio", of, 1.0) for name, of in columns}
 
 
 # --- the files of a model

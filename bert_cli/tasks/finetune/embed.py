@@ -18,13 +18,14 @@ from scipy.special import logsumexp, softmax
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import PackReader, TextReader
-from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
+from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
+from bert_cli.statistics import Sample, identify
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.teacher import with_vectors
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
@@ -59,7 +60,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         texts["first"], texts["second"] = zip(*pairs, strict=True)
     if is_scored and settings.retrieval_file is not None:
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
-    elif is_scored and judged is None:
+    is_split = is_scored and judged is None and retrieval is None
+    if is_split:
         one_stratum = np.zeros(len(rows), np.int64)
         held = held_out_rows(one_stratum, settings.held_out_fraction, settings.seed)
         retrieval = embeddings.retrieval_of_pairs([rows[n] for n in np.flatnonzero(held)])
@@ -81,19 +83,19 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     }
 
     def evaluate(logits: Logits) -> Result:
-        scores: Scores = {}
+        samples: dict[str, Sample] = {}
         for size in (hidden_size, *settings.prefixes):
             vectors = {name: complete[:, :size] for name, complete in logits.items()}
-            of_size: Scores = {}
+            of_size: dict[str, Sample] = {}
             if judged is not None:
                 cosines = embeddings.cosines(vectors["first"], vectors["second"])
-                of_size |= score(["spearman"], judged, cosines)
+                of_size |= samples_of(["spearman"], judged, cosines, identify(pairs))
             if retrieval is not None:
                 texts = vectors["queries"], vectors["documents"]
-                of_size |= embeddings.retrieval_scores(*texts, retrieval.relevant)
+                of_size |= embeddings.retrieval_samples(*texts, retrieval)
             suffix = "" if size == hidden_size else f"_dim{size}"
-            scores |= {f"{name}{suffix}": value for name, value in of_size.items()}
-        return Result(scores)
+            samples |= {f"{name}{suffix}": sample for name, sample in of_size.items()}
+        return Result(samples)
 
     size = settings.global_batch.examples
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
@@ -111,6 +113,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
+        halves=is_split,
     )
     has_teacher = settings.distillation.teacher is not None
     teach = partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None

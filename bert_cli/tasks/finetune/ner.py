@@ -12,8 +12,7 @@ import numpy as np
 from bert_cli.config.finetune import NerSettings
 from bert_cli.data.finetune.conll import (
     Sentences,
-    chunks,
-    entity_scores,
+    entity_samples,
     of_words,
     read_conll,
     word_features,
@@ -73,11 +72,6 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
     best = of_words(sentences, features, np.argmax(logits["validation"], axis=1))
     labels = sentences.names(sentences.labels)
     predicted = sentences.names(best)
-    total, by_type = entity_scores(labels, predicted)
-    scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall}
-    # Only types in the labels: other predicted types vary with the seed.
-    types = sorted({kind for sentence in labels for kind, _, _ in chunks(sentence)})
-    scores |= {f"f1_{name}": by_type[name].f1 for name in types}
 
     def write(folder: Path, _: Logits) -> None:
         """Write the words with both labels, in the form that conlleval reads."""
@@ -88,4 +82,4 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
         write_lines(path, lines)
         print_line(f"validation: {count(len(sentences), 'sentence')} in {path}")
 
-    return Result(scores, write)
+    return Result(entity_samples(labels, predicted, sentences.examples), write)

@@ -24,13 +24,15 @@ from bert_cli.data.finetune.tables import (
     confusion,
     hold_out,
     read_table,
-    score,
+    samples_of,
     write_lines,
 )
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
+from bert_cli.statistics import Sample
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Task
+from bert_cli.text import count
 
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
@@ -68,7 +70,16 @@ def build(
     }
     train = features.pop("train", None)
     evaluate = partial(_evaluate, sets, names)
-    return Task(len(names), names, train, features, evaluate, "accuracy", train_unlabelled=more)
+    return Task(
+        len(names),
+        names,
+        train,
+        features,
+        evaluate,
+        "accuracy",
+        train_unlabelled=more,
+        halves=settings.validation_file is None,
+    )
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
@@ -97,7 +108,8 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
     values = logits["validation"]
     assert held_out.labels is not None
     predictions = np.argmax(values, axis=1)
-    scores = score(("accuracy", "macro_f1"), held_out.labels, predictions)
+    columns = held_out.labels, predictions, held_out.examples
+    samples = samples_of(("accuracy", "macro_f1"), *columns)
     counts = confusion(held_out.labels, predictions, len(names))
 
     def write(folder: Path, _: Logits) -> None:
@@ -106,16 +118,17 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
         write_predictions(folder, "validation", held_out, values)
 
     # A larger matrix is written, but not printed.
-    return Result(scores, write, _table(names, counts) if len(names) <= 12 else "")
+    return Result(samples, write, _table(names, counts) if len(names) <= 12 else "")
 
 
 def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """Return the confusion matrix as text; rows are the true labels, columns the predicted labels."""
+    total = sum(map(sum, counts))
     rows = [["true", *names]]
     rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
     width = max(len(cell) for row in rows for cell in row)
     lines = ("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
-    return "\n".join(["confusion (columns: predicted)", *lines])
+    return "\n".join([f"confusion of {count(total, 'text')} (columns: predicted)", *lines])
 
 
 # --- GLUE and CLUE
@@ -154,14 +167,14 @@ def build_glue(
 
 def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Result:
     """Return the metrics of each development set; names of the mismatched set's metrics have a suffix."""
-    scores: Scores = {}
+    samples: dict[str, Sample] = {}
     for split, values in logits.items():
         labels = sets[split].labels
         suffix = split.removeprefix("validation")
         assert labels is not None
         predictions = _predictions(values, sets[split].label_names)
-        metrics = score(TASKS[name].metrics, labels, predictions)
-        scores |= {f"{metric}{suffix}": value for metric, value in metrics.items()}
+        metrics = samples_of(TASKS[name].metrics, labels, predictions, sets[split].examples)
+        samples |= {f"{metric}{suffix}": sample for metric, sample in metrics.items()}
 
     def write(folder: Path, test_logits: Logits) -> None:
         for split, values in logits.items():
@@ -172,7 +185,7 @@ def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) 
             write_server_file(path, name, sets[split], predictions)
             print_line(f"{split}: {len(predictions):,} predictions in {path}")
 
-    return Result(scores, write)
+    return Result(samples, write)
 
 
 def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArray[Any]:

@@ -15,6 +15,7 @@ from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.engine import count as counts_of
 from bert_cli.processes import print_line
+from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import probe, train
 from bert_cli.tasks.run.job import STEPS, Draft, Job
 from bert_cli.tasks.run.probe import Probe
@@ -67,19 +68,20 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
 
 def score(
     held_out: ExampleStream | None, pairs: Probe | None, examples: int, engine: Engine, step: int
-) -> dict[str, float]:
+) -> dict[str, Sample]:
     """Return the metrics after a step on held-out examples and on minimal pairs, where there are any."""
-    values = {} if held_out is None else evaluate(engine, held_out, examples)
+    samples = {} if held_out is None else evaluate(engine, held_out, examples)
     if pairs is not None:
-        values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
-    return values
+        likelihoods = probe.log_likelihoods(engine, pairs)
+        samples[PROBE] = probe.accuracy(likelihoods, pairs.sentences.fingerprint)
+    return samples
 
 
-def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:
+def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, Sample]:
     """Return means over the first examples of a held-out corpus, which the processes divide among them.
 
     `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces: unlike the loss per piece it can be
-    compared between vocabularies.
+    compared between vocabularies. An engine adds up the examples of a micro-batch, so each is a row, and a group.
     """
     assert held_out.folder is not None
     text_bytes = read_vocabulary(vocabulary_path(held_out.folder)).text_bytes
@@ -88,22 +90,25 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     size = held_out.batching.micro_batch_size
     group = engine.group
     head = engine.head
-    names = {over for over, by in head.MEANS.values() if by in head.COUNTS}
-    sums = dict.fromkeys(sorted(names), 0.0)
-    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
-    for first in range(0, total, size)[group.rank :: group.world_size]:
-        rows = held_out.rows(np.arange(first, min(total, first + size)))
-        for name, value in counts_of(rows, head.COUNTS).items():
-            counts[name] += value
+    starts = range(0, total, size)
+    names = sorted({over for over, by in head.MEANS.values() if by in head.COUNTS})
+    columns = {name: np.zeros(len(starts)) for name in (*names, *head.COUNTS, "bytes")}
+    for row in range(len(starts))[group.rank :: group.world_size]:
+        rows = held_out.rows(np.arange(starts[row], min(total, starts[row] + size)))
         masked = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
-        counts["bytes"] += float(text_bytes[masked].sum())
-        for name, value in engine.evaluate(rows).items():
-            sums[name] += value
-    reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
-    summed = dict(zip(sums, reduced, strict=False))
-    counts = dict(zip(counts, reduced[len(sums) :], strict=True))
-    metrics = engine.means(summed, counts)
-    if counts["bytes"]:
-        bits = metrics["mlm_loss"] * counts["masked"] / math.log(2)
-        metrics[BITS_PER_BYTE] = bits / counts["bytes"]
-    return metrics
+        counts = counts_of(rows, head.COUNTS) | {"bytes": float(text_bytes[masked].sum())}
+        for name, value in {**counts, **engine.evaluate(rows)}.items():
+            if name in columns:
+                columns[name][row] = value
+    table = group.all_reduce(np.stack([*columns.values()]))
+    columns = dict(zip(columns, table, strict=True))
+    blocks = identify((f"{held_out.fingerprint} {first}" for first in starts), size=total)
+    samples = {
+        name: sample_of(blocks, "ratio", columns[over], columns[by])
+        for name, (over, by) in head.MEANS.items()
+        if over in columns and by in columns and columns[by].any()
+    }
+    if columns["bytes"].any():
+        bits = columns["mlm_loss"] / math.log(2)
+        samples[BITS_PER_BYTE] = sample_of(blocks, "ratio", bits, columns["bytes"])
+    return samples

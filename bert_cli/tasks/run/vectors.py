@@ -11,8 +11,8 @@ from keras import ops
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, JSONObject, read_json
+from bert_cli.errors import ConfigError
+from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import (
@@ -24,7 +24,7 @@ from bert_cli.tasks.run.opened import (
     head_of,
     row_of,
 )
-from bert_cli.train.checkpoint import SavedSettings
+from bert_cli.train.checkpoint import read_settings
 
 
 class Embedding(Predictor):
@@ -42,10 +42,7 @@ class Embedding(Predictor):
             remedy = "train it with `bert embed` first"
             print_error(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
-        saved = SavedSettings()
-        if (state := source.folder / STATE).is_file():
-            saved = read_json(state, SavedSettings, CheckpointError, "copy it again")
-        fixed = saved.fixed
+        fixed = read_settings(source.folder).fixed
         sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
         size = settings.dimensions or sizes[0]
         if "matryoshka" in fixed and size not in sizes:

@@ -13,6 +13,7 @@ from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.parse.load import load_file
 from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_line, print_table
+from bert_cli.statistics import Sample, intervals
 from bert_cli.tasks.run import build, job, pretrain, start
 from bert_cli.tasks.run.job import Draft
 from bert_cli.tasks.run.models import find_folder, find_source
@@ -45,19 +46,20 @@ def run(settings: EvaluateSettings) -> None:
             NAME, "is missing, and the run has no validation_dir", "pass --dataset-dir"
         )
     examples = settings.examples or draft.order.evaluation_examples
-    scores = scores_of(draft, [model], examples)[model]
+    scores = intervals(samples_of(draft, [model], examples)[model])
     number = min(examples, held_out.epoch_size or examples)
     records = draft.order.validation_dir
     if not is_stdout(settings.json_file):
-        rows = [(name, f"{value:.6f}") for name, value in scores.items()]
+        rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
-        print_table(("metric", "value"), rows, right=(1,))
+        print_table(("metric", "value", "95 % interval"), rows, right=(1,))
     if settings.json_file is not None:
         described: dict[str, JSON] = {
             "model": str(model),
             NAME: records,
             "examples": number,
-            "scores": scores,
+            "scores": {name: score.value for name, score in scores.items()},
+            "intervals": {name: score.bounds for name, score in scores.items()},
         }
         output_json(settings.json_file, described)
 
@@ -91,15 +93,15 @@ def draft_of(
     return draft
 
 
-def scores_of(
+def samples_of(
     draft: Draft[PretrainSettings], models: Sequence[Path], examples: int
-) -> dict[Path, dict[str, float]]:
+) -> dict[Path, dict[str, Sample]]:
     """Return the metrics of models on the held-out examples of a run."""
     assert draft.held_out is not None
     work = workload_of(draft.order)
     engine = build.build_engine(work, open_mesh(work), trains=False)
-    scores = {}
+    samples = {}
     for model in models:
         start.load_pretrained(find_source(str(model)), work, engine.weights)
-        scores[model] = pretrain.evaluate(engine, draft.held_out, examples)
-    return scores
+        samples[model] = pretrain.evaluate(engine, draft.held_out, examples)
+    return samples

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
 from support.hf_models import change_weights
+from support.metrics import scores_of
 from support.processes import wait_for
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
 from support.tiny_models import TINY, metrics_of, write_model, write_reviews
@@ -24,6 +25,7 @@ from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.errors import DeviceError
 from bert_cli.planning.workload import workload_of
+from bert_cli.statistics import mean_of
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.models import find_tokenizer
@@ -61,10 +63,6 @@ def trained(base):
     run = base / "trained"
     assert main(arguments(base, run)) == 0
     return run
-
-
-def scores_of(run):
-    return json.loads((run / "scores.json").read_text())
 
 
 # --- training and scores
@@ -128,12 +126,13 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
     assert all((run / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
     each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
-    spread = scores_of(run)["accuracy"]
+    spreads = json.loads((run / "scores.json").read_text())
+    spread = spreads["accuracy"]
     assert spread["values"] == each
     assert spread["mean"] == pytest.approx(np.mean(each))
     assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
     out = capsys.readouterr().out
-    assert json.loads(out.splitlines()[-1]) == scores_of(run)
+    assert json.loads(out.splitlines()[-1]) == spreads
     # The model that they start from has a classifier for these labels.
     assert "new weights from the seed" not in out
     scores = scores_of(run / "seed_6")
@@ -148,13 +147,13 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 
     def evaluate(logits):
         table, value = next(results)
-        return Result({"f1": value}, table=table)
+        return Result({"f1": mean_of([value])}, table=table)
 
     engine = SimpleNamespace(gather_weights=lambda: None)
     scorer = Scorer(
         workload_of(ClassifySettings()), Task(2, None, None, {}, evaluate, "f1"), lambda: False
     )
-    assert [scorer.evaluate(engine, step)["f1"] for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
+    assert [scorer.evaluate(engine, step)["f1"].value for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
     assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
     monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
     with pytest.raises(DeviceError, match="dev: the model's outputs are not finite"):

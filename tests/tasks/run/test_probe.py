@@ -118,7 +118,7 @@ def test_likelihoods_and_accuracy_equal_those_of_pytorch_on_every_layout(home, l
     }
     assert list(scores) == [0, 4, 8]
     assert scores[8] == np.mean(expected[:, 0] > expected[:, 1])
-    assert f"step 8: held out, probe {100 * scores[8]:.1f} %" in out
+    assert f"step 8: held out, probe_accuracy {scores[8]:.4f} [" in out
 
 
 def test_the_probe_stands_beside_the_held_out_losses(home, capsys):
@@ -174,7 +174,7 @@ def test_the_rows_of_all_sentences_are_divided_among_the_processes():
 
 
 def test_a_tie_counts_half():
-    assert probe.accuracy(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.0, -1.0]])) == 0.5
+    assert probe.accuracy(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.0, -1.0]])).value == 0.5
 
 
 def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomenon(home):
