@@ -72,7 +72,6 @@ FAULTS = {
     # What is changed in the examples, and changed flags.
     "healthy": (None, {}),
     "shuffled_labels": (shuffled_labels, {}),
-    "tenfold_rate": (None, {RATE: 3e-2}),
     "rate_of_ten": (None, {RATE: 10.0}),
 }
 

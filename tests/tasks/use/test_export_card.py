@@ -41,8 +41,6 @@ CARDS = [
     ("token", "onnx", "token-classification", "onnx", r"array"),
     ("masked", "saved-model", "fill-mask", "saved-model", r"'logits'"),
     ("modern", "onnx", "text-classification", "onnx", r"array"),
-    ("modern", "saved-model", "text-classification", "saved-model", r"'logits'"),
-    ("modern", "tflite", "text-classification", "tflite", r"'logits': array"),
 ]
 DAILY = 2
 
