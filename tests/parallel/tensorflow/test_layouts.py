@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ LAMB = {"optimizer": {"max_gradient_norm": 0.05}}
 CLIPPED = {"optimizer": {"name": "AdamW", "max_gradient_norm": 0.5}, "model": SHALLOW}
 ROUNDING = {"stochastic_rounding": True, "loss_scaling": 64.0}
 ROUNDED = {**CLIPPED, "precision": "float16", "optimizer": CLIPPED["optimizer"] | ROUNDING}
-RUNS: dict[str, "Run"] = {}
 STEPS = 4
 # At the learning rate of the tests, in both directions.
 WANDER = 2 * STEPS * 0.01
@@ -75,8 +74,13 @@ class Run(NamedTuple):
 
 def run_of(layout: str, **changes) -> Run:
     """Return a run of STEPS steps, made once."""
-    described = json.dumps([layout, changes], sort_keys=True)
-    return RUNS.get(described) or RUNS.setdefault(described, make_run(layout, **changes))
+    return _run_of(json.dumps([layout, changes], sort_keys=True))
+
+
+@cache
+def _run_of(described: str) -> Run:
+    layout, changes = json.loads(described)
+    return make_run(layout, **changes)
 
 
 def make_run(layout: str, **changes) -> Run:

@@ -77,16 +77,15 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(
 
 
 # Changes of a cached row, by SQL.
-DAMAGE = {
-    "a changed bit": "vector = x'01' || substr(vector, 2)",
-    "zeros": "vector = zeroblob(length(vector))",
-    "short": "vector = substr(vector, 5)",
-    "absent": "vector = NULL",
-    "text": "vector = 'text'",
-    "a number": "vector = 1, crc32c = 'x'",
-    "a vector of another text": "text = '{2}' WHERE text = '{1}'; --",
-    "no checksum": "crc32c = NULL",
-}
+DAMAGE = (
+    "vector = x'01' || substr(vector, 2)",
+    "vector = zeroblob(length(vector))",
+    "vector = substr(vector, 5)",
+    "vector = NULL",
+    "vector = 'text'",
+    "vector = 1, crc32c = 'x'",
+    "crc32c = NULL",
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +102,23 @@ def cached(teachers, tmp_path_factory):
     return vectors, expected, file, texts
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
-def test_a_damaged_row_of_the_cached_vectors_is_computed_again(cached, damage, capsys):
+def test_damaged_rows_of_the_cached_vectors_are_computed_again(cached, capsys):
+    """Each is noticed, also the vector of another text, which is right but for its text."""
     vectors, expected, file, texts = cached
     with closing(sqlite3.connect(file)) as store, store:
-        if damage.startswith("text ="):
-            store.execute("DELETE FROM checked_vectors WHERE text = ?", texts[19:])
-        damage = damage.format(None, *texts[18:])
-        store.executescript(f"UPDATE checked_vectors SET {damage} WHERE text = '{texts[7]}'")
+        store.execute("DELETE FROM checked_vectors WHERE text = ?", texts[19:])
+        store.execute("UPDATE checked_vectors SET text = ? WHERE text = ?", (texts[19], texts[18]))
+        for text, damage in zip(texts, DAMAGE, strict=False):
+            store.execute(f"UPDATE checked_vectors SET {damage} WHERE text = ?", [text])
     np.testing.assert_allclose(vectors(), expected, atol=1e-6)
-    said = "teacher: 1 vectors of the cache are damaged\n.*reads [12] texts, 1[89] "
+    number = len(DAMAGE) + 1
+    said = f"teacher: {number} vectors of the cache are damaged\n.*reads {number + 1} texts, "
     assert re.search(said, capsys.readouterr().out)
     vectors()
     assert "reads 0 texts, 20 vectors are cached" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "damage", ["text", "truncated", "zeroed page", "empty", "older", "columns"]
-)
+@pytest.mark.parametrize("damage", ["truncated", "zeroed page", "empty", "older", "columns"])
 def test_a_damaged_file_of_cached_vectors_is_made_again(cached, damage, capsys):
     vectors, expected, file, _ = cached
     data = file.read_bytes()
@@ -131,9 +129,8 @@ def test_a_damaged_file_of_cached_vectors_is_made_again(cached, damage, capsys):
             store.execute("INSERT INTO vectors VALUES ('text 1', zeroblob(64))")
         elif damage == "columns":
             store.execute("ALTER TABLE checked_vectors RENAME COLUMN crc32c TO crc32d")
-    if damage in ("text", "truncated", "zeroed page", "empty"):
-        half = len(data) // 2
-        changed = {"text": b"x" * 999, "truncated": data[:half], "empty": b""}
+    if damage in ("truncated", "zeroed page", "empty"):
+        changed = {"truncated": data[: len(data) // 2], "empty": b""}
         file.write_bytes(changed.get(damage, data[:4096] + bytes(4096) + data[8192:]))
     np.testing.assert_allclose(vectors(), expected, atol=1e-6)
     said = f"{file}: is damaged (" in (printed := capsys.readouterr().out)

@@ -42,7 +42,7 @@ CARDS = [
     ("masked", "saved-model", "fill-mask", "saved-model", r"'logits'"),
     ("modern", "onnx", "text-classification", "onnx", r"array"),
 ]
-DAILY = 2
+DAILY = 1
 
 
 @pytest.mark.parametrize(

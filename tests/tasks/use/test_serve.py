@@ -33,8 +33,6 @@ CONTEXT = "😀 The cats sat on the mat. We like to eat in Paris."
 ROWS = {
     "masked": {"text": "The cat [MASK] on the [MASK]."},
     "text": {"text": "the cat", "second": "a dog"},
-    "several": {"text": "the cat"},
-    "score": {"text": "the cat"},
     "token": {"text": "Unknown cats sat in paris 😀"},
     "bare": {"text": "the cat"},
     "question": {"question": "Where do we eat?", "context": CONTEXT},
