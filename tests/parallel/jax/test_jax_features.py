@@ -8,7 +8,6 @@ import pytest
 from support.corpora import WORDS, P, make_corpus
 from support.engine_runs import assert_same, difference, jax_process, moved_apart, on_tensorflow
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 SHALLOW = {"bert_config": {"num_hidden_layers": 1}}
 FOUR = {"replicas": 2, "parallel": {"tensor": 2}}
 # Weights that begin so small are stored exactly enough to measure what AdamW moves them by.
@@ -135,12 +134,13 @@ MODERN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
         {"replicas": 2, "parallel": {"tensor": 2, "recompute": True}},
-        slow({"parallel": {"tensor": [2, 2], "shard_weights": True}}),
-        slow({"parallel": {"embedding_serialization_factor": 3}}),
+        {"parallel": {"tensor": [2, 2], "shard_weights": True}},
+        {"parallel": {"embedding_serialization_factor": 3}},
     ],
 )
 def test_modernbert(layout, jax):

@@ -128,6 +128,7 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     assert "which has 1, 2, 4, 5" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
     records = write_corpora(tmp_path)
     pieces = [*PIECES, "plotted", "filmed"]
