@@ -72,7 +72,8 @@ def test_questions_are_answered_and_scored(base, answered):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["bert", "groupbert", pytest.param("modernbert", marks=pytest.mark.slow)]
+    "architecture",
+    ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groupbert", "modernbert"))],
 )
 def test_transformers_finds_the_same_answer(base, answered, architecture):
     import torch

@@ -106,7 +106,7 @@ def by_pytorch(saved):
     return np.array(likelihoods).reshape(-1, 2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["stages", "packs", pytest.param("jax", marks=pytest.mark.slow)])
 def test_likelihoods_and_accuracy_equal_those_of_pytorch_on_every_layout(home, layout, train):
     likelihoods, out = train(layout, *LAYOUTS[layout])
     expected = by_pytorch(complete_checkpoints(home / layout)[-1])
