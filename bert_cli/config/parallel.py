@@ -136,6 +136,8 @@ class Cluster(Settings):
     """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
     """Seconds without a heartbeat after which a process counts as lost; the run then ends on all processes."""
+    start_within_seconds: Annotated[int, Field(gt=0)] = 300
+    """Seconds within which all processes must have started; otherwise those that have end."""
     report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Seconds after which the processes print the rank that they are waiting for."""
     bind_address: str | None = None

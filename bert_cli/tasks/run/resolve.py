@@ -105,6 +105,7 @@ def open_mesh(
         bind_address=cluster.bind_address,
         report_after_seconds=cluster.report_waiting_after_seconds,
         lost_after_seconds=cluster.lost_after_seconds,
+        register_seconds=cluster.start_within_seconds,
         stop_requested=stop_requested,
     )
     return module.open_mesh(processes, layout_of(work), rendezvous)
