@@ -64,6 +64,11 @@ class TextExamples:
         return len(self.first)
 
     @cached_property
+    def joined(self) -> list[str]:
+        """Return each text, or both texts of a pair as one."""
+        return [*map(" ".join, zip(self.first, self.second or [""] * len(self), strict=True))]
+
+    @cached_property
     def examples(self) -> Examples:
         """Return the identity of the examples; equal texts are a group."""
         return identify(zip(self.first, self.second or self.first, strict=True))

@@ -17,6 +17,7 @@ from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.baselines import bm25
 from bert_cli.data.finetune.features import PackReader, TextReader
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
@@ -28,6 +29,7 @@ from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.teacher import with_vectors
 
+BM25_PAIRS = 4_000_000  # of a query and a document: each takes up to two microseconds
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 
 
@@ -92,7 +94,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
                 of_size |= samples_of(["spearman"], judged, cosines, identify(pairs))
             if retrieval is not None:
                 texts = vectors["queries"], vectors["documents"]
-                of_size |= embeddings.retrieval_samples(*texts, retrieval)
+                rankings = embeddings.ranked(*texts)
+                of_size |= embeddings.retrieval_samples(rankings, retrieval)
             suffix = "" if size == hidden_size else f"_dim{size}"
             samples |= {f"{name}{suffix}": sample for name, sample in of_size.items()}
         return Result(samples)
@@ -113,11 +116,24 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
+        baselines=partial(_baselines, retrieval),
         halves=is_split,
     )
     has_teacher = settings.distillation.teacher is not None
     teach = partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None
     return replace(task, teach=teach)
+
+
+def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
+    """Return the result of BM25, of so many queries as it ranks in a few seconds; nothing for similarities."""
+    if retrieval is None:
+        return {}
+    queries = retrieval.queries
+    every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
+    found = bm25(queries[::every], retrieval.documents)
+    rankings = [None if n % every else found[n // every] for n in range(len(queries))]
+    name = "BM25" if every == 1 else f"BM25 of {len(found):,} queries"
+    return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}
 
 
 class Contrast(NamedTuple):

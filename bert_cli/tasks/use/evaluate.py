@@ -1,6 +1,6 @@
 """`bert evaluate`: score a checkpoint of a pre-training run on records, as the run scores itself, on one device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bert_cli.config.markers import Engine
@@ -8,16 +8,17 @@ from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.config.use import EvaluateSettings
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.parse.load import load_file
 from bert_cli.planning.workload import workload_of
-from bert_cli.processes import print_line, print_table
+from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.statistics import Sample, intervals
-from bert_cli.tasks.run import build, job, pretrain, start
+from bert_cli.tasks.run import baselines, build, corpora, job, pretrain, start
 from bert_cli.tasks.run.job import Draft
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
+from bert_cli.tasks.run.task import Result
 from bert_cli.train import history
 from bert_cli.train.checkpoint import SETTINGS
 
@@ -46,13 +47,16 @@ def run(settings: EvaluateSettings) -> None:
             NAME, "is missing, and the run has no validation_dir", "pass --dataset-dir"
         )
     examples = settings.examples or draft.order.evaluation_examples
-    scores = intervals(samples_of(draft, [model], examples)[model])
+    samples = samples_of(draft, [model], examples)[model]
+    scores = intervals(samples)
     number = min(examples, held_out.epoch_size or examples)
     records = draft.order.validation_dir
     if not is_stdout(settings.json_file):
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
+        if settings.baselines:
+            _compare(draft, examples, samples)
     if settings.json_file is not None:
         described: dict[str, JSON] = {
             "model": str(model),
@@ -62,6 +66,19 @@ def run(settings: EvaluateSettings) -> None:
             "intervals": {name: score.bounds for name, score in scores.items()},
         }
         output_json(settings.json_file, described)
+
+
+def _compare(draft: Draft[PretrainSettings], examples: int, samples: Mapping[str, Sample]) -> None:
+    """Print the baseline and how the model compares with it, or why there is none."""
+    assert draft.held_out is not None
+    try:
+        stream = corpora.open_stream(draft.order)
+    except (ConfigError, DataError) as error:
+        print_line(f"baseline: left out, because it reads the run's records: {error}")
+        return
+    found = pretrain.unigram(stream, draft.held_out, examples)
+    if warning := baselines.compare(Result(samples), found, "mlm_loss"):
+        print_error(warning)
 
 
 def draft_of(
