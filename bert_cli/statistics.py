@@ -100,6 +100,12 @@ class Score(NamedTuple):
         low, high = (None if math.isnan(bound) else bound for bound in (self.low, self.high))
         return {"low": low, "high": high, "n": self.n, "groups": self.groups}
 
+    @classmethod
+    def of(cls, value: float, bounds: Mapping[str, Any]) -> "Score":
+        """Return a value with its `bounds`."""
+        low, high = (math.nan if bounds[end] is None else bounds[end] for end in ("low", "high"))
+        return cls(value, low, high, bounds["n"], bounds["groups"])
+
     def __format__(self, form: str) -> str:
         bounds = f"{self.low:{form}}, {self.high:{form}}"
         return f"{self.value:{form}} [{'no interval' if math.isnan(self.low) else bounds}]"

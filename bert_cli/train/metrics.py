@@ -133,10 +133,6 @@ def format_losses(metrics: Metrics) -> str:
         if not head.startswith(HELD_OUT):
             text = f" ({', '.join(accuracies)})" if accuracies else ""
             parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
-    if BITS_PER_BYTE in metrics:
-        parts.append(f"bits per byte {metrics[BITS_PER_BYTE]:.4f}")
-    if PROBE in metrics:
-        parts.append(f"probe {100 * metrics[PROBE]:.1f} %")
     return "  ".join(parts)
 
 

@@ -34,7 +34,6 @@ from bert_cli.statistics import Sample
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.vectors import vectors_within
-from bert_cli.text import count
 
 FEW = 500  # training rows, below which vectors of the start are a baseline
 SECONDS = 10.0  # for these vectors
@@ -128,12 +127,11 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
 
 def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """Return the confusion matrix as text; rows are the true labels, columns the predicted labels."""
-    total = sum(map(sum, counts))
     rows = [["true", *names]]
     rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
     width = max(len(cell) for row in rows for cell in row)
     lines = ("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
-    return "\n".join([f"confusion of {count(total, 'text')} (columns: predicted)", *lines])
+    return "\n".join([f"confusion of {sum(map(sum, counts)):,} texts (columns: predicted)", *lines])
 
 
 # --- GLUE and CLUE

@@ -67,13 +67,13 @@ def run(settings: AverageSettings) -> None:
         for name, change in changes.items()
     ]
     print_table(("held out", paths[-1].name, "average", "difference"), rows)
-    better, worse = (averaged, "the average"), (newest, "the newest")
-    if changes["mlm_loss"].value >= 0:
+    change = changes["mlm_loss"]
+    better, worse = "the newest", "the average"
+    if change.value < 0:
         better, worse = worse, better
-    gain = difference([worse[0]["mlm_loss"]], [better[0]["mlm_loss"]])
     print_line(
-        f"average: {better[1]} is better than {worse[1]}, by {gain:.6f} of mlm_loss; "
-        f"in brackets 95 % intervals, n {gain.n:,}"
+        f"average: {better} is better than {worse}; the average minus the newest is {change:.6f} of "
+        f"mlm_loss, with its 95 % interval, n {change.n:,}"
     )
 
 

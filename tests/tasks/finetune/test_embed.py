@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.metrics import values
+from support.metrics import printed_scores, values
 from support.runs import continues_bit_for_bit, last_line
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import LAYOUTS, arguments, opened, pairs, write_pooling
@@ -121,7 +121,7 @@ def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     judged = ["--validation-file", str(home / "sts.csv")]
     judged += ["--retrieval-file", str(home / "qrels/dev.tsv")]
     assert main(pairs(home, "better", *judged, "--num-epochs", "8")) == 0
-    after = last_line(capsys)
+    after = printed_scores(capsys.readouterr().out)
     start = ["embed", "--pretrained-ckpt-path", str(home / "model"), "--no-do-training", *judged]
     assert main([*start, "--max-seq-length", "32"]) == 0
     before = last_line(capsys)

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 from support.bert import run_bert
 from support.hf_models import change_weights
-from support.metrics import scores_of
+from support.metrics import printed_scores, scores_of
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
 from support.tiny_models import TINY, metrics_of, write_model, write_reviews
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.tables import TextExamples
+from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.errors import DeviceError
 from bert_cli.planning.workload import workload_of
-from bert_cli.statistics import mean_of
+from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.models import find_tokenizer
@@ -109,9 +110,45 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
     assert [row["predicted"] for row in rows] == [row["predicted"] for row in expected]
-    assert f"scores {best_checkpoint(trained)}" in out and "confusion (columns: predicted)" in out
+    assert f"scores {best_checkpoint(trained)}" in out and "confusion of 61 texts (columns" in out
     assert main(["predict", str(trained), rows[0]["text"]]) == 0
     assert last_line(capsys)["label"] == rows[0]["predicted"]
+
+
+def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base, capsys):
+    run = base / "halves"
+    words = [*arguments(base, run, "--num-epochs", "1", validation=False)]
+    words += ["--held-out-fraction", "0.3", "--evaluate-every-steps", "2"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    scores = printed_scores(out)
+    assert "from the half of the held-out texts that chose nothing" in out
+    rows = lines_of(run / "predictions.jsonl")
+    right = np.array([row["label"] == row["predicted"] for row in rows])
+    choosing = chooses(identify(row["text"] for row in rows).groups)
+    halves = [
+        {row["text"] for row, one in zip(rows, choosing, strict=True) if one == half}
+        for half in (True, False)
+    ]
+    assert not halves[0] & halves[1] and abs(choosing.sum() - 24) <= 1
+    assert scores == scores_of(run) and scores["accuracy"] == right[~choosing].mean()
+    best = json.loads((run / "best.json").read_text())
+    assert best["value"] == right[choosing].mean()
+    written = json.loads((run / "scores.json").read_text())["intervals"]["accuracy"]
+    assert written["n"] == (~choosing).sum()
+    # A run of an older version, which chose on all of them, continues to.
+    for path in run.glob("step_*/state.json"):
+        state = json.loads(path.read_text())
+        assert state["fixed"].pop("chosen_on_half") is True
+        del state["own_crc32c"]
+        path.write_text(json.dumps(state))
+    (run / "best.json").unlink()
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f"; n {len(rows)}, chosen on the same examples" in out
+    scored = complete_checkpoints(run)[-1]
+    assert json.loads((run / "best.json").read_text())["step"] == int(scored.name[-8:])
+    assert printed_scores(out) == scores_of(run)
 
 
 @pytest.mark.slow
@@ -200,7 +237,8 @@ def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again
         capsys.readouterr()
         assert main(arguments(base, run)) == 0
         out = capsys.readouterr().out
-        assert message in out and json.loads(out.splitlines()[-1]) == scores_of(run)
+        assert message in out and printed_scores(out) == scores_of(run)
+        assert "; n 61, chosen on the same examples" in out
         assert json.loads((run / "best.json").read_text())["scored"] == 30
 
 

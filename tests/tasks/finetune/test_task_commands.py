@@ -6,7 +6,7 @@ from operator import itemgetter
 import numpy as np
 import pytest
 from support.hf_models import change_weights
-from support.metrics import scores_of, values
+from support.metrics import printed_scores, scores_of, values
 from support.runs import last_line, lines_of
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
@@ -124,7 +124,7 @@ def test_questions_without_an_answer_get_an_empty_one(base, capsys):
     words = ["squad", "--dataset-dir", base, *SQUAD, "--version-2"]
     run = train(base, "squad2", *words)
     out = capsys.readouterr().out
-    scores = json.loads(out.splitlines()[-1])
+    scores = printed_scores(out)
     assert "train_file: 149 questions" in out and "(3-7)" in out  # an answer not at its offset
     # `bert predict` and `bert runs` look for these next to the checkpoints.
     for name in ("null_threshold.json", "scores.json"):
@@ -281,7 +281,7 @@ def similar(draw):
 def test_similarities_are_learnt_as_numbers(base, capsys):
     write_glue(base / "glue" / "STS-B", 90, ["sentence1", "sentence2", "score"], similar)
     run = train(base, "stsb", *GLUE, "stsb", "--dataset-dir", base / "glue", "--num-epochs", "6")
-    scores = last_line(capsys)
+    scores = printed_scores(capsys.readouterr().out)
     assert list(scores) == ["pearson", "spearman"] and scores["spearman"] > 0.6
     rows = lines_of(run / "predictions.jsonl")
     predicted, true = ([row[name] for row in rows] for name in ("predicted", "label"))
@@ -311,7 +311,7 @@ def test_tokens_are_labelled_and_scored_by_entities(base, capsys):
     dev = write_sentences(base / "dev.conll", 40)
     words = ["ner", "--validation-file", dev]
     run = train(base, "ner", *words, "--train-file", write_sentences(base / "train.conll", 120))
-    scores = last_line(capsys)
+    scores = printed_scores(capsys.readouterr().out)
     assert scores["f1"] > 0.8
     assert {"precision", "recall", "f1_GOOD", "f1_BAD"} <= set(scores)
     written = (run / "predictions.conll").read_text().splitlines()

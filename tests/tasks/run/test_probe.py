@@ -125,7 +125,8 @@ def test_the_probe_stands_beside_the_held_out_losses(home, capsys):
     assert main(words_of(home, "both", "--validation-dir", str(home / "records"))) == 0
     out, last = capsys.readouterr().out, metrics_of(home / "both")[-1]
     score = last["validation_probe_accuracy"]
-    assert f"bits per byte {last['validation_bits_per_byte']:.4f}  probe {100 * score:.1f} %" in out
+    assert f"bits_per_byte {last['validation_bits_per_byte']:.4f} [" in out
+    assert f"]  probe_accuracy {score:.4f} [" in out
     assert main(["runs", str(home / "both"), "--json", "-"]) == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["held_out"]["probe_accuracy"] == score
