@@ -6,6 +6,7 @@ vectors. The update that follows has the gradients of the complete batch in the 
 caching). Shapes: n rows of G texts each, D size of a vector.
 """
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_o
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
+from bert_cli.processes import print_line
 from bert_cli.statistics import Sample, identify
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, models
@@ -130,7 +132,11 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
         return {}
     queries = retrieval.queries
     every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
-    found = bm25(queries[::every], retrieval.documents)
+    try:
+        found = bm25(queries[::every], retrieval.documents)
+    except sqlite3.OperationalError as error:  # this SQLite has no FTS5
+        print_line(f"baseline, BM25: left out ({error})")
+        return {}
     rankings = [None if n % every else found[n // every] for n in range(len(queries))]
     name = "BM25" if every == 1 else f"BM25 of {len(found):,} queries"
     return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}

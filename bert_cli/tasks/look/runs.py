@@ -250,7 +250,7 @@ def _print(described: JSONObject) -> None:
         )
 
 
-def _bounds(name: str, bounds: Mapping[str, Any] | None) -> str:
+def _bounds(name: str, bounds: Mapping[str, float | None] | None) -> str:
     if bounds is None or bounds["low"] is None:
         return ""
     return f" [{in_words(name, bounds['low'])}, {in_words(name, bounds['high'])}] n {bounds['n']:,}"

@@ -144,7 +144,7 @@ def with_vectors(
     not supported, DataError if the cache cannot be written, DeviceError for vectors that are not finite.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    predictor = embedder(source)
+    predictor = embedder(source, normalize=True)
     reading = predictor.settings
     Embedding.read_defaults(source, reading)  # for its warnings
     tokenizer, length = predictor.tokenizer, predictor.max_seq_length

@@ -100,15 +100,15 @@ class Similarity(Embedding):
         ]
 
 
-def embedder(source: models.Source) -> Embedding:
+def embedder(source: models.Source, batch_size: int = BATCH, *, normalize: bool) -> Embedding:
     """Return a predictor of vectors with the model's own tokenizer, pooling and length."""
     stored = embeddings.read_embedding(source.folder)
-    chosen = {"batch_size": BATCH, "normalize": True, "pooling": stored.get("pooling", "mean")}
+    chosen = {"batch_size": batch_size, "pooling": stored.get("pooling", "mean")}
     positions = source.config.max_position_embeddings
     return Embedding(
         open_model(source, task_of(source, SENTENCE_EMBEDDING.task)),
         models.read_tokenizer_for(source.config, source.tokenizer),
-        PredictSettings(model=str(source.folder), **chosen),
+        PredictSettings(model=str(source.folder), normalize=normalize, **chosen),
         min(positions, stored.get("max_seq_length", positions)),
     )
 
@@ -116,7 +116,7 @@ def embedder(source: models.Source) -> Embedding:
 def vectors_within(seconds: float, source: models.Source, texts: Sequence[str]) -> Floats:
     """Return the vectors [n, D] of the first texts, of as many as the model reads in these seconds."""
     ends = time.monotonic() + seconds
-    predictor = embedder(source)
+    predictor = embedder(source, normalize=False)
     inputs = [Input("texts", {"text": text}) for text in texts]
     vectors = [predictor.of_texts(inputs[:BATCH])[0]]
     for first in range(BATCH, len(texts), BATCH):

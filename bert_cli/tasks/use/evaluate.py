@@ -1,6 +1,6 @@
 """`bert evaluate`: score a checkpoint of a pre-training run on records, as the run scores itself, on one device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bert_cli.config.markers import Engine
@@ -55,8 +55,9 @@ def run(settings: EvaluateSettings) -> None:
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
-        if settings.baselines:
-            _compare(draft, examples, samples)
+        frequencies = _frequencies(draft, examples) if settings.baselines else {}
+        if warning := baselines.compare(Result(samples), frequencies, "mlm_loss"):
+            print_error(warning)
     if settings.json_file is not None:
         described: dict[str, JSON] = {
             "model": str(model),
@@ -68,17 +69,14 @@ def run(settings: EvaluateSettings) -> None:
         output_json(settings.json_file, described)
 
 
-def _compare(draft: Draft[PretrainSettings], examples: int, samples: Mapping[str, Sample]) -> None:
-    """Print the baseline and how the model compares with it, or why there is none."""
+def _frequencies(draft: Draft[PretrainSettings], examples: int) -> dict[str, Result]:
+    """Return the baseline; without the records of the run print why there is none."""
     assert draft.held_out is not None
     try:
-        stream = corpora.open_stream(draft.order)
+        return pretrain.unigram(corpora.open_stream(draft.order), draft.held_out, examples)
     except (ConfigError, DataError) as error:
         print_line(f"baseline: left out, because it reads the run's records: {error}")
-        return
-    found = pretrain.unigram(stream, draft.held_out, examples)
-    if warning := baselines.compare(Result(samples), found, "mlm_loss"):
-        print_error(warning)
+        return {}
 
 
 def draft_of(
