@@ -282,8 +282,6 @@ class TrainSettings(Settings):
     """Print a line every N steps; metrics.jsonl has every step."""
     evaluate_every_steps: Collective[Positive | None] = None
     """Evaluate every N steps and at the end."""
-    max_skipped_steps: Collective[Positive] = 20
-    """Stop the run after this many non-finite gradients in a row."""
     tensorboard_dir: Untracked[Path | None] = None
     """Write TensorBoard event files to this folder."""
     wandb: Untracked[Wandb] = Wandb()

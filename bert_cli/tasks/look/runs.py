@@ -144,7 +144,7 @@ def compare(settings: CompareSettings) -> None:
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
         raise DataError(where, "is the same run as the first", "give another run")
-    window = window_for([*sides[0], *sides[1]], settings.smoothing)
+    window = window_for([*sides[0], *sides[1]])
     names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]
