@@ -15,15 +15,7 @@ from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import (
-    Columns,
-    Input,
-    Predictor,
-    Row,
-    exact,
-    head_of,
-    row_of,
-)
+from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, head_of, row_of
 from bert_cli.train.checkpoint import SavedSettings
 
 

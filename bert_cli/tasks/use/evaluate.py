@@ -63,11 +63,7 @@ def run(settings: EvaluateSettings) -> None:
 
 
 def draft_of(
-    folder: Path,
-    model: Path,
-    engine: Engine,
-    records: str | None,
-    name: str = "validation_dir",
+    folder: Path, model: Path, engine: Engine, records: str | None, name: str = "validation_dir"
 ) -> Draft[PretrainSettings]:
     """Return the pre-training run of a folder on one device of an engine, as far as its evaluation needs it.
 
