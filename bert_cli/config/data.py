@@ -4,19 +4,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-)
+from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.config.markers import PathOrName, Positional, Recorded, RecordedIfSet
-from bert_cli.config.settings import (
-    SettingError,
-    Settings,
-    Size,
-    Unless,
-)
+from bert_cli.config.settings import SettingError, Settings, Size, Unless
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]

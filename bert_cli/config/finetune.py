@@ -12,13 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
-from bert_cli.config.settings import (
-    Needs,
-    Positive,
-    SettingError,
-    Settings,
-    Unless,
-)
+from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig

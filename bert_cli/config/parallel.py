@@ -40,9 +40,7 @@ class Parallel(Settings):
     recompute_by: Literal["layer", "stage"] = "layer"
     """Save the input of each `layer`, or only of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
-        list[Positive],
-        BeforeValidator(_as_list),
-        Field(min_length=1, max_length=2),
+        list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=2)
     ] = [1]
     """Tensor parallelism: number of devices that divide each layer by attention heads and inner columns (Shoeybi et
     al. 2019, section 3); with [2, 2], the second number also divides the hidden size. Engine `jax` only."""

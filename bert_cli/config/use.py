@@ -22,11 +22,7 @@ class PredictSettings(Answering):
     Example: bert predict runs/mine --input texts.txt
     """
 
-    NEEDS = {
-        "question": "context",
-        "context": "question",
-        "second": "text",
-    }
+    NEEDS = {"question": "context", "context": "question", "second": "text"}
 
     model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""

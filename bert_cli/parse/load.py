@@ -22,13 +22,7 @@ from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, read_json
 from bert_cli.parse.help import help_text
-from bert_cli.parse.old_names import (
-    FORMER,
-    adapt,
-    instead_of,
-    our_name,
-    why_no_effect,
-)
+from bert_cli.parse.old_names import FORMER, adapt, instead_of, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.processes import print_help
 

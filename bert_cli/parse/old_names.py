@@ -86,6 +86,7 @@ OLD = (
     Old("grace_seconds", values=("30", "30.0")),
     Old("reduce_bucket_megabytes", values=("64",)),
     Old("decay_shape", values=("1-sqrt",)),
+    Old("max_skipped_steps", values=("20",)),
     Old("trace", values=("none",), remedy="leave it out; `bert bench` measures the parts of a step"),
     Old("expand_templates", values=FALSE,
         remedy="pass --with wikiextractor, or --templates with the text of more templates"),

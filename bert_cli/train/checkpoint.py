@@ -251,12 +251,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def save(
-    folder: Path,
-    state: StateCopy,
-    form: Format,
-    *,
-    fixed: JSONObject,
-    settings: JSONObject,
+    folder: Path, state: StateCopy, form: Format, *, fixed: JSONObject, settings: JSONObject
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 

@@ -42,13 +42,7 @@ from bert_cli.parallel.tensorflow.mesh import (
     abort_collectives,
     device_group,
 )
-from bert_cli.parallel.tensorflow.pipeline import (
-    Channel,
-    MicroBatches,
-    StageWorker,
-    Work,
-    work_of,
-)
+from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWorker, Work, work_of
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
 

@@ -124,7 +124,7 @@ def _row(described: JSONObject) -> tuple[str, ...]:
     )
 
 
-def _intervals_cell(described: Mapping[str, Any]) -> str:
+def _intervals_cell(described: JSONObject) -> str:
     """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
     bounds = [*described.get("intervals", {}).items()][:MAX_METRICS]
     scores = {name: Score.of(described["held_out"][name], one) for name, one in bounds}
@@ -155,7 +155,7 @@ def compare(settings: CompareSettings) -> None:
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
         raise DataError(where, "is the same run as the first", "name another run")
-    window = window_for([*sides[0], *sides[1]], settings.smoothing)
+    window = window_for([*sides[0], *sides[1]])
     names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]

@@ -42,10 +42,8 @@ def smoothed(values: Array, window: int) -> Array:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def window_for(runs: Sequence[Run], window: int | None) -> int:
-    """Return `window`, or by default 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
-    if window is not None:
-        return window
+def window_for(runs: Sequence[Run]) -> int:
+    """Return the steps of a mean: 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
     limit = max((len(run.steps) for run in runs), default=0) / 40
     return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
 

@@ -58,7 +58,6 @@ class Output(NamedTuple):
     log_every_steps: int
     model_fields_set: set[str]
     """The settings that are given."""
-    max_skipped_steps: int
     tensorboard_dir: Path | None
     cluster: Cluster
     pools_by: str | None

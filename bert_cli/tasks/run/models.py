@@ -17,12 +17,7 @@ from pydantic import BaseModel, PositiveInt, field_validator
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.tokens.encoder import split_word
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
-from bert_cli.data.tokens.tokenizer import (
-    VOCAB_FILE,
-    TextTokenizer,
-    TokenizerFolder,
-    has_tokenizer,
-)
+from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint

@@ -37,11 +37,7 @@ from bert_cli.model.operations import PLAIN, LibraryOperations
 from bert_cli.parallel.devices import keep_freed_memory
 from bert_cli.tasks.run import models, start
 
-INPUTS = {
-    "input_ids": "input_ids",
-    "attention_mask": "input_mask",
-    "token_type_ids": "segment_ids",
-}
+INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
 """Name of an input in transformers -> the column of a batch."""
 FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1

@@ -80,11 +80,7 @@ def _frequencies(draft: Draft[PretrainSettings], examples: int) -> dict[str, Res
 
 
 def draft_of(
-    folder: Path,
-    model: Path,
-    engine: Engine,
-    records: str | None,
-    name: str = "validation_dir",
+    folder: Path, model: Path, engine: Engine, records: str | None, name: str = "validation_dir"
 ) -> Draft[PretrainSettings]:
     """Return the pre-training run of a folder on one device of an engine, as far as its evaluation needs it.
 
