@@ -28,6 +28,12 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
+SLOW_FIRST = (
+    "docs", "faults", "jax_layouts", "jax_features", "pretrain", "streams", "wheel", "plan_command", "processes",
+    "export_card", "scaling", "modernbert_commands",
+)  # fmt: skip
+"""Files that take a minute or more with `--slow`: one that began late would keep a worker busy alone."""
+
 
 WORTH_COLLECTING = 150_000_000
 """Bytes by which a file may let a worker grow before that costs a collection."""
@@ -64,8 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the long files, and leave out what the options leave out."""
-    # The pages take longest with --slow, but not without.
-    order = {f"test_{name}.py": index for index, name in enumerate(("docs", *LONGEST_FIRST))}
+    names = dict.fromkeys((*(SLOW_FIRST if config.getoption("--slow") else ()), *LONGEST_FIRST))
+    order = {f"test_{name}.py": index for index, name in enumerate(names)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []

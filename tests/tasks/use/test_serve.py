@@ -61,7 +61,8 @@ def in_a_thread(path: Path) -> Iterator[str]:
     """Serve a model or an index in a thread of this process, and yield its address."""
     opening = serve.open_index if path.is_file() else serve.open_model
     app = serve.build_app(*opening(ServeSettings(path=str(path))), None)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+    # Its logging would close the stream of another library's, which is that of pytest.
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
     with serve.listen(None, 0) as listener:
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
