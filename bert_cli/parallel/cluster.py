@@ -286,15 +286,15 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
             for name, entries in psutil.net_if_addrs().items()
         }
         where = f"cluster.bind_address ({bind_address})"
-        chosen = [name for name, own in interfaces.items() if bind_address in (name, *own)]
+        chosen = [name for name, at in interfaces.items() if bind_address in (name, *at)]
         if not chosen:
             remedy = f"set one of {', '.join(interfaces)}"
             raise ConfigError(where, "is not an interface of this host", remedy)
         host = processes.workers[processes.rank].rpartition(":")[0].strip("[]")
-        own, resolved = interfaces[chosen[0]], _addresses_of(host)
-        if set(own).isdisjoint(resolved):
+        addresses, resolved = interfaces[chosen[0]], _addresses_of(host)
+        if set(addresses).isdisjoint(resolved):
             theirs = ", ".join(resolved) or "nothing"
-            problem = f"has {', '.join(own)}, but {host} resolves to {theirs}"
+            problem = f"has {', '.join(addresses)}, but {host} resolves to {theirs}"
             raise ConfigError(where, problem, "set the interface of that address")
         return processes, chosen[0]
     if len(processes.local_ranks) < processes.count:

@@ -29,6 +29,7 @@ from bert_cli.tasks.run.opened import (
     row_of,
     task_of,
 )
+from bert_cli.train.checkpoint import read_settings
 
 BATCH = 32
 """Texts that are read at once."""
