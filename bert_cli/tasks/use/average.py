@@ -25,8 +25,6 @@ from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array
 
-MOVE = "move that checkpoint out of the run's folder"
-
 
 def run(settings: AverageSettings) -> None:
     """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
@@ -113,7 +111,7 @@ def _values(paths: Sequence[Path], files: Sequence[safe_open], name: str) -> Ite
     for path, file in zip(paths, files, strict=True):
         value = checkpoint.read_tensor(path / MODEL, file, name)
         if fault := checkpoint.find_fault(value):
-            raise CheckpointError(f"{path / MODEL}: {name}", fault, MOVE)
+            raise CheckpointError(f"{path / MODEL}: {name}", fault, "move that checkpoint away")
         yield value
 
 
@@ -123,7 +121,7 @@ def _open(path: Path, stack: ExitStack) -> safe_open:
         return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
     except (OSError, SafetensorError) as error:
         problem = f"cannot be read ({error})"
-        raise CheckpointError(str(path / MODEL), problem, MOVE) from error
+        raise CheckpointError(str(path / MODEL), problem, "move that checkpoint away") from error
 
 
 def _layout(file: safe_open) -> set[tuple[str, str, str]]:
