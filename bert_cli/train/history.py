@@ -211,9 +211,8 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise DataError(
-            str(path), f"cannot be read ({error.strerror})", "check its permissions"
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), problem, "check its permissions") from error
 
 
 def _finite(value: Any) -> float | None:

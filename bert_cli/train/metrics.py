@@ -112,6 +112,12 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
     return "  ".join(parts)
 
 
+def in_words(metrics: Metrics) -> str:
+    """Return the masked-LM accuracy as `1 of 20 hidden words right`; empty for another task."""
+    accuracy = metrics.get("mlm_accuracy")
+    return "" if accuracy is None else f"{20 * accuracy:.0f} of 20 hidden words right"
+
+
 def _format_speed(metrics: Metrics) -> str:
     examples = metrics["examples_per_second"]
     tokens = metrics["tokens_per_second"]
@@ -229,18 +235,19 @@ class ProgressBar(TerminalBar):
         super().__init__(sys.stdout, text, total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested
-        self.metrics = ""
+        self.metrics: tuple[str, ...] = ("",)
 
     def lines(self) -> Sequence[str]:
         """Return the metrics, and the message about the end of the run."""
-        return (self.metrics, STOPPING) if self.stop_requested() else (self.metrics,)
+        return (*self.metrics, STOPPING) if self.stop_requested() else self.metrics
 
     def after_step(self, step: int, metrics: Metrics) -> None:
         """Show a step that has just ended."""
         seconds = metrics.get("seconds_left")
         left = "" if seconds is None else f"{format_duration(seconds)} left"
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
-        self.metrics = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
+        columns = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
+        self.metrics = (*filter(None, [in_words(metrics)]), columns)
         percentage = f"{100 * step / self.total_steps:.1f} %"
         self.show(f"step {step:,}/{self.total_steps:,}  {percentage}", step, left)
 

@@ -212,6 +212,22 @@ def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys
     assert settings.parallel.layout == "auto"
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], 20),
+        (["--sequence-length", "384"], 56),
+        (["--sequence-length", "512"], 76),
+        (["--sequence-length", "64"], 10),
+        (["--sequence-length", "512", "--masked-lm-prob", "0.3"], 154),
+        (["--sequence-length", "512", "--mask-tokens", "20"], 20),
+    ],
+)
+def test_the_number_of_masked_tokens_follows_from_the_length(flags, expected):
+    words = ["in", "out", "--vocab", "vocab", *flags]
+    assert load(TokenizeSettings, words, "bert tokenize")[0].mask_tokens == expected
+
+
 def test_a_manifest_records_marked_settings_and_later_ones_only_where_they_are_set():
     paths = {"input": "a", "out": "b", "vocab": "c", "processes": 7}
     usual = recorded(TokenizeSettings.model_validate(paths))

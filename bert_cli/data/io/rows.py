@@ -113,9 +113,7 @@ def parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            where, f"is not JSON ({error})", "correct it or copy the file again"
-        ) from error
+        raise DataError(where, f"is not JSON ({error})", "correct it or copy it again") from error
 
 
 def check_object(value: object, where: str) -> JSONObject:

@@ -73,6 +73,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     first = run.state.step + 1
     cadence = Every(steps=job.output.log_every_steps, last_step=last)
     total = job.plan.total_steps
+    tenth = Every(steps=max(1, total // 10), last_step=last)
     compared = 2 * health.compared_steps(total)
     before = history.Run(job.folder).tail(compared) if reporters else []
     steps = deque(before, compared)
@@ -88,6 +89,9 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
         bar.after_step(info.step, shown)
         # With a progress bar, lines are printed only as often as the settings explicitly ask for.
         is_wanted = not bar.shown or "log_every_steps" in job.output.model_fields_set
+        words = metrics.in_words(shown)
+        if is_wanted and words and (tenth.due(info.step) or info.step == first):
+            print_line(f"step {info.step}: {words}")
         if is_wanted and (cadence.due(info.step) or info.step == first):
             print_line(metrics.format_step(info.step, last, shown))
         steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))

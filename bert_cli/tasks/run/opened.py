@@ -10,6 +10,7 @@ Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked posi
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from bert_cli.model import hf
 from bert_cli.model.bert import Outputs, build_blocks, named_weights
 from bert_cli.model.operations import PLAIN, LibraryOperations
 from bert_cli.parallel.devices import keep_freed_memory
+from bert_cli.progress import TerminalBar
 from bert_cli.tasks.run import models, start
 
 INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
@@ -283,29 +285,35 @@ class Predictor:
         return tf.function(self.outputs, input_signature=[shapes], autograph=False)
 
     def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield examples of similar length: their numbers, padded columns and outputs.
+        """Yield examples of similar length: their numbers, padded columns and outputs. A terminal shows the progress.
 
         Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
         is_jax = keras.config.backend() == "jax"
-        for numbers in by_length(features, self.settings.batch_size):
-            rows = numbers
-            length = int(features.lengths[numbers].max())
-            if is_jax:  # few shapes; the batch is filled up with its own examples
-                rows = np.resize(numbers, min(self.settings.batch_size, len(features)))
-                length = padded_length(length, self.max_seq_length)
-            batch = features.batch(rows, length)
-            columns = {**batch, **self.more_columns(batch["input_ids"])}
-            results = keras.tree.flatten(self.traced({n: columns[n] for n in self.COLUMNS}))
-            outputs = [ops.convert_to_numpy(values)[: len(numbers)] for values in results]
-            finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
-            if not finite.all():
-                raise DeviceError(
-                    where[int(numbers[np.argmin(finite)])],
-                    "the model's outputs are not finite",
-                    "check its weights, or choose a higher precision",
-                )
-            yield numbers, {n: column[: len(numbers)] for n, column in batch.items()}, outputs
+        total = len(features)
+        done = 0
+        with TerminalBar(sys.stderr, "", total, done) as bar:
+            bar.shown &= total > self.settings.batch_size
+            for numbers in by_length(features, self.settings.batch_size):
+                bar.show(f"{done:,} of {total:,} texts", done)
+                done += len(numbers)
+                rows = numbers
+                length = int(features.lengths[numbers].max())
+                if is_jax:  # few shapes; the batch is filled up with its own examples
+                    rows = np.resize(numbers, min(self.settings.batch_size, total))
+                    length = padded_length(length, self.max_seq_length)
+                batch = features.batch(rows, length)
+                columns = {**batch, **self.more_columns(batch["input_ids"])}
+                results = keras.tree.flatten(self.traced({n: columns[n] for n in self.COLUMNS}))
+                outputs = [ops.convert_to_numpy(values)[: len(numbers)] for values in results]
+                finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
+                if not finite.all():
+                    raise DeviceError(
+                        where[int(numbers[np.argmin(finite)])],
+                        "the model's outputs are not finite",
+                        "check its weights, or choose a higher precision",
+                    )
+                yield numbers, {n: column[: len(numbers)] for n, column in batch.items()}, outputs
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""

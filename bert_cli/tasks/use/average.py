@@ -22,8 +22,6 @@ from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
 from bert_cli.train.loop import Array
 
-MOVE = "move that checkpoint out of the run's folder"
-
 
 def run(settings: AverageSettings) -> None:
     """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
