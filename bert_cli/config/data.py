@@ -70,8 +70,8 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 
-def _usual_mask_tokens(validated: dict[str, Any]) -> int:
-    length = validated.get("sequence_length", 128)
+def _usual_mask_tokens(validated: dict[str, float]) -> int:
+    length = int(validated.get("sequence_length", 128))
     fraction = validated.get("masked_lm_prob", 0.15)
     return min(length - 3, MASK_TOKENS.get((length, fraction), math.ceil(length * fraction)))
 
