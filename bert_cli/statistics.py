@@ -215,7 +215,7 @@ def _correlation(weights: Floats, *columns: Floats) -> Floats:
     means = [(weights * column).sum(1, keepdims=True) / total for column in columns]
     first, second = (column - mean for column, mean in zip(columns, means, strict=True))
     pairs = (first, second), (first, first), (second, second)
-    both, *spreads = ((weights * one * other).sum(1) for one, other in pairs)
+    both, *spreads = ((weights * left * right).sum(1) for left, right in pairs)
     # What rounding leaves of equal values is no spread.
     limits = [1e-24 * (total * mean**2)[:, 0] for mean in means]
     is_defined = (spreads[0] > limits[0]) & (spreads[1] > limits[1])

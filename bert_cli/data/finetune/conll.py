@@ -273,18 +273,18 @@ def entity_samples(
 
     def counts(kind: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many entities of a type each sentence has right, predicted and labelled [3, n]."""
-        sides = [(true & found, found, true) for true, found in pairs]
+        sides = [(labelled & guessed, guessed, labelled) for labelled, guessed in pairs]
         return np.array(
             [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in sides]
         ).T
 
-    right, found, true = counts()
+    right, guessed, labelled = counts()
     columns = {
-        "f1": (2 * right, found + true),
-        "precision": (right, found),
-        "recall": (right, true),
+        "f1": (2 * right, guessed + labelled),
+        "precision": (right, guessed),
+        "recall": (right, labelled),
     }
     for kind in sorted({name for entities in gold for name, *_ in entities}):
-        right, found, true = counts(kind)
-        columns[f"f1_{kind}"] = (2 * right, found + true)
+        right, guessed, labelled = counts(kind)
+        columns[f"f1_{kind}"] = (2 * right, guessed + labelled)
     return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}

@@ -87,7 +87,7 @@ class Retrieval:
     def examples(self) -> Examples:
         """Return the identity of the queries; those with the same first relevant document are a group."""
         first = [min((n for n in grades if grades[n]), default=None) for grades in self.relevant]
-        groups = [f"query {n}" if one is None else one for n, one in enumerate(first)]
+        groups = [f"query {n}" if row is None else row for n, row in enumerate(first)]
         return identify(self.queries, groups)
 
 
@@ -179,8 +179,8 @@ def retrieval_samples(
             gain, ideal_gain = (
                 float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
             )
-            found = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
-            values[row] = [gain / ideal_gain, *found]
+            recalls = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
+            values[row] = [gain / ideal_gain, *recalls]
     columns = zip(names, values.T, strict=True)
     return {name: sample_of(retrieval.examples, "ratio", of, counts) for name, of in columns}
 

@@ -79,7 +79,7 @@ def _describe(run: Run) -> JSONObject:
             "state": run.state,
         }
         if run.intervals:
-            described["intervals"] = {name: one.bounds for name, one in run.intervals.items()}
+            described["intervals"] = {name: score.bounds for name, score in run.intervals.items()}
         if warning := health.warning_of(run):
             described["warning"] = warning
     except Exception as error:  # an edited file may hold anything; the other runs are still listed
@@ -127,7 +127,7 @@ def _row(described: JSONObject) -> tuple[str, ...]:
 def _intervals_cell(described: JSONObject) -> str:
     """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
     bounds = [*described.get("intervals", {}).items()][:MAX_METRICS]
-    scores = {name: Score.of(described["held_out"][name], one) for name, one in bounds}
+    scores = {name: Score.of(described["held_out"][name], of) for name, of in bounds}
     return describe(scores) if scores else ""
 
 
@@ -188,16 +188,16 @@ def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
     A difference is paired: it has no bounds where the sides have scored other examples.
     """
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
-    found: JSONObject = {}
+    intervals: JSONObject = {}
     for name in samples[0][0]:
         first, second = ([run[name] for run in runs if name in run] for runs in samples)
         pairs = {"first": (first, []), "second": (second, []), "difference": (second, first)}
-        found[score_name(name)] = {
+        intervals[score_name(name)] = {
             what: difference(*pair).bounds
             for what, pair in pairs.items()
-            if first and len({one.examples.digest for side in pair for one in side}) == 1
+            if first and len({sample.examples.digest for side in pair for sample in side}) == 1
         }
-    return found
+    return intervals
 
 
 def _open(folder: Path, where: str) -> list[Run]:

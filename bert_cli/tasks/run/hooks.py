@@ -127,11 +127,11 @@ def _evaluate(run: Run, info: Info) -> None:
     except StoppedWhileScoringError:
         print_line(f"step {info.step}: not scored; the same command scores it")
         return
-    found = intervals(samples)
-    info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in found.items()})
-    print_line(f"step {info.step}: held out, {describe(found)}")
+    scored = intervals(samples)
+    info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in scored.items()})
+    print_line(f"step {info.step}: held out, {describe(scored)}")
     if run.is_first_rank and not run.job.task.best:
-        scores.write(run.job.folder, samples, found)
+        scores.write(run.job.folder, samples, scored)
 
 
 def _write_score(run: Run, info: Info) -> None:

@@ -52,10 +52,10 @@ class Result:
 
     def half(self, *, choosing: bool) -> "Result":
         """Return the result on the half of the groups that chooses, or on the other; a single group is both."""
-        parts = {
-            n: (one, chooses(one.examples.groups) == choosing) for n, one in self.samples.items()
-        }
-        samples = {n: one.take(rows) if rows.any() else one for n, (one, rows) in parts.items()}
+        samples = {}
+        for name, sample in self.samples.items():
+            rows = chooses(sample.examples.groups) == choosing
+            samples[name] = sample.take(rows) if rows.any() else sample
         return replace(self, samples=samples)
 
 
