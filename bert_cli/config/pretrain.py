@@ -27,7 +27,7 @@ class PretrainSettings(TrainSettings):
 
     HEAD = heads.PRETRAINING
     NEEDS: ClassVar[Needs] = {
-        "evaluation_examples": "validation_dir",
+        **dict.fromkeys(("evaluation_examples", "baselines"), "validation_dir"),
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",
         "stages": ("max_sequences_per_pack", 1),

@@ -35,6 +35,7 @@ from bert_cli.files import (
     LockUnsupportedError,
     atomic_folder,
     crc32c_of_files,
+    file_crc32c,
     lock_file,
     read_json,
     verify_files,
@@ -309,12 +310,18 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
 
 
 def add_to_card(path: Path, section: str) -> None:
-    """Put the section of the baselines at the end of a checkpoint's card, which has no checksum from then on."""
+    """Put the section of the baselines at the end of a checkpoint's card, unless an older version wrote none."""
+    if not (path / card.CARD).is_file():
+        return
     state = read_json(path / STATE, JSONObject, CheckpointError, _remove(path))
-    if state["crc32c"].pop(card.CARD, None):
-        write_json_atomically(path / STATE, with_checksum(state))
     text = (path / card.CARD).read_text(encoding="utf-8").partition(card.BASELINES)[0]
-    write_atomically(path / card.CARD, f"{text.rstrip()}\n\n{section}".encode())
+    content = f"{text.rstrip()}\n\n{section}".encode()
+    # Meanwhile the card has no checksum, so that a kill leaves a checkpoint that can be read.
+    state["crc32c"].pop(card.CARD, None)
+    write_json_atomically(path / STATE, with_checksum(state))
+    write_atomically(path / card.CARD, content)
+    state["crc32c"][card.CARD] = file_crc32c(path / card.CARD)
+    write_json_atomically(path / STATE, with_checksum(state))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:

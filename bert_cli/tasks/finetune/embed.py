@@ -18,8 +18,8 @@ from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.baselines import bm25
 from bert_cli.data.finetune.features import PackReader, TextReader
+from bert_cli.data.finetune.simple import bm25
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -133,12 +133,12 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
     queries = retrieval.queries
     every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
     try:
-        found = bm25(queries[::every], retrieval.documents)
+        best = bm25(queries[::every], retrieval.documents)
     except sqlite3.OperationalError as error:  # this SQLite has no FTS5
         print_line(f"baseline, BM25: left out ({error})")
         return {}
-    rankings = [None if n % every else found[n // every] for n in range(len(queries))]
-    name = "BM25" if every == 1 else f"BM25 of {len(found):,} queries"
+    rankings = [None if n % every else best[n // every] for n in range(len(queries))]
+    name = "BM25" if every == 1 else f"BM25 of {len(best):,} queries"
     return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
-from bert_cli.data.finetune import baselines
+from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
@@ -212,10 +212,10 @@ def _baselines(
     assert labels is not None
     names = [name for name in sets if name.startswith("validation")]
     held_out = [text for name in names for text in sets[name].joined]
-    usual = baselines.most_frequent(labels, len(held_out))
+    usual = simple.most_frequent(labels, len(held_out))
     columns = {"mean": usual[:, None]}
     if train.label_names is not None:
-        rows = baselines.sample_of(train.joined, labels)
+        rows = simple.sample_of(train.joined, labels)
         texts = [train.joined[row] for row in rows]
         predicted = {"majority class": usual}
         inputs: dict[str, Any] = {"words": (texts, held_out)}
@@ -227,7 +227,7 @@ def _baselines(
                 print_line(f"baseline, regression on {name}: left out, it takes too long")
                 continue
             size = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
-            column = baselines.by_regression(learned, labels[rows[: len(learned)]], tested)
+            column = simple.by_regression(learned, labels[rows[: len(learned)]], tested)
             predicted[f"regression on {name}{size}"] = column
         one_hot = np.eye(len(train.label_names), dtype=np.float32)
         columns = {name: one_hot[column] for name, column in predicted.items()}

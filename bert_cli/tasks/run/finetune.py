@@ -32,8 +32,8 @@ from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
-from bert_cli.tasks.run import baselines, models, start, train
 from bert_cli.tasks.run import build as assemble
+from bert_cli.tasks.run import comparison, models, start, train
 from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
@@ -264,9 +264,9 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Result | None:
             _write(folder, engine, scorer, result)
             warning = ""
             if order.baselines and task.baselines and engine.group.rank == 0:
-                kept = baselines.kept(task, folder, job.stream.fingerprint)
-                found = {name: scorer.reported(each)[0] for name, each in kept.items()}
-                warning = baselines.compare(result, found, task.best, path)
+                kept = comparison.kept(task, folder, job.stream.fingerprint)
+                baselines = {name: scorer.reported(each)[0] for name, each in kept.items()}
+                warning = comparison.compare(result, baselines, task.best, path)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None

@@ -14,7 +14,8 @@ from bert_cli.parse.load import load_file
 from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.statistics import Sample, intervals
-from bert_cli.tasks.run import baselines, build, corpora, job, pretrain, start
+from bert_cli.tasks.run import build, corpora, job, pretrain, start
+from bert_cli.tasks.run.comparison import compare
 from bert_cli.tasks.run.job import Draft
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
@@ -55,8 +56,8 @@ def run(settings: EvaluateSettings) -> None:
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
-        frequencies = _frequencies(draft, examples) if settings.baselines else {}
-        if warning := baselines.compare(Result(samples), frequencies, "mlm_loss"):
+        baselines = _frequencies(draft, examples) if settings.baselines else {}
+        if warning := compare(Result(samples), baselines, "mlm_loss"):
             print_error(warning)
     if settings.json_file is not None:
         described: dict[str, JSON] = {
