@@ -160,11 +160,12 @@ DEEP = {"hidden_size": 256, "num_hidden_layers": 24, "num_attention_heads": 4}
 @pytest.mark.parametrize("scaling", ["unit", "u-mup"])
 def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling):
     config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
-    batch_size = {"micro_batch_size": 8}  # all its values and gradients are in memory
+    examples = 2 if shape is BASE else 8  # all their values and gradients are in memory
+    batch_size = {"micro_batch_size": examples}
     settings = settings_of(
         bert_config=config.model_dump(), scaling=scaling, global_batch=batch_size
     )
-    batch = make_examples(8192, examples=8, length=128, predictions=20)
+    batch = make_examples(8192, examples=examples, length=128, predictions=20)
     sizes = scales(blocks_of(settings), batch)
     assert len(sizes) > 40 * config.num_hidden_layers
     # A label of next-sentence prediction has the gradient of all masked tokens of its sequence, at [CLS] alone. The
