@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ PROGRAMS = (
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
 SECONDS = 240.0
 """For a job, on a busy machine."""
-STEPS = 240
+STEPS = 200
 RUN = {
     **TINY_RUN,
     "bert-config.initializer-range": 0.2,
@@ -35,6 +37,11 @@ RUN = {
     "cluster.lost-after-seconds": 10,
 }
 TWO_HOSTS = ("--nodes=2", "--ntasks-per-node=1")
+
+
+def poll(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds, and leave the cores to the jobs."""
+    wait_for(lambda: time.sleep(0.2) or condition(), SECONDS)
 
 
 class Slurm:
@@ -70,7 +77,7 @@ class Slurm:
     def end(self, job: str) -> str:
         """Wait for the end of a job, and return its state and exit code."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-        wait_for(lambda: self.field(job, "JobState") in ended, SECONDS)
+        poll(lambda: self.field(job, "JobState") in ended)
         return f"{self.field(job, 'JobState')} {self.field(job, 'ExitCode')}"
 
     def kill_host(self, name: str) -> None:
@@ -141,17 +148,17 @@ def test_two_nodes_end_with_the_bytes_of_one(slurm, undisturbed):
 
 
 @pytest.mark.parametrize(
-    ("engine", "events"), [("jax", ["stop"]), ("tensorflow", ["stop", "preempt", "kill"])]
+    ("engine", "events"), [("jax", ["stop"]), ("tensorflow", ["preempt", "kill"])]
 )
 def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
     engine, events, slurm, undisturbed
 ):
-    """It is stopped by SIGTERM, preempted by an urgent job, and loses a host; the job goes on."""
+    """It gets SIGTERM, from a person or for an urgent job, or loses a host; the job goes on."""
     run = slurm.folder / f"disturbed_{engine}"
     job = slurm.submit(*TWO_HOSTS, "preemptible.sh", *pretrain(run.name, engine=engine))
     reached = 0
     for number, event in enumerate(events, 1):
-        wait_for(lambda at=reached + 25: step_of(run) >= at, SECONDS)
+        poll(lambda at=reached + 25: step_of(run) >= at)
         if event == "stop":
             slurm.call("scancel", "--signal=TERM", job)
         elif event == "preempt":
@@ -159,7 +166,7 @@ def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
         else:
             slurm.kill_host(slurm.field(job, "BatchHost"))
         restart = re.compile(rf"preemptible: job {job}, restart {number}, step (\d+)")
-        wait_for(lambda of=restart: of.search(slurm.log(job)), SECONDS)
+        poll(lambda of=restart: of.search(slurm.log(job)))
         saved, reached = int(restart.search(slurm.log(job))[1]), step_of(run)
         assert saved >= 25 or event == "kill", slurm.log(job)
     assert slurm.end(job) == "COMPLETED 0:0", slurm.log(job)
@@ -183,7 +190,7 @@ def test_the_workers_of_an_array_come_back_when_its_first_task_is_requeued(slurm
     options = ("--array=0-2", "--cpus-per-task=1", "data.sh")
     job = slurm.submit(*options, *tokenize(slurm.folder / "shared"))
     others = [f"{job}_1", f"{job}_2"]
-    wait_for(lambda: all("Registered to" in slurm.log(task) for task in others), SECONDS)
+    poll(lambda: all("Registered to" in slurm.log(task) for task in others))
     slurm.call("scontrol", "requeue", f"{job}_0")
     for task in (f"{job}_0", *others):
         assert slurm.end(task) == "COMPLETED 0:0", slurm.log(task)
