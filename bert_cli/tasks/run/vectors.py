@@ -14,7 +14,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models
+from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, head_of, row_of
 from bert_cli.train.checkpoint import SavedSettings
 
@@ -66,6 +66,25 @@ class Embedding(Predictor):
         return [
             row_of(item.fields, {"embedding": [*map(exact, row)]}, cut) for item, row, cut in rows
         ]
+
+
+def open_vectors(
+    source: models.Source,
+    *,
+    batch_size: int = 32,
+    normalize: bool = False,
+    uses_library: bool = False,
+) -> Embedding:
+    """Return what computes the vectors of texts, with the pooling and the length of the model's folder."""
+    settings = PredictSettings(model=str(source.folder), batch_size=batch_size, normalize=normalize)
+    defaults = Embedding.read_defaults(source, settings)
+    settings = settings.model_copy(update={"pooling": defaults.get("pooling", "mean")})
+    positions = source.config.max_position_embeddings
+    length = min(positions, defaults.get("max_seq_length", positions))
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
+    task = opened.task_of(source, "embed")
+    model = opened.open_model(source, task, uses_library=uses_library)
+    return Embedding(model, tokenizer, settings, length)
 
 
 class Similarity(Embedding):
