@@ -68,7 +68,8 @@ class FinetuneSettings(TrainSettings):
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
         "global_batch.start_fraction": Unless(lambda _: False, "on fine-tuning"),
-        **dict.fromkeys(("early_stop", "baselines"), [UNSCORED, "do_training", "do_validation"]),
+        "early_stop": [UNSCORED, "do_training", "do_validation"],
+        "baselines": [UNSCORED, "do_training", "do_validation"],
     }
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)

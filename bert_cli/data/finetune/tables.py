@@ -34,7 +34,7 @@ from bert_cli.data.io.rows import (
 from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
-from bert_cli.files import write_atomically
+from bert_cli.files import write_output
 from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -145,12 +145,7 @@ def json_lines(lines: Iterable[str], source: str) -> Rows:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file completely or not at all. Raises DataError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise DataError(str(path), problem, "choose another folder") from error
+    write_output(path, "".join(f"{line}\n" for line in lines), "output")
 
 
 def label_of(row: Row, name: str, where: str) -> str:

@@ -28,7 +28,7 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.run.task import Floats, Task
-from bert_cli.tasks.run.vectors import BATCH, Embedding, embedder
+from bert_cli.tasks.run.vectors import BATCH, Embedding, open_vectors
 from bert_cli.text import count
 from bert_cli.train.loop import Step
 
@@ -144,11 +144,10 @@ def with_vectors(
     not supported, DataError if the cache cannot be written, DeviceError for vectors that are not finite.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    predictor = embedder(source, normalize=True)
-    reading = predictor.settings
-    Embedding.read_defaults(source, reading)  # for its warnings
-    tokenizer, length = predictor.tokenizer, predictor.max_seq_length
-    described = source.fingerprint, tokenizer.fingerprint, reading.pooling, length
+    predictor = open_vectors(source, normalize=True)
+    pooling = predictor.settings.pooling
+    length = predictor.max_seq_length
+    described = source.fingerprint, predictor.tokenizer.fingerprint, pooling, length
     teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     print_line(f"run: learns the vectors of {source.folder}")
     vectors = _vectors_of(texts, predictor, settings.cache_dir, teacher, group)
