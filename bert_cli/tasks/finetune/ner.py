@@ -4,6 +4,7 @@ A word is labelled at its first piece (Devlin et al. 2019, section 5.3). Precisi
 entities; their type and both ends must be correct. predictions.conll has the words with both labels.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bert_cli.data.finetune.conll import (
     word_features,
 )
 from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.simple import by_word
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
@@ -54,7 +56,17 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
     features = _features(held_out, "validation", settings, tokenizer)
     names = held_out.label_names
     evaluate = partial(_evaluate, held_out, features)
-    return Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
+    task = Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
+    if train is None:
+        return task
+
+    def of_each_word() -> dict[str, Result]:
+        predicted = np.concatenate(by_word(sentences.words, sentences.labels, held_out.words))
+        logits = np.zeros((len(features.tokens), len(names)), np.float32)
+        logits[features.position_labels["label_weights"] > 0] = np.eye(len(names))[predicted]
+        return {"most frequent label of each word": evaluate({"validation": logits})}
+
+    return replace(task, baselines=of_each_word)
 
 
 def _features(

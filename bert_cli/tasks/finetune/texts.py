@@ -7,7 +7,7 @@ mismatched development set from other sources; the checkpoint is chosen on the m
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
+from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
@@ -32,7 +33,10 @@ from bert_cli.processes import print_line
 from bert_cli.statistics import Sample
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task
+from bert_cli.tasks.run.vectors import vectors_within
 
+FEW = 500  # training rows, below which vectors of the start are a baseline
+SECONDS = 10.0  # for these vectors
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
     "iflytek": tuple(str(label) for label in range(119)),
@@ -77,6 +81,7 @@ def build(
         evaluate,
         "accuracy",
         train_unlabelled=more,
+        baselines=partial(_baselines, sets, evaluate, source),
         halves=settings.validation_file is None,
     )
 
@@ -151,13 +156,15 @@ def build_glue(
         for split, examples in sets.items()
     }
     names = sets["validation"].label_names
+    evaluate = partial(_evaluate_glue, name, sets)
     return Task(
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
         train_unlabelled=more,
         development={n: columns for n, columns in features.items() if n.startswith("validation")},
-        evaluate=partial(_evaluate_glue, name, sets),
+        evaluate=evaluate,
+        baselines=partial(_baselines, sets, evaluate, source),
         best=about.best,
         unlabelled={n: columns for n, columns in features.items() if n in about.server_files},
     )
@@ -192,6 +199,41 @@ def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArr
 
 
 # --- both
+
+
+def _baselines(
+    sets: Mapping[str, TextExamples],
+    evaluate: Callable[[Logits], Result],
+    source: models.Source | None,
+) -> dict[str, Result]:
+    """Return the results of the mean, or of the majority class and of regressions, on the development sets."""
+    train = sets["train"]
+    labels = train.labels
+    assert labels is not None
+    names = [name for name in sets if name.startswith("validation")]
+    held_out = [text for name in names for text in sets[name].joined]
+    usual = simple.most_frequent(labels, len(held_out))
+    columns = {"mean": usual[:, None]}
+    if train.label_names is not None:
+        rows = simple.sample_of(train.joined, labels)
+        texts = [train.joined[row] for row in rows]
+        predicted = {"majority class": usual}
+        inputs: dict[str, Any] = {"words": (texts, held_out)}
+        if len(train) < FEW and source is not None:
+            vectors = vectors_within(SECONDS, source, [*held_out, *texts])
+            inputs["vectors of the start"] = np.split(vectors, [len(held_out)])[::-1]
+        for name, (learned, tested) in inputs.items():
+            if len(learned) == 0:
+                print_line(f"baseline, regression on {name}: left out, it takes too long")
+                continue
+            size = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
+            column = simple.by_regression(learned, labels[rows[: len(learned)]], tested)
+            predicted[f"regression on {name}{size}"] = column
+        one_hot = np.eye(len(train.label_names), dtype=np.float32)
+        columns = {name: one_hot[column] for name, column in predicted.items()}
+    ends = np.cumsum([len(sets[name]) for name in names])[:-1]
+    parts = {name: np.split(column, ends) for name, column in columns.items()}
+    return {name: evaluate(dict(zip(names, of, strict=True))) for name, of in parts.items()}
 
 
 def _unlabelled(

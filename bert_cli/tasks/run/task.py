@@ -79,6 +79,8 @@ class Task:
     """More examples for training, which only a teacher labels."""
     teach: Callable[..., "Task"] | None = None
     """Returns a `task` with the outputs of a teacher, which the processes of a `group` compute together."""
+    baselines: Callable[[], Mapping[str, Result]] | None = None
+    """Computes the results of simple methods on the development sets, by their names."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
     digits: int = 17
