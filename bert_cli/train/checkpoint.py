@@ -200,7 +200,7 @@ def remove_partial_checkpoints(folder: Path) -> list[str]:
     for path in folder.glob("step_*"):
         if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
             problem = f"is a checkpoint without {STATE}"
-            raise CheckpointError(str(path), problem, "remove or rename it")
+            raise CheckpointError(str(path), problem, "move it out of the run's folder")
     for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)
     partial = sorted(folder.glob(f"{PARTIAL}*"))
@@ -223,7 +223,7 @@ def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
 def read_best(folder: Path) -> Best | None:
     """Return best.json of a run, None if there is none. Raises CheckpointError for a file that is not valid."""
     path = folder / BEST
-    remedy = "remove it to choose the best checkpoint again"
+    remedy = "move it out of the run's folder to choose the best checkpoint again"
     return read_json(path, Best, CheckpointError, remedy) if path.exists() else None
 
 
@@ -252,12 +252,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def save(
-    folder: Path,
-    state: StateCopy,
-    form: Format,
-    *,
-    fixed: JSONObject,
-    settings: JSONObject,
+    folder: Path, state: StateCopy, form: Format, *, fixed: JSONObject, settings: JSONObject
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
@@ -389,7 +384,7 @@ class Saved:
 
 
 def _remove(path: Path) -> str:
-    return f"remove {path} to continue from the checkpoint before it"
+    return f"move {path} out of the run's folder to continue from the checkpoint before it"
 
 
 def resume(

@@ -190,11 +190,11 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
             problem = f"contains no run with {METRICS}" if folder.is_dir() else "no such folder"
-            remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
+            remedy = "use the --save-ckpt-path of a run, which `bert runs` lists"
             raise DataError(f"{where} ({folder})", problem, remedy)
         for run in below:
             if runs.setdefault(run.folder.resolve(), run) is not run:
-                raise DataError(f"{where} ({run.folder})", "is given twice", "give each run once")
+                raise DataError(f"{where} ({run.folder})", "is named twice", "name each run once")
     return list(runs.values())
 
 
@@ -211,7 +211,8 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror})", "fix that") from error
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), problem, "check its permissions") from error
 
 
 def _finite(value: Any) -> float | None:
@@ -223,4 +224,4 @@ def _read_object(path: Path) -> JSONObject:
     """Return a JSON object, empty if the file is absent."""
     if not path.is_file():
         return {}
-    return read_json(path, JSONObject, DataError, "fix it or remove it")
+    return read_json(path, JSONObject, DataError, "copy it again, or move it away")

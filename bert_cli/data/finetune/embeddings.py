@@ -60,7 +60,8 @@ def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str
         pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
         scores.append(_number(tables.label_of(row, columns[2], where), where))
     if len({*scores}) < 2:
-        raise DataError(str(path), "has the same score in every row", "give pairs with several")
+        problem = "all scores are equal"
+        raise DataError(str(path), problem, "use different scores, as rank correlation needs")
     return pairs, np.array(scores, np.float32)
 
 
@@ -107,7 +108,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
         relevant.setdefault(query, {})[numbers[document]] = max(0.0, _number(score, where))
     if not any(grade for grades in relevant.values() for grade in grades.values()):
-        raise DataError(str(qrels), "names no relevant document", "give another file")
+        raise DataError(str(qrels), "names no relevant document", "use another file")
     texts = [queries[name] for name in relevant]
     return Retrieval(texts, list(documents.values()), list(relevant.values()))
 
@@ -277,7 +278,7 @@ def _settings(path: Path) -> JSONObject:
 
 def _refusal(path: Path, entry: str, value: object) -> CheckpointError:
     problem = "is not applied by this tool, and the vectors depend on it"
-    remedy = "give another model, or correct or remove the entry if the vectors may lack it"
+    remedy = "use another model, or correct or remove the entry if the vectors may lack it"
     return CheckpointError(f"{path} ({entry} {value!r})", problem, remedy)
 
 

@@ -40,7 +40,7 @@ def run(settings: EmbedSettings) -> None:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
     is_scored = settings.validation_file or settings.retrieval_file
     if settings.do_validation and not is_scored and len(settings.columns) == 1:
-        remedy = "give --validation-file or --retrieval-file, or --no-do-validation"
+        remedy = "pass --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
     finetune.run(settings, build, ("train_file",) if needs_texts else ())

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
@@ -48,7 +47,7 @@ def run(settings: RunsSettings) -> None:
     """Print the runs as a table or write them as JSON. Raises DataError for a folder that does not exist."""
     for folder in settings.folders:
         if not folder.is_dir():
-            raise DataError(f"folders ({folder})", "no such folder", "give one that contains runs")
+            raise DataError(f"folders ({folder})", "no such folder", "use one that contains runs")
     runs = {
         entry.folder.resolve(): entry
         for folder in settings.folders
@@ -65,9 +64,7 @@ def run(settings: RunsSettings) -> None:
                 print_line(printable(f"{entry['run']}: {entry['warning']}"))
     else:
         folders = ", ".join(map(str, settings.folders))
-        print_line(
-            f"{printable(folders)}: no runs; a run is a folder that was given as --save-ckpt-path"
-        )
+        print_line(f"{printable(folders)}: no runs; a run is the folder of a --save-ckpt-path")
 
 
 def _describe(run: Run) -> JSONObject:
@@ -104,7 +101,7 @@ def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(described: JSONObject) -> tuple[str, ...]:
     written = "never"
     if described["written"] is not None:
         seconds = time.time() - datetime.fromisoformat(described["written"]).timestamp()
@@ -127,7 +124,7 @@ def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _intervals_cell(described: Mapping[str, Any]) -> str:
+def _intervals_cell(described: JSONObject) -> str:
     """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
     bounds = [*described.get("intervals", {}).items()][:MAX_METRICS]
     scores = {name: Score.of(described["held_out"][name], of) for name, of in bounds}
@@ -157,8 +154,8 @@ def compare(settings: CompareSettings) -> None:
     sides = [_open(folder, where) for where, folder in folders.items()]
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
-        raise DataError(where, "is the same run as the first", "give another run")
-    window = window_for([*sides[0], *sides[1]], settings.smoothing)
+        raise DataError(where, "is the same run as the first", "name another run")
+    window = window_for([*sides[0], *sides[1]])
     names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]
@@ -208,15 +205,15 @@ def _open(folder: Path, where: str) -> list[Run]:
     inner = [entry.folder for entry in runs if entry.folder != folder]
     if any(entry.parent != folder or not entry.name.startswith("seed_") for entry in inner):
         problem = f"contains {count(len(inner), 'run')}"
-        raise DataError(f"{where} ({folder})", problem, f"give one of them, such as {inner[0]}")
+        raise DataError(f"{where} ({folder})", problem, f"name one of them, such as {inner[0]}")
     for entry in runs:
         if not entry.steps:
-            remedy = "wait for the first one, or give another run"
+            remedy = "wait for the first one, or name another run"
             raise DataError(f"{where} ({entry.folder})", f"has no step in {METRICS} yet", remedy)
     return runs
 
 
-def _print(described: Mapping[str, Any]) -> None:
+def _print(described: JSONObject) -> None:
     first, second = described["runs"]
     names = (first["name"], second["name"])
     settings = described["settings"].items()
@@ -253,7 +250,7 @@ def _print(described: Mapping[str, Any]) -> None:
         )
 
 
-def _bounds(name: str, bounds: Mapping[str, Any] | None) -> str:
+def _bounds(name: str, bounds: Mapping[str, float | None] | None) -> str:
     if bounds is None or bounds["low"] is None:
         return ""
     return f" [{in_words(name, bounds['low'])}, {in_words(name, bounds['high'])}] n {bounds['n']:,}"
