@@ -32,7 +32,7 @@ def read(tmp_path):
 def retrieval_scores(queries, documents, relevant):
     texts = [str(number) for number in range(len(queries))]
     judged = embeddings.Retrieval(texts, [], relevant)
-    return values(embeddings.retrieval_samples(queries, documents, judged))
+    return values(embeddings.retrieval_samples(embeddings.ranked(queries, documents), judged))
 
 
 def test_the_last_of_contradictory_judgements_counts(read):
