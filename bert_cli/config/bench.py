@@ -34,8 +34,8 @@ class BenchSettings(Settings):
 
     def _check(self) -> None:
         if not self.listed:
-            remedy = f"give {', '.join(KINDS)}, or a name of `bert bench --list`"
-            raise SettingError("NAME", "is not given", remedy)
+            remedy = f"use {', '.join(KINDS)}, or a name of `bert bench --list`"
+            raise SettingError("NAME", "is missing", remedy)
 
 
 class Measuring(Settings):

@@ -104,12 +104,12 @@ class Parallel(Settings):
             return  # `auto` replaces both
         name = "pipeline_device_mapping"
         if stages is None:
-            raise SettingError(name, "needs pipeline_stages", "give both or neither")
+            raise SettingError(name, "needs pipeline_stages", "set both or neither")
         if devices is None:
-            raise SettingError("pipeline_stages", f"needs {name}", "give both or neither")
+            raise SettingError("pipeline_stages", f"needs {name}", "set both or neither")
         if not stages or len(stages) != len(devices):
             problem = f"lists {count(len(devices), 'device')} for {count(len(stages), 'stage')}"
-            raise SettingError(name, problem, "give one for each stage")
+            raise SettingError(name, problem, "set one for each stage")
         if sorted(set(devices)) != list(range(len(set(devices)))):
             raise SettingError(name, f"{devices} leaves a device out", "number them from 0")
         readers = [name for name, block in LAST_BLOCKS.items() if block.reads_word_table]
@@ -117,14 +117,14 @@ class Parallel(Settings):
         ends = {on for stage, on in zip(stages, devices, strict=True) if sharing & {*stage}}
         if len(ends) > 1:
             problem = f"{devices} separates emb and heads, which share the word embeddings"
-            raise SettingError(name, problem, "give both the same device")
+            raise SettingError(name, problem, "set both to the same device")
 
 
 class Cluster(Settings):
     """Processes of a run; by default read from TF_CONFIG or SLURM, otherwise a single process."""
 
     NEEDS = {
-        "workers": Unless(lambda of: of.rank is not None, "without rank", "give both or neither"),
+        "workers": Unless(lambda of: of.rank is not None, "without rank", "set both or neither"),
         "rank": "workers",
     }
 
@@ -134,6 +134,8 @@ class Cluster(Settings):
     """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
     """Seconds without a heartbeat after which a process counts as lost; the run then ends on all processes."""
+    start_within_seconds: Annotated[int, Field(gt=0)] = 300
+    """Seconds within which all processes must have started; otherwise those that have end."""
     report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Seconds after which the processes print the rank that they are waiting for."""
     bind_address: str | None = None

@@ -50,7 +50,7 @@ class InspectSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the choice of records, and of the masks of dynamic records."""
     masking: Masking = Masking()
-    """Masking of dynamic records for the statistics: give the settings of the run."""
+    """Masking of dynamic records for the statistics: use the settings of the run."""
     json_file: JsonFile = None
 
 
@@ -177,10 +177,10 @@ class LaunchSettings(Settings):
         names = [host.rpartition("@")[2] for host in hosts]
         for host, name in zip(hosts, names, strict=True):
             if names.count(name) > 1:
-                raise SettingError("", f"{name} is named twice", "give --processes for several")
+                raise SettingError("", f"{name} is named twice", "pass --processes for several")
             if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
                 problem = f"{host!r} is not the name of a host"
-                raise SettingError("", problem, "give names, as a,b or user@a,user@b")
+                raise SettingError("", problem, "write names, as a,b or user@a,user@b")
         return hosts
 
     def _check(self) -> None:

@@ -99,7 +99,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
     parent = raw.pop("extends", None)
     if not isinstance(parent, str | None):
-        remedy = "give the name of one JSON file"
+        remedy = "write the name of one JSON file"
         raise ConfigError(f"extends ({path})", f"got {parent!r}", remedy)
     below = Loaded({})
     if parent:
@@ -153,8 +153,8 @@ def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
             if second is not None:
                 if value in (None, keys[second]):
                     continue
-                problem = f"is the old name of {shown(new)}, which is also given ({shown(second)})"
-                raise ConfigError(shown(old), problem, "give one of them")
+                problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"
+                raise ConfigError(shown(old), problem, "use one of them")
             renamed[new] = old
             values = merge(_nest(new, value), values)
     return Loaded(values, {}, no_effect, renamed)
@@ -347,9 +347,9 @@ def _setting_error(
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":
-        return ConfigError(where, "is not given", _how_to_give(settings, path))
+        return ConfigError(where, "is missing", _how_to_give(settings, path))
     if item["type"] == "bool_parsing":
-        return ConfigError(where, f"got {item['input']!r}, not a boolean", "give true or false")
+        return ConfigError(where, f"got {item['input']!r}, not a boolean", "use true or false")
     if item["type"] == "value_error":
         return ConfigError(where, message)
     expected = message.partition(", unable to parse")[0]
@@ -399,4 +399,4 @@ def _how_to_give(settings: type[BaseModel], path: str) -> str:
     needed = [option for option in inside if option.is_required] or inside
     flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
     in_config = " or set it in a config (--config FILE)" if "about" in settings.model_fields else ""
-    return f"give {flags}{in_config}" if flags else "set it there"
+    return f"pass {flags}{in_config}" if flags else "set it there"

@@ -89,12 +89,12 @@ OLD = (
     Old("max_skipped_steps", values=("20",)),
     Old("trace", values=("none",), remedy="leave it out; `bert bench` measures the parts of a step"),
     Old("expand_templates", values=FALSE,
-        remedy="give --with wikiextractor, or --templates with the text of more templates"),
+        remedy="pass --with wikiextractor, or --templates with the text of more templates"),
     Old("texts", values=FALSE,
         remedy="leave it out: an export takes token ids and has the tokenizer; `bert predict` takes --text"),
-    Old("compile_only", values=FALSE, remedy="give --dry-run, which also runs two steps"),
+    Old("compile_only", values=FALSE, remedy="pass --dry-run, which also runs two steps"),
     Old("objective=tsdae", why="is no longer supported, as no measurement shows a gain over simcse",
-        remedy="give simcse; finish a run of tsdae with the version that began it"),
+        remedy="use simcse; finish a run of tsdae with the version that began it"),
     # Keys without an equivalent.
     Old("distillation", remedy="leave it out, or finish a pre-training run that has a teacher with the version "
         "that began it"),
@@ -102,8 +102,8 @@ OLD = (
     Old("push", remedy="leave it out, and upload the folder of the export: hf upload OWNER/NAME OUT"),
     Old("budget_hours", remedy="leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours"),
     Old("train_file",
-        remedy="give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
-    Old("num_train_steps", remedy="give --total-num-train-samples, the steps times the examples of a step"),
+        remedy="pass --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
+    Old("num_train_steps", remedy="pass --total-num-train-samples, the steps times the examples of a step"),
     Old("input_file_path", remedy="it is a positional argument, as in `bert preprocess INPUT OUT`"),
     Old("output_file_path", remedy="it is a positional argument, as in `bert preprocess INPUT OUT`"),
 )  # fmt: skip

@@ -31,7 +31,7 @@ NULL = ("null", "None")
 # Program -> the remedy for words that it does not take.
 SURPLUS = {
     "bert launch": "write bert launch -- COMMAND [options]",
-    "bert predict": "give several texts in a file, --input FILE, or one per line on standard input",
+    "bert predict": "write several texts to a file, --input FILE, or one per line on standard input",
 }
 
 
@@ -242,9 +242,10 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         except json.JSONDecodeError as error:
             if key in by_key:
                 where = f"{flag_of(key)} ({error.doc})"
-                raise ConfigError(where, f"is not valid JSON ({error.msg})", "fix that") from error
+                problem = f"is not valid JSON ({error.msg})"
+                raise ConfigError(where, problem, "check quotes, commas and brackets") from error
             first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
-            remedy = f"give a setting of the group, such as {first}; see {program} --help"
+            remedy = f"set a value of the group, such as {first}; see {program} --help"
             where = f"{program} ({flag_of(key)})"
             in_json = f", in JSON ({error.msg})" if error.doc.startswith("{") else ""
             problem = f"is a group of settings{in_json}"
@@ -370,5 +371,5 @@ def split_log_level(words: Sequence[str]) -> tuple[str, list[str]]:
         parsed, rest = parser.parse_known_args(before_dashes)
     except argparse.ArgumentError as error:
         known = ", ".join(LOG_LEVELS)
-        raise ConfigError("--log-level", f"takes one of {known}", "give one of them") from error
+        raise ConfigError("--log-level", f"takes one of {known}", "use one of them") from error
     return parsed.log_level, [*rest, *words[len(before_dashes) :]]

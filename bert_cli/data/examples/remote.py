@@ -112,7 +112,7 @@ class Remote:
             remedy = f"{needs_extra('remote')}, for s3:// and http://; gs:// needs gcsfs, and az:// adlfs"
             raise ConfigError(f"dataset_dir ({where})", problem, remedy) from error
         except FileNotFoundError:
-            remedy = "give the address of a complete folder of records, from `bert tokenize` or `bert index`"
+            remedy = "use the address of a complete folder of records, from `bert tokenize` or `bert index`"
             raise DataError(where, "does not exist", remedy) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_IS_FULL:

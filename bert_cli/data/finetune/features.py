@@ -351,7 +351,7 @@ def cached(
             np.savez(output, allow_pickle=False, **built)
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"cache_dir ({folder})", problem, "give another --cache-dir") from error
+        raise DataError(f"cache_dir ({folder})", problem, "use another --cache-dir") from error
     return built
 
 

@@ -392,7 +392,7 @@ def read_null_threshold(run: Path) -> float | None:
     path = run / NULL_THRESHOLD
     if not path.is_file():
         return None
-    return read_json(path, _Threshold, DataError, "remove it, or score the run again").threshold
+    return read_json(path, _Threshold, DataError, "move it away and score the run again").threshold
 
 
 def with_null_threshold(

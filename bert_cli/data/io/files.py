@@ -282,7 +282,7 @@ def report_damage(part: Part) -> Iterator[None]:
     except DamagedError as error:
         kind = part.compression or part.format
         problem = f"the {kind} data are damaged or cut off ({error})"
-        raise DataError(str(part.path), problem, "get the file again") from error
+        raise DataError(str(part.path), problem, "download or copy the file again") from error
 
 
 def decode(data: bytes, source: Part | str, offset: int = 0) -> str:

@@ -205,7 +205,7 @@ def parse_static(
         if wrong:
             where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
             problem = f"are not static records of these lengths (features {', '.join(wrong)})"
-            raise DataError(where, problem, "give the lengths that the records were made with")
+            raise DataError(where, problem, "use the lengths that the records were made with")
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns

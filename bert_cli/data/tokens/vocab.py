@@ -63,7 +63,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
             problem = f"no such file or folder with {tokenizer.VOCAB_FILE} or {TOKENIZER_FILE}"
-            raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
+            raise DataError(f"vocabulary ({name})", problem, "name one, or a model on the hub")
         path = tokenizer.vocabulary_path(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
     config_path = path.with_name(tokenizer.CONFIG_FILE)
@@ -72,7 +72,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         config_path = path
         config = tokenizer.normalizer_entries(read_json(path, JSONObject, DataError, COPY_AGAIN))
     elif config_path.is_file():
-        config = read_json(config_path, JSONObject, DataError, "fix or remove it")
+        config = read_json(config_path, JSONObject, DataError, "copy it again or move it away")
     vocabulary = tokenizer.read_vocabulary(path)
     if config.get("do_lower_case", not cased) == cased:
         raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
@@ -85,7 +85,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     if added := tokenizer.TokenizerFolder(path.parent).added_tokens:
         listed = ", ".join(token.content for token in added[:3])
         problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
-        remedy = f"give a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
+        remedy = f"use a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
         raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
@@ -105,7 +105,7 @@ def _download(name: str) -> Path:
         first = error.__cause__ or error  # that of the connection
         reason = f"{type(first).__name__}: {str(first).strip().splitlines()[0]}"
     problem = f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} ({reason})"
-    remedy = "check the name and the network, or give the path of a vocab.txt"
+    remedy = "check the name and the network, or use the path of a vocab.txt"
     raise DataError(f"vocabulary ({name})", problem, remedy)
 
 
@@ -130,7 +130,7 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
     where = f"--cased ({json.dumps(cased)}, with the vocabulary {name})"
-    return ConfigError(where, problem, f"{'leave out' if cased else 'give'} --cased")
+    return ConfigError(where, problem, f"{'leave out' if cased else 'pass'} --cased")
 
 
 # --- training
@@ -263,14 +263,14 @@ def _train(
     library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
-        remedy = "give a folder that `bert preprocess` wrote"
+        remedy = "use a folder that `bert preprocess` wrote"
         raise DataError(f"input ({settings.input})", "no text", remedy)
     fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
         problem = f"is less than the {least} special tokens and letters of this text"
         enough = int(settings.size) + least - size
-        remedy = f"give at least {'+' if settings.extend else ''}{enough}"
+        remedy = f"use at least {'+' if settings.extend else ''}{enough}"
         raise ConfigError(f"--size ({settings.size})", problem, remedy)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,

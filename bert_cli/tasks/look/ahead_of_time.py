@@ -21,7 +21,7 @@ from bert_cli.text import format_bytes, format_duration
 EXTRAS = {"TPU": "compile-tpu", "GPU": "compile-cuda"}
 PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
 REMEDY = (
-    "give --parallel.recompute, --parallel.shard-weights, a smaller micro-batch, a larger slice by --parallel.tensor, "
+    "use --parallel.recompute, --parallel.shard-weights, a smaller micro-batch, a larger slice by --parallel.tensor, "
     "or a device with more memory"
 )
 
@@ -46,7 +46,7 @@ def describe_target(settings: TrainSettings, target: Target) -> list[object]:
             raise ConfigError(where, needs_extra(EXTRAS[accelerator.kind])) from None
         except ahead_of_time.CompilerError as error:
             problem = f"the compiler does not know this shape ({error})"
-            raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
+            raise ConfigError(where, problem, "use a published slice, such as v5e:2x4") from None
 
 
 def report(order: TrainSettings, work: Workload, target: Target, devices: list[object]) -> None:

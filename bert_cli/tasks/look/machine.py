@@ -223,9 +223,7 @@ def check_processor(report: Report) -> None:
     if quota is not None and quota < number:
         problem = f"the container may use the time of {quota:g} of {number} cores"
         problem += ", but TensorFlow starts a thread for each"
-        remedy = (
-            f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores"
-        )
+        remedy = f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or assign whole cores to the container"
         report.add("warning", "processor", problem, remedy, **values)
 
 
@@ -241,7 +239,7 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
     """Compare the engine with the devices that it runs on."""
     if kind == "CPU" and engine == "jax":
         text = "jax is slower than TensorFlow on a CPU (docs/engines.md)"
-        remedy = "give --engine tensorflow, unless the run divides weights among devices"
+        remedy = "pass --engine tensorflow, unless the run divides weights among devices"
         report.add("warning", "engine", text, remedy)
     else:
         if engine == "tensorflow" and kind == "GPU":
@@ -258,5 +256,5 @@ def check_precision(report: Report, precision: str, kind: str) -> None:
         return
     better = "mixed_bfloat16" if flags & FAST_INSTRUCTIONS["mixed_bfloat16"] else "float32"
     problem = "this processor has no instructions for it, so it is no faster than float32"
-    remedy = f"give --precision {better}, unless this is a trial of a GPU run"
+    remedy = f"pass --precision {better}, unless this is a trial of a GPU run"
     report.add("warning", "precision", f"{precision}: {problem}", remedy)

@@ -51,7 +51,7 @@ def run(settings: Planning) -> None:
     if requested.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number and the memory of the devices"
         missing = "--memory" if devices else "--devices"
-        raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
+        raise ConfigError("parallel.layout (auto)", problem, f"pass {missing}")
     if memory is not None:
         chosen = layout.choose(requested, kind, devices or 1, memory, processes)
     elif requested.batch.examples_per_step is not None:
@@ -92,7 +92,7 @@ def _check_memory(work: Workload, kind: str, memory: int) -> None:
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
     if not layout.fits(work, kind, memory):
-        remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
+        remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
     print_line(f"fits: {needed}; {usable}")
     for line in layout.idle_memory(work, kind, memory):
@@ -163,7 +163,7 @@ def _check_devices(work: Workload, devices: int | None, processes: int) -> None:
     replicas = work.batch.replicas
     each = len(estimate(work))
     needed = replicas * each
-    remedy = "give --parallel.layout auto to choose a layout that fits"
+    remedy = "pass --parallel.layout auto to choose a layout that fits"
     layout.check_processes(work.batch, processes)
     if devices is not None and needed > devices:
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"

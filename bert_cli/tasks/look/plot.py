@@ -87,7 +87,7 @@ def run(settings: PlotSettings) -> None:
     names = names_of(runs)
     empty = [str(entry.folder) for entry in runs if not entry.steps]
     if len(empty) == len(runs):
-        remedy = "wait for the first one, or give other runs"
+        remedy = "wait for the first one, or name other runs"
         raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
     window = window_for(runs)
     pictures = {

@@ -36,7 +36,7 @@ KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
 MODEL_FILES = (
-    f"give a folder with config.json and {checkpoint.MODEL}, "
+    f"use a folder with config.json and {checkpoint.MODEL}, "
     f"or one of Google's with {TF1_CONFIG} and bert_model.ckpt.*"
 )
 
@@ -226,14 +226,14 @@ def find_folder(name: str, flag: str) -> Path:
         check_regular(*path.iterdir())
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
         problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
-        remedy = f"give one of them, such as {runs[0]}" if runs else MODEL_FILES
+        remedy = f"name one of them, such as {runs[0]}" if runs else MODEL_FILES
         begun = any((path / name).is_file() for name in (checkpoint.METRICS, checkpoint.SETTINGS))
         if begun and not runs:
             problem = "the run has saved no checkpoint yet"
             remedy = f"wait, or see bert runs {path}"
         raise CheckpointError(where, problem, remedy)
     if len(name.split()) != 1 or "[" in name:
-        raise CheckpointError(where, "is not a model name", "give the model first, then the text")
+        raise CheckpointError(where, "is not a model name", "write the model first, then the text")
     # A name on the hub is MODEL or OWNER/MODEL.
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):
@@ -271,6 +271,7 @@ def _read_config(path: Path) -> JSONObject:
 
 def _download(name: str, where: str) -> Path:
     from huggingface_hub import snapshot_download  # takes 1 s
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         patterns = ["*.json", "*.txt", "model*.safetensors"]
@@ -279,6 +280,9 @@ def _download(name: str, where: str) -> Path:
             # Older models have PyTorch's files alone.
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
+    except LocalEntryNotFoundError as error:
+        problem = "is neither a folder nor in the hub's cache, and the hub cannot be reached"
+        raise CheckpointError(where, problem, "check the network and HF_HUB_OFFLINE") from error
     except Exception as error:  # the hub's client raises a dozen kinds
         problem = "is neither a folder nor a model on the hub"
         raise CheckpointError(where, problem, "check the name and the network") from error

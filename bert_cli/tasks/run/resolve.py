@@ -3,11 +3,12 @@
 import socket
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TypeVar, cast
 
 from bert_cli.config.parallel import Cluster
 from bert_cli.config.training import TrainSettings
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
@@ -23,10 +24,12 @@ LOCAL = Cluster()
 
 
 def check_output_paths(settings: TrainSettings) -> None:
-    """Raise ConfigError when the run has no folder to save in."""
+    """Raise ConfigError for a run without a folder, or without its tracker."""
+    if settings.saves and settings.wandb.enabled and find_spec("wandb") is None:
+        raise ConfigError("wandb.enabled", needs_extra("wandb"))
     if settings.saves and settings.save_ckpt_path is None:
-        remedy = "give --save-ckpt-path, the folder of this run"
-        raise ConfigError("save_ckpt_path", "is not given", remedy)
+        remedy = "pass --save-ckpt-path, the folder of this run"
+        raise ConfigError("save_ckpt_path", "is missing", remedy)
 
 
 def with_shape_of(order: Order, source: Source | None) -> Order:
@@ -105,6 +108,7 @@ def open_mesh(
         bind_address=cluster.bind_address,
         report_after_seconds=cluster.report_waiting_after_seconds,
         lost_after_seconds=cluster.lost_after_seconds,
+        register_seconds=cluster.start_within_seconds,
         stop_requested=stop_requested,
     )
     return module.open_mesh(processes, layout_of(work), rendezvous)

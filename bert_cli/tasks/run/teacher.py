@@ -28,12 +28,10 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.run.task import Floats, Task
-from bert_cli.tasks.run.vectors import Embedding, open_vectors
+from bert_cli.tasks.run.vectors import BATCH, Embedding, open_vectors
 from bert_cli.text import count
 from bert_cli.train.loop import Step
 
-BATCH = 32
-"""Examples that the teacher reads at once."""
 STORED_AT_ONCE = 64 * BATCH
 """Vectors in a file of the cache; an interrupted command computes fewer than these again."""
 
@@ -59,9 +57,9 @@ def with_teacher(
     elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
     if problem:
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
-        remedy = "give a teacher with the vocabulary of the model"
+        remedy = "use a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
     if (positions := source.config.max_position_embeddings) < work.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
@@ -114,7 +112,7 @@ def label_order(source: models.Source, names: Sequence[str] | None) -> list[int]
     if sorted(model_names) != sorted(names):
         where = f"{source.where} (labels {', '.join(model_names)})"
         problem = f"are not the labels of this task ({', '.join(names)})"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
     return [model_names.index(name) for name in names]
 
@@ -146,7 +144,7 @@ def with_vectors(
     not supported, DataError if the cache cannot be written, DeviceError for vectors that are not finite.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    predictor = open_vectors(source, batch_size=BATCH, normalize=True)
+    predictor = open_vectors(source, normalize=True)
     pooling = predictor.settings.pooling
     length = predictor.max_seq_length
     described = source.fingerprint, predictor.tokenizer.fingerprint, pooling, length

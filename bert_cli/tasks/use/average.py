@@ -15,6 +15,7 @@ from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder
 from bert_cli.processes import print_line, print_table
+from bert_cli.statistics import difference, interval
 from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
@@ -35,8 +36,8 @@ def run(settings: AverageSettings) -> None:
             f"has {count(len(paths), 'complete checkpoint')}, fewer than --last {settings.last}"
         )
         remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
-        remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
-        remedy = remedy if paths else "give a run's folder"
+        remedy += "" if len(paths) < 2 else f", or pass --last {len(paths)}"
+        remedy = remedy if paths else "use a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
     check_new_folder(out)
     draft = None
@@ -56,15 +57,22 @@ def run(settings: AverageSettings) -> None:
         print_line(f"average: not scored; {reason}")
         return
     models = (paths[-1], out)
-    scores_of_models = evaluate.scores_of(draft, models, draft.order.evaluation_examples)
-    newest, averaged = scores_of_models.values()
-    rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
-    print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
-    change = averaged["mlm_loss"] - newest["mlm_loss"]
+    scored = evaluate.samples_of(draft, models, draft.order.evaluation_examples)
+    newest, averaged = scored.values()
+    changes = {name: difference([averaged[name]], [newest[name]]) for name in newest}
+    rows = [
+        (name, f"{interval(newest[name]):.6f}", f"{interval(averaged[name]):.6f}", f"{change:.6f}")
+        for name, change in changes.items()
+    ]
+    print_table(("held out", paths[-1].name, "average", "difference"), rows)
+    change = changes["mlm_loss"]
     better, worse = "the newest", "the average"
-    if change < 0:
+    if change.value < 0:
         better, worse = worse, better
-    print_line(f"average: {better} is better than {worse}, by {abs(change):.6f} of mlm_loss")
+    print_line(
+        f"average: {better} is better than {worse}; the average minus the newest is {change:.6f} of "
+        f"mlm_loss, with its 95 % interval, n {change.n:,}"
+    )
 
 
 def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> None:

@@ -1,14 +1,12 @@
 """Accumulation, recomputation, evaluation, stopping: what a step does on the devices of a process."""
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.bert import run_python
 from support.layouts import (
     NO_DROPOUT,
     P,
@@ -211,8 +209,7 @@ except MemoryError as error:
 @pytest.mark.tensorflow
 def test_a_device_that_fails_in_the_update_does_not_leave_the_others_waiting():
     """In a process of its own: after a failed collective TensorFlow accepts no other."""
-    folder, command = Path(__file__).parents[2], [sys.executable, "-c", FAILING]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = run_python(FAILING)
     assert done.stdout == "raised no room\n", done.stderr
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.hf_models import change_weights
-from support.runs import continues_bit_for_bit, last_line
+from support.runs import continues_bit_for_bit
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import LAYOUTS, pairs, write_pooling, write_teachers
 
@@ -167,19 +167,3 @@ def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(teach
         for mine, other in zip(metrics_of(tmp_path / name), expected, strict=True):
             for metric in ("loss", "gradient_norm", "weight_norm"):
                 assert mine[metric] == pytest.approx(other[metric], rel=1e-5), (name, metric)
-
-
-@pytest.mark.slow
-def test_learning_a_teachers_vectors_improves_the_scores(teachers, tmp_path, capsys):
-    """The teacher is trained on pairs, the student on texts alone."""
-    judged = ["--validation-file", str(teachers / "sts.csv"), "--num-epochs", "8"]
-    assert main(pairs(teachers, tmp_path / "teacher", *judged)) == 0
-    learned = last_line(capsys)["spearman"]
-    words = ["--distillation.teacher", str(tmp_path / "teacher"), "--text-column", "positive"]
-    words += ["--global-batch.grad-acc-steps-per-replica", "1"]
-    assert main(pairs(teachers, tmp_path / "student", *judged, *words)) == 0
-    student = last_line(capsys)["spearman"]
-    start = ["embed", "--pretrained-ckpt-path", str(teachers / "model"), "--no-do-training"]
-    assert main([*start, *judged[:2], "--max-seq-length", "32"]) == 0
-    before = last_line(capsys)["spearman"]
-    assert student - before > 0.5 * (learned - before) > 0.05

@@ -65,7 +65,7 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
         assert len(rows(printed.out)) == 4 and message in printed.err
     for flag, value, missing in (("--memory", "80GB", "--devices"), ("--devices", "8", "--memory")):
         assert main([*BASE, "--parallel.layout", "auto", flag, value]) == 2
-        assert f"give {missing}" in capsys.readouterr().err
+        assert f"pass {missing}" in capsys.readouterr().err
     for text in ("80", "80GX", "-1GB", "0GB", "lots"):
         assert main([*BASE, f"--memory={text}"]) == 2
         assert "80GB" in capsys.readouterr().err
