@@ -52,7 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the long files, and leave out what the options leave out."""
     # The pages and the cluster take longest with --slow, but not without.
-    order = {f"test_{name}.py": index for index, name in enumerate(("docs", "slurm_cluster", *LONGEST_FIRST))}
+    order = {
+        f"test_{name}.py": index
+        for index, name in enumerate(("docs", "slurm_cluster", *LONGEST_FIRST))
+    }
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []
