@@ -91,9 +91,9 @@ def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
         where = f"{source} ({worker})"
         match = re.fullmatch(r"(?:[^\s:/\[\]]+|\[[^\s\[\]]+\]):(\d{1,5})", worker)
         if not match or not 0 < int(match[1]) < 65_536:
-            raise ConfigError(where, "is not host:port", "give an address to each process")
+            raise ConfigError(where, "is not host:port", "write one such address for each process")
         if list(workers).count(worker) > 1:
-            raise ConfigError(where, "occurs twice", "give each process another port")
+            raise ConfigError(where, "occurs twice", "use another port for each process")
     if not 0 <= rank < len(workers):
         problem = f"is not a rank of {len(workers)} processes"
         raise ConfigError(f"{source} (rank {rank})", problem, "ranks count from 0")
@@ -116,7 +116,7 @@ class _TFConfig(BaseModel):
 
 
 def _from_tf_config(text: str) -> Processes:
-    remedy = 'give {"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 0}}'
+    remedy = 'set {"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 0}}'
     try:
         config = _TFConfig.model_validate_json(text)
     except ValidationError as error:

@@ -21,7 +21,7 @@
 set -euo pipefail
 export PATH="$PWD/.venv/bin:$PATH"
 if [ $# = 0 ]; then
-    echo "data: no step is given; as sbatch scripts/slurm/data.sh tokenize IN OUT --vocab VOCAB" >&2
+    echo "data: no step is named; run sbatch scripts/slurm/data.sh tokenize IN OUT --vocab VOCAB" >&2
     exit 2
 fi
 meeting=${MEETING:-$PWD}/dask-$SLURM_ARRAY_JOB_ID

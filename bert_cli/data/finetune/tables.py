@@ -5,10 +5,11 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from bert_cli.data.io.rows import (
 from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
-from bert_cli.files import write_atomically
+from bert_cli.files import write_output
+from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Column = npt.NDArray[Any]
@@ -60,6 +62,16 @@ class TextExamples:
     def __len__(self) -> int:
         """Return the number of examples n."""
         return len(self.first)
+
+    @cached_property
+    def joined(self) -> list[str]:
+        """Return each text, or both texts of a pair as one."""
+        return [*map(" ".join, zip(self.first, self.second or [""] * len(self), strict=True))]
+
+    @cached_property
+    def examples(self) -> Examples:
+        """Return the identity of the examples; equal texts are a group."""
+        return identify(zip(self.first, self.second or self.first, strict=True))
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> "TextExamples":
         """Return the examples of these rows, in this order, without the remarks about the file."""
@@ -108,7 +120,7 @@ def decoded(data: bytes, source: str) -> str:
     check_encoding(data, source)
     text = files.decode(data, source).removeprefix("\ufeff")
     if not text.strip():
-        raise DataError(source, "is empty", "give examples, such as one on each line")
+        raise DataError(source, "is empty", "write examples, such as one on each line")
     return text
 
 
@@ -133,12 +145,7 @@ def json_lines(lines: Iterable[str], source: str) -> Rows:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file completely or not at all. Raises DataError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise DataError(str(path), problem, "choose another folder") from error
+    write_output(path, "".join(f"{line}\n" for line in lines), "output")
 
 
 def label_of(row: Row, name: str, where: str) -> str:
@@ -151,7 +158,7 @@ def label_of(row: Row, name: str, where: str) -> str:
     word = (str(value).lower() if isinstance(value, bool) else str(value)).strip()
     if value is None or isinstance(value, list | dict) or word.lower() in MISSING:
         problem = f"'{name}' is empty or not a label ({repr(value)[:40]})"
-        raise DataError(where, problem, "give each row a label, or leave the row out")
+        raise DataError(where, problem, "write a label in each row, or leave the row out")
     check_text(word, where)
     return word
 
@@ -210,7 +217,7 @@ def read_table(
         if label_column is not None:
             words.append((where, label_of(row, label_column, where)))
     if not texts:
-        raise DataError(str(path), "contains no rows", "give a file that contains examples")
+        raise DataError(str(path), "contains no rows", "use a file that contains examples")
     if files.format_by_name(path) == "tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
@@ -219,7 +226,7 @@ def read_table(
         check_spellings(words)
         names = tuple(label_names or sorted_labels(word for _, word in words))
         if len(names) < 2:
-            remedy = "give a file with two labels or more, or another --label-column"
+            remedy = "use a file with two labels or more, or another --label-column"
             raise DataError(f"{path} ({label_column})", f"has one label, '{names[0]}'", remedy)
     labels = None if names is None else label_numbers(words, names)
     return examples_of(texts, labels, list(map(str, range(len(texts)))), names, remarks)
@@ -261,7 +268,7 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
     elif kind == "plain":
         if len(needed) > 1:
             problem = f"has a text on each line, not the columns {listed(needed)}"
-            raise DataError(str(path), problem, "give a table with these columns")
+            raise DataError(str(path), problem, "use a table with these columns")
         for number, line in enumerate(read_lines(path), 1):
             if line.strip():
                 yield f"{path} (line {number})", {needed[0]: line}
@@ -310,39 +317,30 @@ def held_out_rows(
         count = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
         held[rows[permute(np.arange(count), len(rows), seed, stratum)]] = True
     if not held.any():
-        remedy = "give more examples, or a validation file"
+        remedy = "use more examples, or a validation file"
         problem = "no label has two examples, so none can be held out"
         raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
     return held
 
 
-def score(names: Sequence[str], labels: Column, predictions: Column) -> dict[str, float]:
+def samples_of(
+    names: Sequence[str], labels: Column, predictions: Column, examples: Examples
+) -> dict[str, Sample]:
     """Return the metrics by name. An undefined metric is 0, never NaN, so that the best checkpoint is well defined.
 
     `f1` is the F1 of label 1 against label 0, `macro_f1` the mean over the labels that occur.
     """
-    # Imported here because they take a second.
-    from scipy import stats
-    from sklearn import metrics
-
-    columns = (labels, predictions)
-    functions: Mapping[str, Callable[[], float]] = {
-        "accuracy": lambda: metrics.accuracy_score(*columns),
-        "f1": lambda: metrics.f1_score(*columns, zero_division=0.0),
-        "macro_f1": lambda: metrics.f1_score(*columns, average="macro", zero_division=0.0),
-        "matthews": lambda: metrics.matthews_corrcoef(*columns),
-        "pearson": lambda: _correlation(stats.pearsonr, *columns),
-        "spearman": lambda: _correlation(stats.spearmanr, *columns),
+    is_one, is_predicted = (np.equal(column, 1).astype(int) for column in (labels, predictions))
+    ratios = {
+        "accuracy": (labels == predictions, 1.0),
+        "f1": (2 * is_one * is_predicted, is_one + is_predicted),
     }
-    return {name: float(functions[name]()) for name in names}
-
-
-def _correlation(function: Callable[..., Any], labels: Column, predictions: Column) -> float:
-    # In float32, sums of 1,500 squares differ in the fifth digit.
-    columns = [np.asarray(column, np.float64) for column in (labels, predictions)]
-    if any(np.all(column == column[0]) for column in columns):
-        return 0.0
-    return float(function(*columns).statistic)
+    columns = {name: ("ratio", *pair) for name, pair in ratios.items()}
+    # Of two labels it is Pearson's correlation.
+    columns["matthews"] = ("pearson", labels, predictions)
+    return {
+        name: sample_of(examples, *columns.get(name, (name, labels, predictions))) for name in names
+    }
 
 
 def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:

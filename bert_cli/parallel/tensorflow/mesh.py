@@ -223,7 +223,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     gpus = gpus_of(processes)
     if gpus and layout.reduce_precision == "bfloat16":
         problem = "NCCL's sums in TensorFlow are not known to support it"
-        raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
+        raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "use float16")
     if gpus:
         divide_devices(list(map(str, gpus)), "GPU", processes, layout)  # before the join
     try:

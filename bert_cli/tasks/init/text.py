@@ -91,7 +91,7 @@ def read_facts(
     if len(lengths) < 2 or sum(lengths) < MIN_WORDS:
         problem = f"has {count(len(lengths), 'document')} of {count(sum(lengths), 'word')}"
         remedy = (
-            f"give at least {MIN_WORDS:,} words in 2 documents: a tenth of the documents is held out, "
+            f"use at least {MIN_WORDS:,} words in 2 documents: a tenth of the documents is held out, "
             "to score the model on"
         )
         raise DataError(f"input ({parts[0].path})", problem, remedy)

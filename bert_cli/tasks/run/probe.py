@@ -22,6 +22,7 @@ from bert_cli.data.io.rows import check_columns
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
+from bert_cli.statistics import Sample, identify, sample_of
 
 ENGLISH = "english"
 SHIPPED = Path(__file__).with_name("probe_english.jsonl")
@@ -60,11 +61,11 @@ def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
     room = settings.max_seq_length - 2
     path = SHIPPED if name == ENGLISH else Path(name)
     if not path.is_file():
-        remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
+        remedy = f"use a file of JSON lines, or {ENGLISH} for the pairs of this tool"
         raise DataError(f"probe ({name})", "no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
     for where, row in lines:
-        check_columns(where, NAMES, row, 'give {"good": "...", "bad": "..."}')
+        check_columns(where, NAMES, row, 'write {"good": "...", "bad": "..."}')
     texts = [tables.text_of(row, name, where) for where, row in lines for name in NAMES]
     tokenizer = records.tokenizer
     sentences, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=UNLIMITED)
@@ -108,6 +109,8 @@ def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
     return group.all_reduce(totals).reshape(-1, 2)
 
 
-def accuracy(likelihoods: npt.NDArray[np.float64]) -> float:
+def accuracy(likelihoods: npt.NDArray[np.float64], fingerprint: str = "") -> Sample:
     """Return the fraction of pairs [n, 2] with a likelier good sentence; a tie counts half."""
-    return float(np.mean(np.sign(likelihoods[:, 0] - likelihoods[:, 1]) / 2 + 0.5))
+    pairs = identify(f"{fingerprint} {number}" for number in range(len(likelihoods)))
+    right = np.sign(likelihoods[:, 0] - likelihoods[:, 1]) / 2 + 0.5
+    return sample_of(pairs, "ratio", right, 1.0)

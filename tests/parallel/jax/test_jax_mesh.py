@@ -195,6 +195,7 @@ def test_kill_9_of_a_process_ends_the_others_which_name_it(scenario, rank, count
     assert all(f"bert: cluster: rank {rank} (" in text for text in ranks.texts), ranks.texts
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends_with_its_own_code_and_the_others_name_it(start):
     ranks = start("fail")
     assert ranks.end(60) == [5, 3], ranks.texts

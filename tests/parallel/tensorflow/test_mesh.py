@@ -18,7 +18,7 @@ WORKERS = ("a:1", "a:2", "b:1")
 
 
 def test_a_layout_that_does_not_fit_processes_gpus_or_devices_is_rejected(monkeypatch):
-    for micro_batches, remedy in ((4, "choose a number of processes"), (6, "give --global-")):
+    for micro_batches, remedy in ((4, "choose a number of processes"), (6, "pass --global-")):
         with pytest.raises(ConfigError, match=f"divided among 3 processes; {remedy}"):
             open_mesh(workload_of(settings_of("2x1", micro_batches)), Processes(WORKERS))
     # The tests divide the CPU into eight devices, which TensorFlow allows only once.

@@ -150,7 +150,6 @@ def test_a_run_continues_in_processes_and_back(replicas, layout, tmp_path, start
         (0, 2, {}),
         pytest.param(2, 3, {}, marks=pytest.mark.slow),
         pytest.param(0, 2, JAX, marks=pytest.mark.slow),
-        pytest.param(1, 3, {"engine": "jax"}, marks=pytest.mark.slow),
     ],
 )
 def test_kill_9_of_a_process_ends_a_run_that_continues(rank, size, layout, tmp_path, start, capsys):
