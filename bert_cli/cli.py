@@ -102,7 +102,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
-        raise ConfigError(f"bert ({name})", "no such command", remedy)
+        raise ConfigError(f"COMMAND ({name})", "no such command", remedy)
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
     if getattr(settings, "dry_run", False):
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
