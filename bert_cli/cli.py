@@ -7,8 +7,9 @@ second and loads no TensorFlow. Mistakes of the user end here as a message and a
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from bert_cli.commands import COMMANDS, GROUPS, split_command
 from bert_cli.errors import (
@@ -104,15 +105,16 @@ def dispatch(arguments: Sequence[str]) -> None:
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"COMMAND ({name})", "no such command", remedy)
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
-    if getattr(settings, "dry_run", False):
+    values = vars(settings)
+    if values.get("dry_run"):
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
-    kind = _kind_of(name, settings)
+    kind = _kind_of(name, values)
     set_result(kind == "shows")
     for where, why in loaded.no_effect.items():
-        print_note = print_error if _prints_json(settings) else print_line
+        print_note = print_error if _prints_json(values) else print_line
         print_note(f"{where} has no effect here: {why}")
     try:
-        with _engine(settings, f"bert {name}"):
+        with _engine(values.get("engine"), f"bert {name}"):
             with quiet_imports():
                 run = COMMANDS[name].run_function()
             run(settings)
@@ -122,25 +124,24 @@ def dispatch(arguments: Sequence[str]) -> None:
         raise
 
 
-def _prints_json(settings: object) -> bool:
+def _prints_json(values: Mapping[str, Any]) -> bool:
     """Return whether standard output has JSON alone (`--json -`)."""
-    return str(getattr(settings, "json_file", None)) == "-"
+    return str(values.get("json_file")) == "-"
 
 
-def _kind_of(name: str, settings: object) -> str:
+def _kind_of(name: str, values: Mapping[str, Any]) -> str:
     """Return the kind of a command with these settings; `bert launch` is of the kind of what it starts."""
-    if getattr(settings, "dry_run", False) or _prints_json(settings):
+    if values.get("dry_run") or _prints_json(values):
         return "shows"
-    if getattr(settings, "json_file", None):
+    if values.get("json_file"):
         return "writes"
-    started, _ = split_command(getattr(settings, "command", None) or [name])
+    started, _ = split_command(values.get("command") or [name])
     return COMMANDS[started].kind if started in COMMANDS else "writes"
 
 
 @contextmanager
-def _engine(settings: object, command: str) -> Iterator[None]:
-    """Select the settings' engine for Keras. Raises ConfigError if a framework that the command needs is absent."""
-    engine = getattr(settings, "engine", None)
+def _engine(engine: str | None, command: str) -> Iterator[None]:
+    """Select an engine for Keras. Raises ConfigError if a framework that the command needs is absent."""
     os.environ["KERAS_BACKEND"] = engine or "tensorflow"
     try:
         yield

@@ -79,7 +79,7 @@ _ROWS = {
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
     "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
-    "bench": ("tasks.bench.run", "bench.Bench", "run a standard benchmark"),
+    "bench": ("tasks.bench.run:list_benchmarks", "bench.Bench", "run a standard benchmark"),
     "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
     "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),

@@ -113,8 +113,8 @@ def _without_checksum(source: str, text: bytes, error: type[BertError], remedy: 
 def json_with_unique_keys(text: str) -> Any:
     """Return the value of JSON text. Raises JSONDecodeError also for a key that occurs twice in an object."""
 
-    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def to_dict(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+        values: dict[str, JSON] = {}
         for name, value in pairs:
             if name in values:
                 raise ValueError(f"the key {name!r} occurs twice in an object")

@@ -3,7 +3,7 @@
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
@@ -70,8 +70,8 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
 
 
-def _usual_mask_tokens(validated: dict[str, Any]) -> int:
-    length = validated.get("sequence_length", 128)
+def _usual_mask_tokens(validated: dict[str, float]) -> int:
+    length = int(validated.get("sequence_length", 128))
     fraction = validated.get("masked_lm_prob", 0.15)
     return min(length - 3, MASK_TOKENS.get((length, fraction), math.ceil(length * fraction)))
 
@@ -241,7 +241,7 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     """End of a document in plain text: a blank line, or only the end of its file."""
 
 
-def _check_vocabulary_size(value: Any) -> int | str:
+def _check_vocabulary_size(value: object) -> int | str:
     """Return a number of pieces, or +N as it is. Raises SettingError for anything else."""
     text = str(value)
     is_number = re.fullmatch(r"\+?\d{1,7}", text) is not None

@@ -7,21 +7,16 @@ comes from the pretrained model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
-from bert_cli.config.settings import (
-    Needs,
-    Positive,
-    SettingError,
-    Settings,
-    Unless,
-)
+from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
+from bert_cli.files import JSONObject
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
@@ -42,7 +37,7 @@ def _adam(rate: float) -> OptimizerOpts:
     )
 
 
-def _longest(validated: dict[str, Any]) -> int:
+def _longest(validated: JSONObject) -> int:
     config: BertConfig = validated.get("bert_config", BertConfig())
     return config.max_position_embeddings
 
@@ -74,6 +69,7 @@ class FinetuneSettings(TrainSettings):
         "seeds": "do_training",
         "global_batch.start_fraction": Unless(lambda _: False, "on fine-tuning"),
         "early_stop": [UNSCORED, "do_training", "do_validation"],
+        "baselines": [UNSCORED, "do_training", "do_validation"],
     }
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)

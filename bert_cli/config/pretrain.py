@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -27,7 +27,7 @@ class PretrainSettings(TrainSettings):
 
     HEAD = heads.PRETRAINING
     NEEDS: ClassVar[Needs] = {
-        "evaluation_examples": "validation_dir",
+        **dict.fromkeys(("evaluation_examples", "baselines"), "validation_dir"),
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",
         "stages": ("max_sequences_per_pack", 1),
@@ -91,7 +91,7 @@ class PretrainSettings(TrainSettings):
 
     @field_validator("dataset_dir", mode="before")
     @classmethod
-    def _paths_become_corpora(cls, value: Any) -> Any:
+    def _paths_become_corpora(cls, value: object) -> object:
         if not isinstance(value, list):
             return str(value) if isinstance(value, Path) else value
         if len(value) == 1 and isinstance(value[0], str):

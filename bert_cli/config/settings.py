@@ -79,7 +79,7 @@ class Settings(BaseModel):
     """Whether the command has a run folder."""
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
         """Keep the markers of a setting that a class declares again, and its text unless the class has another."""
         for name, about in cls.model_fields.items():
             for base in cls.__mro__[1:]:
@@ -195,7 +195,7 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def _check_size(value: Any) -> str:
+def _check_size(value: object) -> str:
     parse_bytes(str(value))
     return str(value)
 

@@ -207,15 +207,13 @@ class PlotSettings(Settings):
 
     Writes one SVG file per plot, and index.html, a self-contained page with all plots.
     Example: bert plot runs/base_128_phase1 --output pictures
-    Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures --smoothing 50
+    Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures
     """
 
     runs: Positional[list[Path]]
     """Run folders, plotted together; a folder of runs, such as the runs of several seeds, adds all of them."""
     output: Path
     """Folder of the pictures and the page; existing files are replaced."""
-    smoothing: Positive | None = None
-    """Steps in the moving average of a bold line; by default about a fortieth of the longest run."""
 
 
 class CompareSettings(Settings):
@@ -230,8 +228,6 @@ class CompareSettings(Settings):
     """Folder of a run."""
     second: Positional[Path]
     """Folder of the other run."""
-    smoothing: Positive | None = None
-    """Steps whose mean is compared; by default about a fortieth of the longer run."""
     json_file: JsonFile = None
 
 

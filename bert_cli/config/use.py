@@ -22,11 +22,7 @@ class PredictSettings(Answering):
     Example: bert predict runs/mine --input texts.txt
     """
 
-    NEEDS = {
-        "question": "context",
-        "context": "question",
-        "second": "text",
-    }
+    NEEDS = {"question": "context", "context": "question", "second": "text"}
 
     model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
@@ -190,6 +186,8 @@ class EvaluateSettings(Settings):
     """Folder of records, or its address (s3://...); by default the run's validation_dir."""
     examples: Positive | None = None
     """Number of examples; by default the run's evaluation_examples."""
+    baselines: bool = True
+    """Also score a model that knows only how frequent each token is in the records of the run."""
     engine: Engine = "tensorflow"
     """Framework that scores the model; both score every model."""
     json_file: JsonFile = None

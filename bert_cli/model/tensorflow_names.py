@@ -116,7 +116,7 @@ class Node(NamedTuple):
     full_name: str  # name of a variable in TensorFlow
 
 
-def is_object_based(names: Mapping[str, Any]) -> bool:
+def is_object_based(names: Mapping[str, object]) -> bool:
     """Return whether these are the names of a TensorFlow 2 checkpoint."""
     return any(name.endswith(VARIABLE) for name in names)
 
@@ -150,7 +150,7 @@ def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict
     return renamed
 
 
-def config_of(content: Any) -> JSONObject:
+def config_of(content: object) -> JSONObject:
     """Return the contents of a bert_config.json as a Hugging Face config.json, which has the same names."""
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"

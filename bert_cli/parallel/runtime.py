@@ -51,8 +51,6 @@ class Layout:
     offload_moments: bool = False
     reduce_precision: str = "float32"
     compile: str = "auto"
-    traced_steps: int = 0
-    """Steps that are recorded for a trace."""
 
     @property
     def devices_of_replica(self) -> int:

@@ -23,14 +23,7 @@ from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
-from bert_cli.parse.old_names import (
-    FALSE,
-    TRUE,
-    ignored_keys,
-    instead_of,
-    old_names_of,
-    our_name,
-)
+from bert_cli.parse.old_names import FALSE, TRUE, ignored_keys, instead_of, old_names_of, our_name
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
@@ -175,7 +168,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     )
 
 
-def _with_default(text: str, default: Any, required: bool) -> str:
+def _with_default(text: str, default: object, required: bool) -> str:
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif isinstance(default, list):
@@ -261,7 +254,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
 
 
 def _value_parser(
-    by_key: Mapping[str, Option], ignored: Mapping[str, Any]
+    by_key: Mapping[str, Option], ignored: Mapping[str, Literal[1, "*"]]
 ) -> argparse.ArgumentParser:
     """Return the parser of values: every flag takes a text, and required flags may be missing.
 

@@ -35,10 +35,12 @@ from bert_cli.files import (
     LockUnsupportedError,
     atomic_folder,
     crc32c_of_files,
+    file_crc32c,
     lock_file,
     read_json,
     verify_files,
     with_checksum,
+    write_atomically,
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
@@ -117,6 +119,14 @@ class SavedSettings(BaseModel):
     fixed: Annotated[JSONObject, AfterValidator(_check_fixed)] = {}
     settings: JSONObject = {}
     versions: dict[str, str] = {}
+
+
+def read_settings(folder: Path) -> SavedSettings:
+    """Return what state.json of a model's folder says of its settings, nothing where other programs wrote the model."""
+    path = folder / STATE
+    if not path.is_file():
+        return SavedSettings()
+    return read_json(path, SavedSettings, CheckpointError, "copy it again")
 
 
 class SavedState(SavedSettings, Checksums):
@@ -242,12 +252,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def save(
-    folder: Path,
-    state: StateCopy,
-    form: Format,
-    *,
-    fixed: JSONObject,
-    settings: JSONObject,
+    folder: Path, state: StateCopy, form: Format, *, fixed: JSONObject, settings: JSONObject
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
@@ -302,6 +307,21 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
     for name, content in files.items():
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(content)
+
+
+def add_to_card(path: Path, section: str) -> None:
+    """Put the section of the baselines at the end of a checkpoint's card, unless an older version wrote none."""
+    if not (path / card.CARD).is_file():
+        return
+    state = read_json(path / STATE, JSONObject, CheckpointError, _remove(path))
+    text = (path / card.CARD).read_text(encoding="utf-8").partition(card.BASELINES)[0]
+    content = f"{text.rstrip()}\n\n{section}".encode()
+    # Meanwhile the card has no checksum, so that a kill leaves a checkpoint that can be read.
+    state["crc32c"].pop(card.CARD, None)
+    write_json_atomically(path / STATE, with_checksum(state))
+    write_atomically(path / card.CARD, content)
+    state["crc32c"][card.CARD] = file_crc32c(path / card.CARD)
+    write_json_atomically(path / STATE, with_checksum(state))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from bert_cli.errors import DataError
 from bert_cli.files import STATE, JSONObject, is_locked, read_json
 from bert_cli.parse.load import leaves
+from bert_cli.statistics import Score
 from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,
@@ -26,6 +27,7 @@ from bert_cli.train.checkpoint import (
     step_of,
 )
 from bert_cli.train.metrics import HELD_OUT, read_line
+from bert_cli.train.scores import INTERVALS
 
 Metrics = dict[str, float | None]
 
@@ -145,6 +147,12 @@ class Run:
             if scores:
                 return scores
         return {}
+
+    @cached_property
+    def intervals(self) -> dict[str, Score]:
+        """Return the scores with their intervals, none in older runs."""
+        stored = _read_object(self.folder / SCORES).get(INTERVALS, {})
+        return {name: Score.of(self.scores[name], bounds) for name, bounds in stored.items()}
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:

@@ -139,10 +139,6 @@ def format_losses(metrics: Metrics) -> str:
         if not head.startswith(HELD_OUT):
             text = f" ({', '.join(accuracies)})" if accuracies else ""
             parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
-    if BITS_PER_BYTE in metrics:
-        parts.append(f"bits per byte {metrics[BITS_PER_BYTE]:.4f}")
-    if PROBE in metrics:
-        parts.append(f"probe {100 * metrics[PROBE]:.1f} %")
     return "  ".join(parts)
 
 
@@ -259,7 +255,9 @@ class ProgressBar(TerminalBar):
 # --- trackers
 
 
-def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitStack) -> Reporter:
+def tensorboard(
+    folder: Path, hyperparameters: Mapping[str, object], closing: ExitStack
+) -> Reporter:
     """Return a reporter that writes TensorBoard's event files, with hyperparameters."""
 
     def start(stack: ExitStack) -> Reporter:
@@ -290,7 +288,7 @@ def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitS
 
 
 def wandb(
-    settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
+    settings: JSONObject, run_settings: Mapping[str, object], folder: Path, closing: ExitStack
 ) -> Reporter:
     """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run."""
 

@@ -111,7 +111,6 @@ AUTO = {"layout": "auto", **TWO_STAGES}
         ("jax", {"recompute_by": "stage", "recompute": True}, "leave it out, or pass --engine tensorflow"),
         ("jax", {"optimizer_state_offload": True}, "leave it out, or pass --engine tensorflow"),
         ("jax", {"reduce_precision": "bfloat16"}, "leave it out, or pass --engine tensorflow"),
-        ("jax", {"trace": "a.json"}, "leave it out, or pass --engine tensorflow"),
         ("tensorflow", {"tensor": 2}, "leave it out, or pass --engine jax"),
         ("tensorflow", {"tensor": [2, 2]}, "leave it out, or pass --engine jax"),
         ("tensorflow", {"shard_weights": True}, "leave it out, or pass --engine jax"),

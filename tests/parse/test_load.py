@@ -182,14 +182,12 @@ TINY = ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"]
         (AverageSettings, ["$PLACE", "out", "--last", "2"], "run"),
         (PlotSettings, ["$PLACE", "--output", "x"], "runs"),
         (PretrainSettings, [*TINY, "--pretrained-ckpt-path", "$PLACE"], "pretrained_ckpt_path"),
-        (PretrainSettings, [*TINY, "--parallel.trace", "$PLACE/t.json"], "parallel"),
     ],
 )
 def test_variables_are_expanded_in_every_path_by_one_rule(settings, words, name, monkeypatch):
     monkeypatch.setenv("PLACE", "here")
     monkeypatch.setenv("HOME", "/home/me")
     value = getattr(load(settings, words, "bert")[0], name)
-    value = value.trace if name == "parallel" else value
     value = value[0] if isinstance(value, list) else value
     word = next(word for word in words if "PLACE" in word)
     expected = word.replace("${PLACE}", "here").replace("$PLACE", "here")
@@ -459,7 +457,7 @@ def test_a_flag_obeys_the_rules_of_a_file(tmp_path):
         (("--checkpoint-every-steps", LONG), "(--checkpoint-every-steps): has too many digits"),
         (("--save-ckpt-path", ""), "save_ckpt_path (--save-ckpt-path): is empty"),
         (("--validation-dir", ""), "validation_dir (--validation-dir): is empty"),
-        (("--parallel", '{"trace": "a", "trace": "b"}'), "the key 'trace' occurs twice"),
+        (("--parallel", '{"tensor": 1, "tensor": 2}'), "the key 'tensor' occurs twice"),
         (("--save-ckpt-path", "runs/\udcff"), "is not UTF-8; rename it"),
         (("--parallel.pipeline-stages", '[["hid*99999999999"]]'), "which is not a block"),
     ):

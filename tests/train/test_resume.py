@@ -51,7 +51,7 @@ def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
 MAY_CHANGE = {
     # Where things are, how often they are done, and what is reported.
     "about", "save_ckpt_path", "pretrained_ckpt_path", "checkpoint_every_steps", "checkpoint_every_minutes",
-    "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps", "max_skipped_steps",
+    "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps",
     "tensorboard_dir", "wandb", "exit_code_when_stopped", "dry_run", "compile", "deterministic",
     "dataset_cache", "cache_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
@@ -179,7 +177,7 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
 
 
 def write_server_file(
-    path: Path, name: str, examples: tables.TextExamples, predictions: npt.NDArray[Any]
+    path: Path, name: str, examples: tables.TextExamples, predictions: tables.Column
 ) -> None:
     """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
 

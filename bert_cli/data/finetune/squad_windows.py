@@ -51,7 +51,7 @@ class Windows:
     remarks: tuple[str, ...] = ()
 
 
-def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[Any]]:
+def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[np.generic]]:
     """Return the windows as arrays by name, for a cache."""
     columns = {name: getattr(windows, name) for name in COLUMNS}
     remarks = np.array(windows.remarks, np.str_)

@@ -396,7 +396,7 @@ def bundle(parts: Sequence[Part], size: float) -> list[list[Part]]:
     return bundles
 
 
-def shard_of(output: Path, parts: Sequence[Part], **arguments: Any) -> Shard:
+def shard_of(output: Path, parts: Sequence[Part], **arguments: object) -> Shard:
     """Return the shard that makes `output` from `parts`; its function gets `parts` and `arguments`."""
     inputs = tuple(dict.fromkeys(part.path for part in parts))
     size = sum(part.size for part in parts)

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -71,7 +70,7 @@ class Shard:
 
     inputs: tuple[Path, ...]
     output: Path
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     weight: int | None = None
     prepare: Callable[[Path], tuple[Path, ...]] | None = None
 

@@ -116,7 +116,7 @@ def parse(text: str, where: str) -> Any:
         raise DataError(where, f"is not JSON ({error})", "correct it or copy it again") from error
 
 
-def check_object(value: Any, where: str) -> JSONObject:
+def check_object(value: object, where: str) -> JSONObject:
     """Return a JSON value that is an object. Raises DataError for any other value."""
     if not isinstance(value, dict):
         raise DataError(where, "is not a JSON object", "write one object per line or item")

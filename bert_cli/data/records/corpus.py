@@ -5,7 +5,6 @@ corpus.offsets, memory-mapped, has the byte where each record starts, so opening
 """
 
 import os
-from collections.abc import Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -114,7 +113,7 @@ def refuse_unfinished(folder: Path) -> None:
         raise DataError(f"folder ({folder})", problem, "run the step again to continue")
 
 
-def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
+def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
     """Return the duplication factor of static records; None where it is not recorded."""
     if corpus["format"] != "static":
         return None

@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +159,7 @@ def write_index(path: Path) -> int:
 # --- corpus.json
 
 
-def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
+def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
     `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
@@ -206,7 +204,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
     return corpus
 
 
-def describe(vocabulary: Vocabulary, **values: Any) -> JSONObject:
+def describe(vocabulary: Vocabulary, **values: object) -> JSONObject:
     """Return the description of records: the values that follow from their vocabulary, and `values`."""
     config = {"tokenizer_class": tokenizer.LIBRARY_CLASS, **tokenizer.TOKENS}
     if vocabulary.notation is WORDPIECE:

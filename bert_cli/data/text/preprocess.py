@@ -8,11 +8,10 @@ stop of Japanese.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.markers import recorded
@@ -253,7 +252,7 @@ def language_code(language: str) -> str:
     return NLTK_CODES.get(language, language.lower().replace("_", "-"))
 
 
-def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
+def choose_splitter(requested: str, language: str, begun: JSONObject) -> tuple[str, str]:
     """Return the splitter and the language's name; both stay as in an output folder that was begun."""
     if begun and language_code(begun["language"]) == language_code(language):
         language = begun["language"]

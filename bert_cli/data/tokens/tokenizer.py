@@ -11,12 +11,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class Normalization:
             object.__setattr__(self, "strip_accents", None)  # so that equal values are equal
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
+    def of(cls, config: JSONObject, *, cased: bool) -> Self:
         """Return the normalization of a tokenizer_config.json; `cased` applies if it does not state the case."""
         lower = config.get("do_lower_case")
         chinese = config.get("tokenize_chinese_chars")
@@ -468,7 +468,7 @@ class TokenizerFolder:
         return Normalization.of(config, cased=False) if is_known else None
 
 
-def _is_length(value: Any) -> TypeGuard[int | float]:
+def _is_length(value: object) -> TypeGuard[int | float]:
     """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
     return isinstance(value, int | float) and 1 <= value < math.inf
 

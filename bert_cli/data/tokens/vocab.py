@@ -91,47 +91,22 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
 
 
 def _download(name: str) -> Path:
-    """Return the folder of a model's tokenizer files, from the hub or its cache."""
-    from huggingface_hub.errors import EntryNotFoundError
+    """Return the folder of a model's tokenizer files, from the hub, or from its cache where that cannot be reached."""
+    from huggingface_hub import snapshot_download
 
     print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")
-    paths: list[Path] = []
-    absent: Exception | None = None
+    files = [tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE]
+    reason = "it has no such file"
     try:
-        for file in (tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE):
-            try:
-                paths.append(_download_file(name, file))
-            except EntryNotFoundError as error:
-                absent = absent or error
-        if paths and tokenizer.has_tokenizer(paths[0].parent):
-            return paths[0].parent
-    except (OSError, ValueError) as error:  # the hub's errors are OSErrors
-        absent = error
-    reason = f"{type(absent).__name__}: {str(absent).strip().splitlines()[0]}"
+        folder = Path(snapshot_download(name, allow_patterns=files))
+        if tokenizer.has_tokenizer(folder):
+            return folder
+    except Exception as error:  # the hub's client raises a dozen kinds
+        first = error.__cause__ or error  # that of the connection
+        reason = f"{type(first).__name__}: {str(first).strip().splitlines()[0]}"
     problem = f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} ({reason})"
     remedy = "check the name and the network, or use the path of a vocab.txt"
-    raise DataError(f"vocabulary ({name})", problem, remedy) from absent
-
-
-def _download_file(name: str, file: str) -> Path:
-    """Return a file of a model on the hub, or its cached copy where the hub cannot be reached.
-
-    Its metadata are requested first, because without a network the download itself would retry for 23 s.
-    """
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    from huggingface_hub.errors import RepositoryNotFoundError as ModelNotFoundError
-
-    try:
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file))
-    except (EntryNotFoundError, ModelNotFoundError, ValueError):
-        raise
-    except Exception as error:  # any error of the HTTP client
-        try:
-            return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=True))
-        except LocalEntryNotFoundError:
-            raise LocalEntryNotFoundError(str(error) or type(error).__name__) from error
-    return Path(huggingface_hub.hf_hub_download(name, file))
+    raise DataError(f"vocabulary ({name})", problem, remedy)
 
 
 def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:

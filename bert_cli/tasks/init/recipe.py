@@ -22,7 +22,7 @@ from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 
 Goal = Literal["search", "labels", "fill-mask"]
-TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
+TABLE: JSONObject = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
 PIECES_PER_WORD = 1.4  # for a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
 TRAINED = 0.9  # of the documents: the others are held out
@@ -106,7 +106,7 @@ class Recipe:
         """Add the value of a rule, with its source as the reason."""
         self.rows.append((rule, value, TABLE[rule]["source"]))
 
-    def add_config(self, command: str, what: str, seconds: float, **values: Any) -> None:
+    def add_config(self, command: str, what: str, seconds: float, **values: object) -> None:
         """Add the config of a command that takes so long."""
         self.seconds += seconds
         about = {

@@ -26,7 +26,7 @@ REMEDY = (
 )
 
 
-def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
+def describe_target(settings: TrainSettings, target: Target) -> list[object]:
     """Return the target's devices, as JAX describes them.
 
     Raises ConfigError without the compiler for the target, or for a shape that the compiler does not know.
@@ -49,7 +49,7 @@ def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
             raise ConfigError(where, problem, "use a published slice, such as v5e:2x4") from None
 
 
-def report(order: TrainSettings, work: Workload, target: Target, devices: list[Any]) -> None:
+def report(order: TrainSettings, work: Workload, target: Target, devices: list[object]) -> None:
     """Compile the step for the devices of a target and print its memory.
 
     A run of several stages is compiled for the stage that needs the most memory.
@@ -105,7 +105,7 @@ def micro_batch(order: TrainSettings, work: Workload) -> Batch:
 
 
 def _compiled(
-    order: TrainSettings, work: Workload, kind: str, devices: list[Any]
+    order: TrainSettings, work: Workload, kind: str, devices: list[object]
 ) -> tuple[Any, int]:
     """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
     from bert_cli.parallel.jax import ahead_of_time

@@ -360,12 +360,7 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
 
 
 def judge(
-    report: Report,
-    work: Workload,
-    losses: Mapping[str, float],
-    notes: str,
-    *,
-    is_trained: bool,
+    report: Report, work: Workload, losses: Mapping[str, float], notes: str, *, is_trained: bool
 ) -> None:
     """Check that losses are near the losses of equal probabilities, or lower if the weights were trained."""
     vocab_size = work.model.vocab_size

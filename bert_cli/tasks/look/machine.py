@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import psutil
 
@@ -61,7 +61,7 @@ class Finding:
     what: str
     found: str
     remedy: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     """The values of the check, for --json."""
     kind: type[BertError] = DeviceError
     """Class of an error, which decides the exit code."""
@@ -83,11 +83,11 @@ class Report:
         if not self.quiet:
             print_line(str(finding))
 
-    def add(self, level: Level, what: str, text: str, remedy: str = "", **values: Any) -> None:
+    def add(self, level: Level, what: str, text: str, remedy: str = "", **values: object) -> None:
         """Add the result of a check, with a remedy unless it passed."""
         self._add(Finding(level, what, text, "" if level == "ok" else remedy, values))
 
-    def error(self, what: str, error: BertError, **values: Any) -> None:
+    def error(self, what: str, error: BertError, **values: object) -> None:
         """Add an error with which the run would end."""
         problem = f"{error.where}: {error.problem}" if error.problem else error.where
         problem, remedy = (" ".join(text.split()) for text in (problem, error.remedy))

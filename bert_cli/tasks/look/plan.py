@@ -1,4 +1,4 @@
-"""`bert plan`: estimate the memory and the idle time of a layout, and propose a better layout.
+"""`bert plan`: estimate the memory and the idle time of a layout, or propose one.
 
 Only arithmetic on the settings: nothing is built and TensorFlow is not loaded, so the layouts of a cluster can be
 compared on a laptop. `bert pretrain` and `parallel.layout auto` use the same estimates.
@@ -65,8 +65,6 @@ def run(settings: Planning) -> None:
         _check_memory(chosen, kind, memory)
     if chosen is not requested:
         print_line(f"as flags:\n  {_flags(chosen)}")
-    if devices is not None and memory is not None:
-        _print_alternatives(requested, {layout.shape(chosen)}, kind, devices, memory, processes)
     if target is not None:
         ahead_of_time.report(order, chosen, target, described)
 
@@ -172,24 +170,6 @@ def _check_devices(work: Workload, devices: int | None, processes: int) -> None:
         raise ConfigError(f"--devices ({devices})", problem, remedy)
     if devices is not None and needed < devices:
         print_line(f"{devices - needed} of {count(devices, 'device')} unused")
-
-
-def _print_alternatives(
-    requested: Workload, seen: set[str], kind: str, devices: int, memory: int, processes: int
-) -> None:
-    """Print the choices of `auto`, with and without recomputation, whose shapes are not in `seen`."""
-    choices = {"--parallel.layout auto": requested}
-    if not requested.parallel.recompute:
-        flags = "--parallel.layout auto --parallel.recompute"
-        choices[flags] = requested.with_parallel(recompute=True)
-    for flags, choice in choices.items():
-        try:
-            shape = layout.shape(layout.propose(choice, kind, devices, memory, processes))
-        except ConfigError:
-            continue
-        if shape not in seen:
-            print_line(f"{flags} chooses {shape}")
-        seen.add(shape)
 
 
 def _flags(work: Workload) -> str:

@@ -181,9 +181,7 @@ def text_checks(stream: ExampleStream, order: PretrainSettings) -> Iterator[Chec
         yield of_vocabulary(order.bert_config.vocab_size, tokens)
 
 
-def open_held_out(
-    order: PretrainSettings, name: str = "validation_dir", read: Read = RecordFolder
-) -> ExampleStream | None:
+def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStream | None:
     """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
     They have the sequence length of the last stage. `name` is the setting that messages name.

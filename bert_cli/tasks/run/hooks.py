@@ -1,21 +1,21 @@
-"""The hooks of a run: measure, report, score and trace its steps, and forecast its duration."""
+"""The hooks of a run: measure, report and score its steps, and forecast its duration."""
 
 import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from bert_cli.config.markers import UNTRACKED
 from bert_cli.planning import checks
 from bert_cli.processes import print_line
+from bert_cli.statistics import describe, intervals
 from bert_cli.tasks.run.build import Run
 from bert_cli.text import count, format_duration
-from bert_cli.train import checkpoint, health, history, metrics
+from bert_cli.train import checkpoint, health, history, metrics, scores
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
-from bert_cli.train.metrics import Forecast, Pace, ProgressBar
+from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 
 Hooks = list[tuple[Hook, Every]]
 
@@ -62,11 +62,6 @@ def hooks_of(
         hooks.append((lambda info: save(), saved))
         if picks_best:
             hooks.append((partial(_write_score, run), scored))
-    traced = run.engine.traced_steps
-    trace = job.work.parallel.trace
-    if traced and trace is not None:
-        ends = Every(last_step=min(run.state.step + traced, last))
-        hooks.append((partial(_write_trace, run, trace), ends))
     # Saving and evaluating do not count as the time of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
@@ -128,13 +123,15 @@ def _evaluate(run: Run, info: Info) -> None:
     evaluate = run.job.evaluate
     assert evaluate is not None
     try:
-        values = evaluate(run.engine, info.step)
+        samples = evaluate(run.engine, info.step)
     except StoppedWhileScoringError:
         print_line(f"step {info.step}: not scored; the same command scores it")
         return
-    info.metrics.update({f"validation_{name}": value for name, value in values.items()})
-    scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-    print_line(f"step {info.step}: held out, {metrics.format_losses(values) or scores}")
+    scored = intervals(samples)
+    info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in scored.items()})
+    print_line(f"step {info.step}: held out, {describe(scored)}")
+    if run.is_first_rank and not run.job.task.best:
+        scores.write(run.job.folder, samples, scored)
 
 
 def _write_score(run: Run, info: Info) -> None:
@@ -194,14 +191,6 @@ def score_resumed(run: Run) -> bool:
         values = {name: math.nan if value is None else value for name, value in trained.items()}
         metrics.jsonl_reporter(job.folder / METRICS, step - 1)(step, values | info.metrics)
     return bool(info.metrics)
-
-
-def _write_trace(run: Run, path: Path, info: Info) -> None:
-    group = run.engine.group
-    if group.world_size > 1:
-        path = path.with_stem(f"{path.stem}_rank{group.rank}")
-    run.engine.write_trace(path)
-    print_line(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
 
 
 def forecast(run: Run) -> Forecast:

@@ -1,7 +1,7 @@
 """From an order to a run: `Draft`, the steps that complete it, which `bert doctor` reports one by one, and `Job`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +26,7 @@ from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
+from bert_cli.statistics import Sample
 from bert_cli.tasks.run import corpora, probe, resolve
 from bert_cli.tasks.run.corpora import Read, RecordFolder
 from bert_cli.tasks.run.folder import Folder, Start, find_start
@@ -37,6 +38,8 @@ from bert_cli.train.loop import StopRequest
 
 NEW = Start(Folder(None), None, None)
 PRETRAINING = Task(labels=2, label_names=None, train=None)
+HALVES = "chosen_on_half"
+"""The fixed value of a run whose checkpoint half of the held-out texts chooses; older runs chose on all."""
 SAMPLE = 8
 """Examples that are read to check the records."""
 
@@ -55,7 +58,6 @@ class Output(NamedTuple):
     log_every_steps: int
     model_fields_set: set[str]
     """The settings that are given."""
-    max_skipped_steps: int
     tensorboard_dir: Path | None
     cluster: Cluster
     pools_by: str | None
@@ -83,7 +85,7 @@ class Job:
     """The tokenizer that is saved with the model."""
     task: Task = PRETRAINING
     """What the run is trained for."""
-    evaluate: Callable[[Engine, int], dict[str, float]] | None = None
+    evaluate: Callable[[Engine, int], Mapping[str, Sample]] | None = None
     """Return metrics on held-out examples after a step."""
     held_out: str = ""
     """Fingerprint of the held-out examples, which the processes divide among them."""
@@ -116,6 +118,7 @@ class Job:
             "total_steps": plan.total_steps,
             "corpus": self.stream.fingerprint,
             **sizes,
+            **({HALVES: True} if self.task.halves else {}),
         }
 
     @property
@@ -254,16 +257,16 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 
 
-def open_held_out(draft: Draft[PretrainSettings]) -> str:
-    """Open the evaluation examples, if there are any."""
+def open_held_out(draft: Draft[PretrainSettings], name: str = "validation_dir") -> str:
+    """Open the evaluation examples, if there are any; messages call them `name`."""
     order = draft.order
-    if draft.stream is None or not order.SAVES:
-        return ""
-    held_out = draft.held_out = corpora.open_held_out(order, read=draft.read)
+    held_out = corpora.open_held_out(order, name, draft.read) if order.SAVES else None
     if held_out is None:
         return ""
-    _refuse_pairs(order, "validation_dir", held_out)
-    if draft.stream.has_next_sentences and not held_out.has_next_sentences:
+    _refuse_pairs(order, name, held_out)
+    draft.held_out = held_out
+    is_paired = draft.stream is not None and draft.stream.has_next_sentences
+    if is_paired and not held_out.has_next_sentences:
         draft.lines.append(
             f"validation_dir ({order.validation_dir}): has no sentence pairs, so no next-sentence score; "
             "make it without --no-nsp to get one"

@@ -6,11 +6,10 @@ unpickled.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, PositiveInt, field_validator
@@ -18,12 +17,7 @@ from pydantic import BaseModel, PositiveInt, field_validator
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.tokens.encoder import split_word
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
-from bert_cli.data.tokens.tokenizer import (
-    VOCAB_FILE,
-    TextTokenizer,
-    TokenizerFolder,
-    has_tokenizer,
-)
+from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
@@ -54,11 +48,11 @@ class ModelClass(BaseModel):
     architectures: list[str] | None = None
     problem_type: str | None = None
     num_labels: PositiveInt | None = None
-    id2label: dict[int, Any] | None = None
+    id2label: dict[int, object] | None = None
 
     @field_validator("id2label")
     @classmethod
-    def _is_complete(cls, labels: dict[int, Any] | None) -> dict[int, Any] | None:
+    def _is_complete(cls, labels: dict[int, object] | None) -> dict[int, object] | None:
         names = {str(name) for name in (labels or {}).values()}
         if {*(labels or {})} != {*range(len(names))}:
             raise ValueError(f"{labels} are not different names with the numbers 0, 1, 2 and so on")
@@ -71,7 +65,7 @@ class Source:
 
     folder: Path
     """The folder with config.json and the tokenizer."""
-    described: Mapping[str, Any]
+    described: JSONObject
     """The content of config.json."""
     where: str
     """The file that describes the model, for messages."""

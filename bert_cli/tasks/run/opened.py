@@ -39,11 +39,7 @@ from bert_cli.parallel.devices import keep_freed_memory
 from bert_cli.progress import TerminalBar
 from bert_cli.tasks.run import models, start
 
-INPUTS = {
-    "input_ids": "input_ids",
-    "attention_mask": "input_mask",
-    "token_type_ids": "segment_ids",
-}
+INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
 """Name of an input in transformers -> the column of a batch."""
 FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1
@@ -334,7 +330,11 @@ class Predictor:
         return np.stack(rows), cut
 
     def of_positions(
-        self, features: Features, owner: npt.NDArray[Any], inputs: Sequence[Input], outputs: int
+        self,
+        features: Features,
+        owner: npt.NDArray[np.generic],
+        inputs: Sequence[Input],
+        outputs: int,
     ) -> Floats:
         """Return the logits [T, outputs] of all positions; `owner` has the input of each example."""
         logits = np.zeros((len(features.tokens), outputs), np.float32)

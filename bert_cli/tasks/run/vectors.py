@@ -3,6 +3,7 @@
 Shapes: B texts, S positions, D hidden size.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,12 +12,13 @@ from keras import ops
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, JSONObject, read_json
+from bert_cli.errors import ConfigError
+from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models
+from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.opened import (
     Columns,
+    Floats,
     Input,
     Predictor,
     Row,
@@ -24,7 +26,10 @@ from bert_cli.tasks.run.opened import (
     head_of,
     row_of,
 )
-from bert_cli.train.checkpoint import SavedSettings
+from bert_cli.train.checkpoint import read_settings
+
+BATCH = 32
+"""Texts that are read at once."""
 
 
 class Embedding(Predictor):
@@ -42,10 +47,7 @@ class Embedding(Predictor):
             remedy = "train it with `bert embed` first"
             print_error(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
-        saved = SavedSettings()
-        if (state := source.folder / STATE).is_file():
-            saved = read_json(state, SavedSettings, CheckpointError, "copy it again")
-        fixed = saved.fixed
+        fixed = read_settings(source.folder).fixed
         sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
         size = settings.dimensions or sizes[0]
         if "matryoshka" in fixed and size not in sizes:
@@ -76,6 +78,28 @@ class Embedding(Predictor):
         ]
 
 
+def open_vectors(
+    source: models.Source,
+    *,
+    batch_size: int = BATCH,
+    normalize: bool = False,
+    uses_library: bool = False,
+    warns: bool = True,
+) -> Embedding:
+    """Return what computes the vectors of texts, with the pooling and the length of the model's folder."""
+    settings = PredictSettings(model=str(source.folder), batch_size=batch_size, normalize=normalize)
+    if warns:
+        Embedding.read_defaults(source, settings)
+    defaults = embeddings.read_embedding(source.folder)
+    settings = settings.model_copy(update={"pooling": defaults.get("pooling", "mean")})
+    positions = source.config.max_position_embeddings
+    length = min(positions, defaults.get("max_seq_length", positions))
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
+    task = opened.task_of(source, "embed")
+    model = opened.open_model(source, task, uses_library=uses_library)
+    return Embedding(model, tokenizer, settings, length)
+
+
 class Similarity(Embedding):
     """The texts that are most similar to the first."""
 
@@ -93,6 +117,18 @@ class Similarity(Embedding):
             row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
             for n in best.tolist()
         ]
+
+
+def vectors_within(seconds: float, source: models.Source, texts: Sequence[str]) -> Floats:
+    """Return the vectors [n, D] of the first texts, of as many as the model reads in these seconds."""
+    ends = time.monotonic() + seconds
+    predictor = open_vectors(source, warns=False)
+    inputs = [Input("texts", {"text": text}) for text in texts]
+    vectors = [predictor.of_texts(inputs[:BATCH])[0]]
+    for first in range(BATCH, len(texts), BATCH):
+        if time.monotonic() < ends:
+            vectors.append(predictor.of_texts(inputs[first : first + BATCH])[0])
+    return np.concatenate(vectors)
 
 
 def check_dimensions(dimensions: int | None, source: models.Source) -> None:

@@ -101,7 +101,7 @@ def _read_torch(path: Path) -> Tensors:
         raise CheckpointError(str(path), problem, remedy) from error
 
 
-def _has_weights(entry: Any) -> bool:
+def _has_weights(entry: object) -> bool:
     return isinstance(entry, dict) and any(hasattr(value, "numpy") for value in entry.values())
 
 

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,25 @@ class Hub(http.server.SimpleHTTPRequestHandler):
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("ETag", f'"{hash(self.path):x}"')
         super().end_headers()
+
+    def do_GET(self):
+        asked = re.match(r"/api/models/([^/]*/[^/]*)/(revision|tree)/", self.path)
+        if asked is None or not (folder := Path(self.directory, asked[1])).is_dir():
+            self.path = self.path.replace("0" * 40, "main")
+            return super().do_GET()
+        sizes = {path.name: path.stat().st_size for path in (folder / "resolve/main").iterdir()}
+        tree = [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
+        info = {"id": asked[1], "sha": "0" * 40}
+        body = json.dumps(tree if asked[2] == "tree" else info).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def do_HEAD(self):
+        self.path = self.path.replace("0" * 40, "main")
+        super().do_HEAD()
 
     def log_message(self, *args):
         pass

@@ -55,7 +55,6 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
     assert main([*BASE, "--devices", "16", "--memory", "16GB"]) == 0
     text = capsys.readouterr().out
     assert "fits: device 1 needs" in text and "14.4 GB of 16.0 GB are usable" in text
-    assert "--parallel.layout auto chooses 15 replicas of 1 device" in text
     for flags, message in (
         (["--memory", "3GB"], "--memory (3.0 GB): device 1 needs"),
         (["--devices", "15"], "--devices (15): the layout needs 16, 4 replicas of 4"),

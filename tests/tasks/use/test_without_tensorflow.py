@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.metrics import scores_of
 from support.tiny_models import TINY, TINY_RUN, flags_of, metrics_of, write_model, write_reviews
 
 from bert_cli.cli import main
@@ -102,6 +103,7 @@ def results(base, models):
     return dict(zip(steps, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "code", "message"),
     [
@@ -114,15 +116,17 @@ def test_what_needs_tensorflow_is_refused_with_the_remedy(step, code, message, r
     assert results[step][0] == code and message in results[step][2]
 
 
+@pytest.mark.slow
 def test_data_becomes_records_and_a_model_is_pretrained_and_fine_tuned(base, results):
     assert {
         code for name, (code, *_) in results.items() if name not in ("engine", "export", "google")
     } == {0}
     assert "jax 0.10" in results["version"][1] and "static records" in results["inspect"][1]
     assert len(metrics_of(base / "run")) == 4
-    assert set(json.loads((base / "mine" / "scores.json").read_text())) == {"accuracy", "macro_f1"}
+    assert set(scores_of(base / "mine")) == {"accuracy", "macro_f1"}
 
 
+@pytest.mark.slow
 def test_tensorboards_files_have_the_metrics_and_settings_of_a_run(base, results):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
@@ -154,6 +158,7 @@ def words_in(value: object) -> object:
     return None if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_predictions_are_those_of_tensorflow(task, base, models, results, capsys):
     settings, _ = load(PredictSettings, predict_words(base, models, task)[1:], "bert predict")
