@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-AT_ONCE = 1 << 22  # weights of resamples that are computed together: 32 MB
+AT_ONCE = (
+    1 << 16
+)  # weights of resamples that are computed together: half a megabyte, which stays in a cache
 Floats = npt.NDArray[np.float64]
 
 
@@ -123,7 +125,7 @@ def resampled(sample: Sample, seed: int = 0) -> Floats:
     """Return the score of each resample [R]; those of samples with equally many groups draw the same groups."""
     owner = sample.examples.groups
     counts = _draws(int(owner.max()) + 1, seed)
-    rows = max(1, AT_ONCE // len(owner))
+    rows = max(8, AT_ONCE // len(owner))
     parts = (counts[first : first + rows, owner] for first in range(0, RESAMPLES, rows))
     rule = RULES[sample.rule]
     return np.concatenate([rule(part.astype(np.float64), sample.columns) for part in parts])
