@@ -67,9 +67,9 @@ class Sample(NamedTuple):
 
     def take(self, rows: npt.NDArray[np.bool_]) -> "Sample":
         """Return the sample of a mask [n]."""
-        keys, groups = np.flatnonzero(rows), self.examples.groups[rows].tolist()
-        named = [f"{self.examples.digest} {key}" for key in keys]
-        return Sample(self.rule, self.columns[rows], identify(named, groups))
+        keys = [f"{self.examples.digest} {row}" for row in np.flatnonzero(rows)]
+        groups = self.examples.groups[rows].tolist()
+        return Sample(self.rule, self.columns[rows], identify(keys, groups))
 
 
 def sample_of(examples: Examples, rule: str, *columns: npt.ArrayLike) -> Sample:
@@ -99,6 +99,12 @@ class Score(NamedTuple):
         """Return all but the value as in JSON, which has no NaN."""
         low, high = (None if math.isnan(bound) else bound for bound in (self.low, self.high))
         return {"low": low, "high": high, "n": self.n, "groups": self.groups}
+
+    @classmethod
+    def of(cls, value: float, bounds: Mapping[str, Any]) -> "Score":
+        """Return a value with its `bounds`."""
+        low, high = (math.nan if bounds[end] is None else bounds[end] for end in ("low", "high"))
+        return cls(value, low, high, bounds["n"], bounds["groups"])
 
     def __format__(self, form: str) -> str:
         bounds = f"{self.low:{form}}, {self.high:{form}}"
@@ -177,8 +183,10 @@ def _ratio(weights: Floats, columns: Floats) -> Floats:
 def _macro_f1(weights: Floats, columns: Floats) -> Floats:
     """Return the mean of the F1 of all labels that the resample has, from labels and predictions."""
     true, predicted = (columns[:, None] == np.unique(columns)[:, None]).transpose(2, 0, 1)
-    occurs = weights @ true + weights @ predicted
-    return _divided(_divided(2 * weights @ (true & predicted), occurs).sum(1), (occurs > 0).sum(1))
+    columns = np.concatenate([true, predicted, true & predicted], axis=1).astype(np.float64)
+    labelled, guessed, right = np.split(weights @ columns, 3, axis=1)
+    occurs = labelled + guessed
+    return _divided(_divided(2 * right, occurs).sum(1), (occurs > 0).sum(1))
 
 
 def _pearson(weights: Floats, columns: Floats) -> Floats:
@@ -209,7 +217,7 @@ def _correlation(weights: Floats, *columns: Floats) -> Floats:
     means = [(weights * column).sum(1, keepdims=True) / total for column in columns]
     first, second = (column - mean for column, mean in zip(columns, means, strict=True))
     pairs = (first, second), (first, first), (second, second)
-    both, *spreads = ((weights * one * other).sum(1) for one, other in pairs)
+    both, *spreads = ((weights * left * right).sum(1) for left, right in pairs)
     # What rounding leaves of equal values is no spread.
     limits = [1e-24 * (total * mean**2)[:, 0] for mean in means]
     is_defined = (spreads[0] > limits[0]) & (spreads[1] > limits[1])

@@ -133,7 +133,7 @@ def _of_masked_lm(out: Path) -> Iterator[Measure]:
     articles = sorted((sample_dump().parent / "articles").glob("*.wiki"))
     markup = (article.read_text(encoding="utf-8") for article in articles)
     samples = ["\n".join(to_lines(text, site_of(b""))) for text in markup]
-    texts = {"your text": _texts(out, "test"), "other text": samples}
+    texts = {"your text": _texts(out, "test"), "other text (English articles)": samples}
     if start is None:
         texts = {"your text (start: frequencies of tokens)": texts["your text"]}
     seen = [] if start else _texts(out, "train")
