@@ -7,9 +7,11 @@ import pytest
 from support.tiny_models import TINY, write_model
 
 from bert_cli.cli import main
-from bert_cli.statistics import Score, difference
+from bert_cli.statistics import Score, difference, identify, sample_of
 from bert_cli.tasks.init import verdict
 from bert_cli.tasks.run import models
+from bert_cli.tasks.run.task import Result
+from bert_cli.train import scores
 
 TEXTS = ["the good film was not a bad plot and it is very fine. " * 9, "bad music is awful. " * 20]
 
@@ -55,6 +57,26 @@ def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path):
     source = models.find_source(str(write_model(tmp_path / "model")))
     sample = verdict.bits_per_byte(source, TEXTS, 64, seen=TEXTS)
     assert sample.value < verdict.bits_per_byte(source, TEXTS, 64).value
+
+
+def test_labels_are_judged_beside_the_best_baseline_on_the_reported_half(tmp_path):
+    examples = identify(range(40))
+
+    def write(folder, right, is_half):
+        values = Result({"accuracy": sample_of(examples, "ratio", np.arange(40) < right, 1.0)})
+        values = values.half(choosing=False) if is_half else values
+        folder.mkdir(parents=True)
+        scores.write(folder, values.samples, values.intervals)
+
+    write(tmp_path / "classifier", 36, is_half=True)
+    for name, right in (("majority class", 10), ("regression on words", 24)):
+        write(tmp_path / "classifier/baselines_0" / name, right, is_half=False)
+    measures = list(verdict._of_labels(tmp_path))
+    assert [m.name for m in measures] == [
+        "accuracy (start: regression on words)",
+        "accuracy (start: majority class)",
+    ]
+    assert {m.verdict for m in measures} == {"WIN"} and measures[0].gain.n == 20
 
 
 def test_a_folder_without_a_test_is_refused(tmp_path, capsys):
