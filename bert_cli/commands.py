@@ -47,6 +47,7 @@ GROUPS = {
 }
 _ROWS = {
     "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
+    "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`"),
     "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
     "doctor machine": ("tasks.look.doctor:check_machine", "tools.DoctorMachine", "check a machine"),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
@@ -103,7 +104,7 @@ _SHOW = (
     "compare",
     "completion",
 )
-_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot")
+_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot", "verdict")
 _KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
 _KINDS["search make"] = "continues"
 COMMANDS = {
