@@ -39,6 +39,7 @@ class Command(NamedTuple):
 # In the order of `bert --help`.
 _ROWS = {
     "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
+    "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`"),
     "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
     "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
     "preprocess": ("data.text.preprocess", "data.Preprocess", "split text into sentences"),
@@ -95,7 +96,7 @@ _SHOW = (
     "compare",
     "completion",
 )
-_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot")
+_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot", "verdict")
 _KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
 _KINDS["search make"] = "continues"
 COMMANDS = {

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from bert_cli.config.data import Documents, TextSettings
 from bert_cli.config.markers import Engine, PathOrName, Positional
+from bert_cli.config.settings import Settings
 
 
 class InitSettings(TextSettings):
@@ -38,3 +39,15 @@ class InitSettings(TextSettings):
     """Framework of the steps."""
     dry_run: bool = False
     """Print the choice without writing anything."""
+
+
+class VerdictSettings(Settings):
+    """Judge the trained model of a folder of `bert init` against its start: WIN, NO DIFFERENCE or REGRESSION.
+
+    Both are scored on the test, documents of your text that neither trained nor chose anything. Writes
+    OUT/report.html, and prints the same.
+    Example: bert verdict mine
+    """
+
+    out: Positional[Path]
+    """Folder that `bert init` wrote, after its commands."""

@@ -37,7 +37,7 @@ from bert_cli.tasks.look import machine as look
 from bert_cli.text import count
 
 SCRIPT = "commands.sh"
-PARTS = ("train", "held_out")
+PARTS = text.PARTS[:2]  # the test is for `bert verdict`
 KEEP_MARKS = " --no-strip-accents"
 MEASURED_STEPS = 5
 FEW_FILES = 5
@@ -185,6 +185,7 @@ def commands(
     else:
         masked = shlex.quote(text.mask_word(sentence))
         lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
+    lines += ["# is the model better than its start?", f"bert verdict {out}"]
     return [re.sub("^bert ", lambda _: f"{program()} ", line) for line in lines]
 
 

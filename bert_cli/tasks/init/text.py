@@ -30,6 +30,7 @@ SAMPLED_BYTES = 1 << 26
 PIECE_BYTES = 1 << 20  # bytes that are read of a larger text, in pieces
 FEW_DOCUMENTS = 20  # so few documents are cut into pieces
 MIN_WORDS = 1000  # fewer words have no clear language, and are too little to train and to score on
+MIN_DOCUMENTS = 4  # two to train on, one that chooses a checkpoint and one for the test
 LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -38,6 +39,7 @@ LANGUAGE_SAMPLE = 500  # documents whose language is recognised
 NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
 HELD_OUT = 10  # every tenth document
+LEAST_HELD_OUT = 12  # documents, if half of them are as many
 MOST_HELD_OUT = 500  # documents
 SENTENCE_CHARACTERS = 20  # shortest sentence of a pair
 KEY_WORD = re.compile(rf"[{CHARACTERS}]|[^\W{CHARACTERS}]+")
@@ -49,8 +51,12 @@ PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(
     r"(?i:it|its|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b"
 )
-TEXTS = ("text/train.jsonl", "text/held_out.jsonl")
-PAIRS = ("pairs.jsonl", "search/queries.jsonl", "search/corpus.jsonl", "search/qrels/test.tsv")
+PARTS = ("train", "held_out", "test")
+"""Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone."""
+PAIRS = "pairs.jsonl"
+QUERIES, CORPUS, JUDGED = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
+SEARCH = {"held_out": "search", "test": "test"}
+"""Part -> the folder of its QUERIES, their passages (CORPUS) and which of these are relevant (JUDGED)."""
 
 
 def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterator[list[str]]:
@@ -74,8 +80,8 @@ def read_facts(
 ) -> TextFacts:
     """Return the facts of a text, measured with the vocabulary of the model to start from.
 
-    A larger text is estimated from pieces of it. Raises DataError for a text of one document or of
-    fewer than MIN_WORDS words.
+    A larger text is estimated from pieces of it. Raises DataError for a text of fewer than MIN_DOCUMENTS documents
+    or MIN_WORDS words.
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
     every = max(1, PIECE_BYTES * len(pieces) // SAMPLED_BYTES)
@@ -89,11 +95,11 @@ def read_facts(
     is_cut = len(documents) < FEW_DOCUMENTS
     sample = ["\n".join(lines) for lines in (cut(documents) if is_cut else documents)]
     lengths = [len(WORD.findall(text)) for text in sample]
-    if len(lengths) < 2 or sum(lengths) < MIN_WORDS:
+    if len(lengths) < MIN_DOCUMENTS or sum(lengths) < MIN_WORDS:
         problem = f"has {count(len(lengths), 'document')} of {count(sum(lengths), 'word')}"
         remedy = (
-            f"give at least {MIN_WORDS:,} words in 2 documents: a tenth of the documents is held out, "
-            "to score the model on"
+            f"give at least {MIN_WORDS:,} words in {MIN_DOCUMENTS} documents: a part of the documents is "
+            "held out, to score the model on"
         )
         raise DataError(f"input ({parts[0].path})", problem, remedy)
     is_estimated = every > 1 or size > SAMPLED_BYTES
@@ -138,12 +144,12 @@ def divide(
     split: Callable[[str], list[str]],
     has_pairs: bool,
 ) -> tuple[str, list[str]]:
-    """Write about so many documents into a folder: for training and held out, and as pairs for search.
+    """Write about so many documents into a folder: for training, held out and for a test, and as pairs for search.
 
     Return a held-out sentence, and whole questions or else titles of the text, to ask it. A held-out pair is a query
     and a passage; the passages of its document are relevant.
     """
-    every = int(max(2, min(HELD_OUT, number // 2)))
+    every = int(max(2, min(HELD_OUT, number // LEAST_HELD_OUT)))
     held_out = 0
     shown: list[str] = []
     questions: list[str] = []
@@ -151,18 +157,23 @@ def divide(
     frequencies: Counter[str] = Counter()  # documents so far that have a word
     with ExitStack() as stack:
         out = {}
-        for name in (*TEXTS, *PAIRS) if has_pairs else TEXTS:
+        names = [f"text/{part}.jsonl" for part in PARTS]
+        folders = SEARCH.values() if has_pairs else ()
+        names += [f"{folder}/{name}" for folder in folders for name in (QUERIES, CORPUS, JUDGED)]
+        for name in (*names, PAIRS) if has_pairs else names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
 
         def write(name: str, **values: Any) -> None:
             out[name].write(json.dumps(values, ensure_ascii=False) + "\n")
 
-        if has_pairs:
-            out[PAIRS[-1]].write("query-id\tcorpus-id\tscore\n")
+        for name in folders:
+            out[f"{name}/{JUDGED}"].write("query-id\tcorpus-id\tscore\n")
         for index, lines in enumerate(documents):
             is_held_out = index % every == every - 1 and held_out < MOST_HELD_OUT
-            write(TEXTS[is_held_out], text="\n".join(lines))
+            held_out += is_held_out
+            part = PARTS[1 + held_out % 2 if is_held_out else 0]
+            write(f"text/{part}.jsonl", text="\n".join(lines))
             sentences = [" ".join(text.split()) for line in lines for text in split(line)]
             if has_pairs:
                 frequencies.update({*KEY_WORD.findall("\n".join(lines).lower())})
@@ -172,15 +183,15 @@ def divide(
                 titles += [lines[0]] if len(lines[0]) <= LONGEST_TITLE else []
             if not is_held_out:
                 for anchor, positive in pairs:
-                    write(PAIRS[0], anchor=anchor, positive=positive)
+                    write(PAIRS, anchor=anchor, positive=positive)
                 continue
-            held_out += 1
             shown += filter(PLAIN_SENTENCE.fullmatch, sentences)
             for at, (anchor, positive) in enumerate(pairs):
-                write(PAIRS[1], _id=f"{held_out}-{at}", text=anchor)
-                write(PAIRS[2], _id=f"{held_out}-{at}", text=positive)
+                place = SEARCH[part]
+                write(f"{place}/{QUERIES}", _id=f"{held_out}-{at}", text=anchor)
+                write(f"{place}/{CORPUS}", _id=f"{held_out}-{at}", text=positive)
                 relevant = [f"{held_out}-{at}\t{held_out}-{n}\t1\n" for n in range(len(pairs))]
-                out[PAIRS[3]].writelines(relevant)
+                out[f"{place}/{JUDGED}"].writelines(relevant)
     sentence = next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
     return sentence, list(dict.fromkeys([*questions, *titles, sentence]))[:QUESTIONS]
 

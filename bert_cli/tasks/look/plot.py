@@ -241,8 +241,6 @@ def page_of(
     runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, str], window: int
 ) -> str:
     """Return the HTML page: the run's end, pictures, metrics, differing settings, all settings of each run."""
-    from jinja2 import Environment
-
     summaries = [summary_of(entry, window) for entry in runs]
     metrics = {
         "folder": [str(entry.folder.resolve()) for entry in runs],
@@ -257,12 +255,9 @@ def page_of(
         if label in END or label.endswith("loss, last") or label.startswith("score ")
     }
     differing = differing_settings([entry.flat_settings for entry in runs])
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    )
-    return template.render(
+    return render(
+        TEMPLATE,
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
         ends=ends,
         metrics=metrics,
@@ -274,3 +269,12 @@ def page_of(
             for name, entry in zip(names, runs, strict=True)
         ],
     )
+
+
+def render(template: Path, **values: object) -> str:
+    """Return an HTML page from its template with values; `made` is the time."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values, made=made)

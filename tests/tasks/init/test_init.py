@@ -82,6 +82,7 @@ def test_every_printed_command_runs(goal, home, monkeypatch, capsys):
     names = {"fill-mask": "run", "labels": "classifier", "search": "vectors"}
     assert list((home / goal / names[goal]).glob("step_*/model.safetensors"))
     assert goal != "search" or results.count('"ndcg_10"') == 2
+    assert (home / goal / "report.html").exists()
     assert init(goal, "--from", "model", "--for", goal) == 0
     assert capsys.readouterr().out == f"{goal} is complete (nothing to do)\n"
 
@@ -132,26 +133,28 @@ def test_the_held_out_documents_are_not_trained_on(at_home):
         lines = (at_home / "parts" / name).read_text().splitlines()
         return [json.loads(line)[key] for line in lines for key in keys]
 
-    train, held_out = texts("text/train.jsonl", "text"), texts("text/held_out.jsonl", "text")
-    assert (len(train), len(held_out)) == (27, 3) and not {*train} & {*held_out}
-    everything = "\n".join(held_out)
-    assert all(one in everything for one in texts("search/queries.jsonl", "text"))
-    pairs = texts("pairs.jsonl", "anchor", "positive")
-    assert pairs and not any(one in everything for one in pairs)
+    parts = [texts(f"text/{part}.jsonl", "text") for part in text.PARTS]
+    assert [*map(len, parts)] == [15, 7, 8] and len({one for part in parts for one in part}) == 30
+    named = {"pairs.jsonl": "anchor", "search/queries.jsonl": "text", "test/queries.jsonl": "text"}
+    for number, (name, key) in enumerate(named.items()):
+        first = texts(name, key)
+        owners = [[one in "\n".join(part) for part in parts] for one in first]
+        assert owners and owners == [[at == number for at in range(3)]] * len(owners)
 
 
 def test_all_passages_of_the_document_of_a_query_are_relevant(at_home):
-    """Of twelve sentences three pairs are made: nine judgements for each of three documents."""
+    """Of twelve sentences three pairs are made: nine judgements for each of seven documents."""
     assert init("judged", "--from", "model", "--for", "search") == 0
     lines = (at_home / "judged/search/qrels/test.tsv").read_text().splitlines()[1:]
     judged = {tuple(line.split("\t")) for line in lines}
     numbers = range(3)
-    expected = {(f"{d}-{q}", f"{d}-{p}", "1") for d in (1, 2, 3) for q in numbers for p in numbers}
-    assert judged == expected and len(lines) == 27
+    named = range(2, 16, 2)  # every other document that is held out; the others are the test
+    expected = {(f"{d}-{q}", f"{d}-{p}", "1") for d in named for q in numbers for p in numbers}
+    assert judged == expected and len(lines) == 63
     texts = {row["_id"]: row["text"] for row in rows_of(at_home / "judged/search/corpus.jsonl")}
     held_out = [row["text"] for row in rows_of(at_home / "judged/text/held_out.jsonl")]
     for row in rows_of(at_home / "judged/search/queries.jsonl"):
-        document = held_out[int(row["_id"][0]) - 1]
+        document = held_out[int(row["_id"].partition("-")[0]) // 2 - 1]
         assert document.index(row["text"]) < document.index(texts[row["_id"]])
 
 
@@ -174,18 +177,22 @@ def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home)
     words = ["init", "book.txt", "book", "--from", "model", "--for", "search"]
     assert main([*words, "--documents", "files", "--engine", "jax"]) == 0
     assert json.loads((at_home / "book/embed.json").read_text())["engine"] == "jax"
-    train, held_out = (rows_of(at_home / f"book/text/{part}.jsonl") for part in run.PARTS)
-    lines = [line for row in (*train, *held_out) for line in row["text"].splitlines()]
+    parts = [rows_of(at_home / f"book/text/{part}.jsonl") for part in text.PARTS]
+    lines = [line for part in parts for row in part for line in row["text"].splitlines()]
     assert sorted(lines) == sorted(SENTENCES * 8)
-    assert len(train) > len(held_out) >= 1
+    assert all(parts)
     assert rows_of(at_home / "book/search/queries.jsonl")
 
 
-@pytest.mark.parametrize(("number", "held_out"), [(2, 1), (6, 2), (10, 2), (30, 3)])
-def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "held_out", "test"),
+    [(4, 1, 1), (20, 5, 5), (36, 6, 6), (120, 6, 6), (2000, 100, 100), (6000, 250, 250)],
+)
+def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, test, tmp_path):
+    """One half chooses a checkpoint, the other is the test; twelve documents, if half of them are as many."""
     text.divide(tmp_path, [["A short text."]] * number, number, lambda line: [line], False)
-    sizes = [len(rows_of(tmp_path / f"text/{part}.jsonl")) for part in run.PARTS]
-    assert sizes == [number - held_out, held_out]
+    sizes = [len(rows_of(tmp_path / f"text/{part}.jsonl")) for part in text.PARTS]
+    assert sizes == [number - held_out - test, held_out, test]
 
 
 def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
@@ -261,7 +268,7 @@ def test_the_lines_of_wrapped_text_are_joined(at_home, capsys):
     assert main(words) == 0
     assert "init: 1 of 1 files, as wrapped.txt, have hard line breaks" in capsys.readouterr().out
     rows = (at_home / "wrapped/text/train.jsonl").read_text().splitlines()
-    assert len(rows) == 27 and not any("\n" in json.loads(row)["text"] for row in rows)
+    assert len(rows) == 15 and not any("\n" in json.loads(row)["text"] for row in rows)
 
 
 def test_a_dry_run_writes_nothing(home, monkeypatch, capsys):

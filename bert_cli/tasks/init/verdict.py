@@ -1,0 +1,215 @@
+"""`bert verdict`: judge the model of a folder of `bert init` against its start.
+
+The documents of the test neither trained nor chose anything. The verdict is WIN or REGRESSION where the interval of the
+paired difference, by the bootstrap over documents, does not contain 0.
+"""
+
+import math
+import textwrap
+from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+from scipy.special import logsumexp
+
+from bert_cli.config.data import Masking
+from bert_cli.config.init import VerdictSettings
+from bert_cli.data.finetune.embeddings import Retrieval, read_retrieval
+from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.finetune.tables import json_rows
+from bert_cli.data.random import row_keys
+from bert_cli.data.records.masking import MaskRecipe, mask_examples
+from bert_cli.data.search.index import write_index
+from bert_cli.data.search.passages import Document, Passage
+from bert_cli.data.text.download import sample_dump
+from bert_cli.data.text.wikitext import site_of, to_lines
+from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
+from bert_cli.errors import DataError
+from bert_cli.files import JSONObject, read_json, write_output
+from bert_cli.processes import cpu_count, print_line, print_table
+from bert_cli.statistics import Interval, difference
+from bert_cli.tasks.init.text import JUDGED, SEARCH
+from bert_cli.tasks.look.plot import render
+from bert_cli.tasks.run import models, opened
+from bert_cli.tasks.search.opened import Model
+from bert_cli.tasks.search.score import USUAL, question_scores
+from bert_cli.text import count, format_duration
+from bert_cli.train.history import Run
+
+MIN_DOCUMENTS = 6  # five are all better by chance in 3 of 100 cases
+EXAMPLES = 500  # of a text, of which tokens are masked
+AT_ONCE = 32
+TEMPLATE = Path(__file__).with_name("page.html")
+TEST = "text/test.jsonl"
+RUNS = ("run", "vectors", "classifier")
+Floats = npt.NDArray[np.float64]
+
+
+class Measure(NamedTuple):
+    """A score of the start and of the trained model, and how much better the trained model is."""
+
+    name: str
+    start: float
+    trained: float
+    gain: Interval
+    documents: int
+
+    @property
+    def verdict(self) -> str:
+        """Return WIN, NO DIFFERENCE or REGRESSION."""
+        if self.documents < MIN_DOCUMENTS or self.gain.low <= 0 <= self.gain.high:
+            return "NO DIFFERENCE"
+        return "WIN" if self.gain.low > 0 else "REGRESSION"
+
+
+def run(settings: VerdictSettings) -> None:
+    """Print the verdict and write the report.
+
+    Raises DataError for a folder without a test, CheckpointError without a trained model.
+    """
+    out = settings.out
+    if not (out / TEST).is_file():
+        remedy = "use a folder of `bert init`; those of earlier versions have no test"
+        raise DataError(f"out ({out})", f"has no {TEST}", remedy)
+    is_search = (out / "embed.json").is_file()
+    first, *others = _of_search(out) if is_search else _of_masked_lm(out)
+    notes = [f"{m.name}: clearly worse" for m in others if m.verdict == "REGRESSION"]
+    if first.documents < MIN_DOCUMENTS:
+        notes.append(f"fewer than {MIN_DOCUMENTS} documents show no difference; use more text")
+    steps = (step for name in RUNS for step in Run(out / name).steps.values())
+    seconds = sum(step.get("seconds_per_step") or 0.0 for step in steps)
+    hours = f"{seconds * cpu_count() / 3600:.2g} processor hours"
+    cores = count(cpu_count(), "core")
+    notes.append(f"training took {format_duration(seconds)} on {cores}: {hours}")
+    measures = [first, *others]
+    table = [
+        (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", str(m.gain), f"{m.documents:,}")
+        for m in measures
+    ]
+    heads = ("measure", "start", "trained", "gain [95 % interval]", "documents")
+    print_table(heads, table, right=(1, 2, 4))
+    print_line("\n".join([*notes, f"{first.verdict}: gain {first.gain}, {first.name}"]))
+    page = render(TEMPLATE, folder=out, measures=measures, notes=notes)
+    write_output(out / "report.html", page, "out")
+
+
+def _measure(
+    name: str, before: Floats, after: Floats, documents: Sequence[Hashable], sign: int = 1
+) -> Measure:
+    """Return the measure of scores of the same examples; with sign -1 lower scores are better."""
+    gain = difference(sign * after, sign * before, documents)
+    return Measure(name, before.mean(), after.mean(), gain, len({*documents}))
+
+
+# --- masked LM
+
+
+def _of_masked_lm(out: Path) -> Iterator[Measure]:
+    """Yield the bits per byte of the test, and of other text; a model that fills no masks is no start."""
+    config = _read(out / "pretrain.json")
+    trained = models.find_source(str(out / "run"))
+    name = config.get("pretrained_ckpt_path")
+    start = None if name is None else models.find_source(name)
+    if start is not None and not ((head := opened.head_of(start)) and head.fills_masks):
+        start = None
+    articles = sorted((sample_dump().parent / "articles").glob("*.wiki"))
+    markup = (article.read_text(encoding="utf-8") for article in articles)
+    samples = ["\n".join(to_lines(text, site_of(b""))) for text in markup]
+    texts = {"your text": _texts(out, "test"), "other text": samples}
+    if start is None:
+        texts = {"your text (start: frequencies of tokens)": texts["your text"]}
+    seen = [] if start else _texts(out, "train")
+    for what, of_kind in texts.items():
+        after = bits_per_byte(trained, of_kind, config["max_seq_length"])
+        before = bits_per_byte(start or trained, of_kind, config["max_seq_length"], seen)
+        known = np.flatnonzero(np.isfinite(before + after))
+        values = before[known], after[known]
+        yield _measure(f"bits per byte of {what}", *values, known.tolist(), sign=-1)
+
+
+def bits_per_byte(
+    source: models.Source, texts: Sequence[str], length: int, seen: Sequence[str] = ()
+) -> Floats:
+    """Return the bits per byte of the masked tokens of each text, NaN where none is masked.
+
+    Models with the same vocabulary fill the same masks. With texts that were `seen`, the frequencies of their tokens
+    fill them instead of the model.
+    """
+    # About 3 characters are a token: few examples are truncated.
+    pieces = [(n, part) for n, text in enumerate(texts) for part in textwrap.wrap(text, 3 * length)]
+    owner, parts = zip(*pieces[:: math.ceil(len(pieces) / EXAMPLES)], strict=True)
+    tokenizer = source.tokenizer.tokenizer
+    features, _ = encode_texts(tokenizer, parts, None, {}, max_seq_length=length)
+    tokens_BS = features.batch(np.arange(len(parts)), length)["input_ids"]
+    masking = Masking()
+    most = math.ceil(masking.probability * length)
+    recipe = MaskRecipe(tokenizer.special, len(tokenizer.pieces), masking, most)
+    sizes = features.lengths
+    keys = row_keys(range(len(parts)), "bits per byte")
+    columns = mask_examples(tokens_BS, sizes, sizes, np.zeros_like(sizes), keys, recipe)
+    ids_BP = columns["masked_lm_ids"]
+    if seen:
+        tokens = encode_texts(tokenizer, seen, None, {}, max_seq_length=opened.UNLIMITED)[0].tokens
+        counts = 1 + np.bincount(tokens, minlength=len(tokenizer.pieces))
+        nats_BP = -np.log(counts / counts.sum())[ids_BP]
+    else:
+        nats_BP = _nats(source, columns)
+    bits_BP = columns["masked_lm_weights"] * nats_BP / math.log(2)
+    bytes_BP = read_vocabulary(vocabulary_path(source.folder)).text_bytes[ids_BP]
+    bits, size = (np.bincount(owner, of.sum(1), len(texts)) for of in (bits_BP, bytes_BP))
+    return np.divide(bits, size, out=np.full(len(texts), np.nan), where=size > 0)
+
+
+def _nats(source: models.Source, columns: opened.Columns) -> Floats:
+    """Return -ln of the probability of each masked token [B, P]."""
+    opened.one_device()
+    model = opened.open_model(source, opened.task_of(source, "fill-mask"))
+    parts = []
+    for begin in range(0, len(columns["input_ids"]), AT_ONCE):
+        batch = {name: column[begin : begin + AT_ONCE] for name, column in columns.items()}
+        logits_BPV = ops.convert_to_numpy(model.logits(batch)[0])
+        of_ids_BP = np.take_along_axis(logits_BPV, batch["masked_lm_ids"][:, :, None], 2)[:, :, 0]
+        parts.append(logsumexp(logits_BPV, axis=2) - of_ids_BP)
+    return np.concatenate(parts)
+
+
+# --- search
+
+
+def _of_search(out: Path) -> Iterator[Measure]:
+    """Yield the nDCG@10 of the queries of the test by words and meaning, by meaning, and beside words alone."""
+    retrieval = read_retrieval(out / SEARCH["test"] / JUDGED)
+    start = _read(out / "embed.json")["pretrained_ckpt_path"]
+    if (path := out / "pretrain.json").is_file():
+        start = _read(path).get("pretrained_ckpt_path") or start
+    before, after = (_gains(retrieval, name) for name in (start, str(out / "vectors")))
+    documents = [min(relevant) for relevant in retrieval.relevant]
+    both = "nDCG@10 by words and meaning"
+    yield _measure(both, before[:, USUAL], after[:, USUAL], documents)
+    yield _measure("nDCG@10 by meaning", before[:, -1], after[:, -1], documents)
+    yield _measure(f"{both} (start: words alone)", after[:, 0], after[:, USUAL], documents)
+
+
+def _gains(retrieval: Retrieval, model: str) -> Floats:
+    """Return the nDCG@10 of each query and weight of the meaning [n, W]; each passage is a document."""
+    with TemporaryDirectory() as folder, write_index(Path(folder) / "test.index") as index:
+        file = index.add_file("", "", "")
+        for number, text in enumerate(retrieval.documents):
+            index.add(file, number, Document("", [text]), [Passage(0, len(text), text)])
+        index.embed = Model(model)
+        numbers, texts = zip(*index.without_vector(len(retrieval.documents)), strict=True)
+        index.add_vectors(numbers, index.embed(texts))
+        relevant = dict(zip(retrieval.queries, map(set, retrieval.relevant), strict=True))
+        return question_scores(index, relevant)[:, :, 0]
+
+
+def _texts(out: Path, part: str) -> list[str]:
+    return [row["text"] for _, row in json_rows(out / f"text/{part}.jsonl")]
+
+
+def _read(path: Path) -> JSONObject:
+    return read_json(path, JSONObject, DataError, "run `bert init` again, into a new folder")
