@@ -155,6 +155,7 @@ def divide(
     questions: list[str] = []
     titles: list[str] = []
     frequencies: Counter[str] = Counter()  # documents so far that have a word
+    seen: set[str] = set()  # texts of pairs
     with ExitStack() as stack:
         out = {}
         names = [f"text/{part}.jsonl" for part in PARTS]
@@ -175,9 +176,13 @@ def divide(
             part = PARTS[1 + held_out % 2 if is_held_out else 0]
             write(f"text/{part}.jsonl", text="\n".join(lines))
             sentences = [" ".join(text.split()) for line in lines for text in split(line)]
+            pairs = []
             if has_pairs:
                 frequencies.update({*KEY_WORD.findall("\n".join(lines).lower())})
-            pairs = pairs_of(lines, split, frequencies) if has_pairs else []
+                for pair in pairs_of(lines, split, frequencies):
+                    if not seen.intersection(pair):
+                        pairs.append(pair)
+                        seen.update(pair)
             if len(questions) < QUESTIONS:
                 questions += filter(QUESTION.fullmatch, sentences)
                 titles += [lines[0]] if len(lines[0]) <= LONGEST_TITLE else []
