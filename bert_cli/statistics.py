@@ -1,66 +1,224 @@
-"""Means with their interval, by the bootstrap over groups of examples.
+"""Scores with their interval, by the bootstrap over groups of examples.
 
-Examples of a group, such as the questions about a document, are not independent: a resample draws whole groups. Two
-systems are compared on the same examples, by the interval of the difference.
+Examples of a group, such as the questions about a document, are not independent: a resample draws whole groups. A
+score is a rule of what each example adds to it, with a weight for each example: how often the resample has it. So one
+function resamples every score, and systems that are compared on the same examples have the same resamples.
+
+Shapes: n rows, C columns, L labels, R resamples.
 """
 
+import hashlib
 import math
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+AT_ONCE = 1 << 22  # weights of resamples that are computed together: 32 MB
 Floats = npt.NDArray[np.float64]
 
 
-class Interval(NamedTuple):
-    """A mean, and the bounds between which it lies with a probability of CONFIDENCE."""
+class Examples(NamedTuple):
+    """Which examples a score is of, and which of them belong together."""
 
-    mean: float
+    groups: npt.NDArray[np.int64]
+    """The group of each row [n], from 0."""
+    digest: str
+    """Equal for the same examples in the same order."""
+    size: int
+    """The number of examples; a row may stand for several."""
+
+
+def identify(
+    keys: Iterable[object], groups: Sequence[Hashable] | None = None, size: int | None = None
+) -> Examples:
+    """Return examples by their keys, such as texts; equal keys are a group, unless `groups` names one for each.
+
+    Raises ValueError without keys, or for groups of another number.
+    """
+    texts = list(map(str, keys))
+    names: Sequence[Hashable] = texts if groups is None else groups
+    if not texts or len(names) != len(texts):
+        raise ValueError(f"{len(texts)} examples of {len(names)} groups")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    owner = np.array([numbers[name] for name in names])
+    text = "\0".join(texts).encode("utf-8", "surrogatepass") + owner.tobytes()
+    digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+    return Examples(owner, digest, size or len(texts))
+
+
+class Sample(NamedTuple):
+    """What a score is computed from."""
+
+    rule: str
+    """A name in RULES."""
+    columns: Floats
+    """What each row adds to the score [n, C]; the rule says what the columns are."""
+    examples: Examples
+
+    @property
+    def value(self) -> float:
+        """The score of all examples."""
+        return float(RULES[self.rule](np.ones((1, len(self.columns))), self.columns)[0])
+
+    def take(self, rows: npt.NDArray[np.bool_]) -> "Sample":
+        """Return the sample of a mask [n]."""
+        keys, groups = np.flatnonzero(rows), self.examples.groups[rows].tolist()
+        named = [f"{self.examples.digest} {key}" for key in keys]
+        return Sample(self.rule, self.columns[rows], identify(named, groups))
+
+
+def sample_of(examples: Examples, rule: str, *columns: npt.ArrayLike) -> Sample:
+    """Return a sample of one array [n], or one number, for each column."""
+    arrays = np.broadcast_arrays(examples.groups, *columns)[1:]
+    return Sample(rule, np.stack(arrays, axis=1).astype(np.float64), examples)
+
+
+def mean_of(values: npt.ArrayLike, groups: Sequence[Hashable] | None = None) -> Sample:
+    """Return the sample of the mean of values [n]; by default each is its own group."""
+    return sample_of(identify(range(np.size(values)), groups), "ratio", values, 1.0)
+
+
+class Score(NamedTuple):
+    """A score, and the bounds between which it lies with a probability of CONFIDENCE; NaN for fewer than two groups."""
+
+    value: float
     low: float
     high: float
+    n: int
+    """Examples."""
+    groups: int
+    """Groups of examples that are drawn together."""
 
-    def __str__(self) -> str:
-        bounds = "no interval" if math.isnan(self.low) else f"{self.low:.3f}, {self.high:.3f}"
-        return f"{self.mean:.3f} [{bounds}]"
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """Return all but the value as in JSON, which has no NaN."""
+        low, high = (None if math.isnan(bound) else bound for bound in (self.low, self.high))
+        return {"low": low, "high": high, "n": self.n, "groups": self.groups}
+
+    def __format__(self, form: str) -> str:
+        bounds = f"{self.low:{form}}, {self.high:{form}}"
+        return f"{self.value:{form}} [{'no interval' if math.isnan(self.low) else bounds}]"
 
 
-def interval(
-    values: Sequence[float] | Floats, groups: Sequence[Hashable] | None = None, seed: int = 0
-) -> Interval:
-    """Return the mean of examples with the percentile interval of their bootstrap; by default each is its own group.
+def describe(scores: Mapping[str, Score]) -> str:
+    """Return scores with their intervals and their numbers of examples as a line."""
+    sizes = {score[3:]: f" in {score.groups:,} groups" for score in scores.values()}
+    texts = (f"{n:,}{more if n != groups else ''}" for (n, groups), more in sizes.items())
+    values = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
+    return f"{values}; n {' and '.join(texts)}"
 
-    Fewer than two groups have no interval: its bounds are NaN. Raises ValueError without values, or for groups of
-    another number.
+
+def resampled(sample: Sample, seed: int = 0) -> Floats:
+    """Return the score of each resample [R]; those of samples with equally many groups draw the same groups."""
+    owner = sample.examples.groups
+    counts = _draws(int(owner.max()) + 1, seed)
+    rows = max(1, AT_ONCE // len(owner))
+    parts = (counts[first : first + rows, owner] for first in range(0, RESAMPLES, rows))
+    rule = RULES[sample.rule]
+    return np.concatenate([rule(part.astype(np.float64), sample.columns) for part in parts])
+
+
+def interval(*systems: Sample, seed: int = 0) -> Score:
+    """Return the score of a system, or the mean of several, with the percentile interval of its bootstrap."""
+    return difference(systems, (), seed)
+
+
+def intervals(samples: Mapping[str, Sample]) -> dict[str, Score]:
+    """Return the score of each sample."""
+    return {name: interval(sample) for name, sample in samples.items()}
+
+
+def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0) -> Score:
+    """Return how much higher the first score is than the second, on the same examples, resampled together.
+
+    Each side is the mean of its systems, such as the seeds of a run. Raises ValueError for other examples.
     """
-    numbers = np.asarray(values, np.float64)
-    names = range(len(numbers)) if groups is None else groups
-    if not len(numbers) or len(names) != len(numbers):
-        raise ValueError(f"{len(numbers)} values of {len(names)} groups")
-    rows = {name: row for row, name in enumerate(dict.fromkeys(names))}
-    if len(rows) < 2:
-        return Interval(float(numbers.mean()), math.nan, math.nan)
-    owner = np.array([rows[name] for name in names])
-    sums = np.bincount(owner, numbers)
-    sizes = np.bincount(owner)
+    examples = first[0].examples
+    if any(sample.examples.digest != examples.digest for sample in (*first, *second)):
+        raise ValueError("the samples have other examples")
+
+    def of(function: Callable[[Sample], Any]) -> Any:
+        sides = [np.mean([*map(function, side)], axis=0) for side in (first, second) if side]
+        return sides[0] - sum(sides[1:])
+
+    groups = int(examples.groups.max()) + 1
+    low = high = math.nan
+    if groups > 1:
+        tail = (1.0 - CONFIDENCE) / 2
+        low, high = np.quantile(of(lambda sample: resampled(sample, seed)), [tail, 1.0 - tail])
+    value = float(of(lambda sample: sample.value))
+    return Score(value, float(low), float(high), examples.size, groups)
+
+
+@lru_cache(maxsize=4)
+def _draws(groups: int, seed: int) -> npt.NDArray[np.uint8]:
+    """Return how often each resample has each group [R, groups]."""
     random = np.random.default_rng(seed)
-    means = np.empty(RESAMPLES)
-    for number in range(RESAMPLES):
-        drawn = random.integers(0, len(rows), len(rows))
-        means[number] = sums[drawn].sum() / sizes[drawn].sum()
-    tail = (1.0 - CONFIDENCE) / 2
-    low, high = np.quantile(means, [tail, 1.0 - tail])
-    return Interval(float(numbers.mean()), float(low), float(high))
+    # More than 255 times is impossible: with so many groups, one of them has some ten at most.
+    counts = np.empty((RESAMPLES, groups), np.uint8)
+    for row in counts:
+        row[:] = np.bincount(random.integers(0, groups, groups), minlength=groups)
+    return counts
 
 
-def difference(
-    first: Sequence[float] | Floats,
-    second: Sequence[float] | Floats,
-    groups: Sequence[Hashable] | None = None,
-    seed: int = 0,
-) -> Interval:
-    """Return how much higher the first system's mean is than the second's, paired by example, as `interval`."""
-    return interval(np.subtract(first, second), groups, seed)
+# --- rules: the score [R] of each resample from its weights [R, n] and the columns [n, C]; 0 where it is undefined
+
+
+def _ratio(weights: Floats, columns: Floats) -> Floats:
+    """Return the sum of the first column over the sum of the second: a mean, an accuracy, the F1 of entities."""
+    return _divided(*(weights @ columns).T)
+
+
+def _macro_f1(weights: Floats, columns: Floats) -> Floats:
+    """Return the mean of the F1 of all labels that the resample has, from labels and predictions."""
+    true, predicted = (columns[:, None] == np.unique(columns)[:, None]).transpose(2, 0, 1)
+    occurs = weights @ true + weights @ predicted
+    return _divided(_divided(2 * weights @ (true & predicted), occurs).sum(1), (occurs > 0).sum(1))
+
+
+def _pearson(weights: Floats, columns: Floats) -> Floats:
+    """Return the correlation of two columns; of labels 0 and 1 it is Matthews' correlation."""
+    return _correlation(weights, columns[:, 0], columns[:, 1])
+
+
+def _spearman(weights: Floats, columns: Floats) -> Floats:
+    """Return the correlation of the ranks of two columns."""
+    return _correlation(weights, *(_ranks(weights, column) for column in columns.T))
+
+
+RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
+    "ratio": _ratio,
+    "macro_f1": _macro_f1,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}
+
+
+def _divided(over: Floats, by: Floats) -> Floats:
+    return np.divide(over, by, out=np.zeros_like(over), where=by != 0)
+
+
+def _correlation(weights: Floats, *columns: Floats) -> Floats:
+    """Return the correlation of two columns, [n] or different in each resample [R, n]."""
+    total = weights.sum(1, keepdims=True)
+    means = [(weights * column).sum(1, keepdims=True) / total for column in columns]
+    first, second = (column - mean for column, mean in zip(columns, means, strict=True))
+    pairs = (first, second), (first, first), (second, second)
+    both, *spreads = ((weights * one * other).sum(1) for one, other in pairs)
+    # What rounding leaves of equal values is no spread.
+    limits = [1e-24 * (total * mean**2)[:, 0] for mean in means]
+    is_defined = (spreads[0] > limits[0]) & (spreads[1] > limits[1])
+    return _divided(both, np.where(is_defined, np.sqrt(spreads[0] * spreads[1]), 0.0))
+
+
+def _ranks(weights: Floats, values: Floats) -> Floats:
+    """Return the rank of each row in each resample [R, n]; equal values have their mean rank."""
+    _, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    ordered = weights[:, np.argsort(owner, kind="stable")]
+    counts = np.add.reduceat(ordered, np.cumsum(sizes) - sizes, axis=1)
+    return (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, owner]

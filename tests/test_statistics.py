@@ -1,40 +1,119 @@
-"""Intervals, judged by SciPy's bootstrap."""
+"""Intervals, judged by SciPy's bootstrap and by the metrics of SciPy and scikit-learn."""
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy import stats
+from sklearn import metrics
 
-from bert_cli.statistics import RESAMPLES, difference, interval
+from bert_cli.statistics import (
+    RESAMPLES,
+    Sample,
+    difference,
+    identify,
+    interval,
+    mean_of,
+    resampled,
+    sample_of,
+)
 
-VALUES = np.random.default_rng(7).normal(size=80)
+RANDOM = np.random.default_rng(7)
+VALUES = RANDOM.normal(size=80)
+OTHERS = np.round(VALUES + RANDOM.normal(size=80), 1)  # with ties
+LABELS = RANDOM.integers(0, 3, 80)
+PREDICTED = np.where(RANDOM.random(80) < 0.6, LABELS, RANDOM.integers(0, 3, 80))
+# Rule -> its columns, and the function that decides.
+RULES = {
+    "ratio": (VALUES, OTHERS + 9, lambda x, y: x.sum() / y.sum()),
+    "macro_f1": (LABELS, PREDICTED, lambda x, y: metrics.f1_score(x, y, average="macro")),
+    "pearson": (VALUES, OTHERS, lambda x, y: stats.pearsonr(x, y).statistic),
+    "spearman": (VALUES, OTHERS, lambda x, y: stats.spearmanr(x, y).statistic),
+}
 
 
-def test_the_interval_is_that_of_scipy():
-    found = interval(VALUES, seed=3)
-    rng = np.random.default_rng(3)
-    expected = bootstrap((VALUES,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng)
-    low, high = expected.confidence_interval
-    np.testing.assert_allclose(found, (VALUES.mean(), low, high), rtol=1e-12)
+def test_the_interval_of_a_mean_is_that_of_scipy():
+    found = interval(mean_of(VALUES), seed=3)
+    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(3)}
+    low, high = stats.bootstrap((VALUES,), np.mean, **options).confidence_interval
+    np.testing.assert_allclose(found, (VALUES.mean(), low, high, 80, 80), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_its_metric_and_has_the_interval_of_scipy(rule):
+    *columns, metric = RULES[rule]
+    sample = sample_of(identify(range(80)), rule, *columns)
+    assert sample.value == pytest.approx(metric(*columns), rel=1e-12)
+    found = interval(sample)
+    expected = stats.bootstrap(
+        columns,
+        metric,
+        paired=True,
+        vectorized=False,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    np.testing.assert_allclose(found[1:3], expected.confidence_interval, rtol=1e-10)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_counts_a_repeated_example_as_often_as_it_is_there(rule):
+    *columns, metric = RULES[rule]
+    groups = np.arange(80) // 8
+    found = resampled(sample_of(identify(range(80), groups.tolist()), rule, *columns))
+    drawn = np.random.default_rng(0).integers(0, 10, 10)
+    rows = (8 * drawn[:, None] + np.arange(8)).ravel()
+    expected = metric(*(column[rows] for column in columns))
+    assert found[0] == pytest.approx(expected, rel=1e-12)
+    few = sample_of(identify("ab"), rule, 1.0, 1.0 if rule != "ratio" else 0.0)
+    assert few.value == (rule == "macro_f1"), "an undefined score is 0"
 
 
 def test_groups_are_drawn_whole():
     groups = [n // 8 for n in range(80)]
     means = VALUES.reshape(10, 8).mean(1)
-    rng = np.random.default_rng(0)
-    expected = bootstrap((means,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng)
-    np.testing.assert_allclose(interval(VALUES, groups)[1:], expected.confidence_interval)
+    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
+    expected = stats.bootstrap((means,), np.mean, **options).confidence_interval
+    found = interval(mean_of(VALUES, groups))
+    np.testing.assert_allclose(found[1:3], expected)
+    assert (found.n, found.groups) == (80, 10)
     equal = np.repeat(VALUES[:10], 8)  # eight equal examples say no more than one
-    wide, narrow = interval(equal, groups), interval(equal)
+    wide, narrow = interval(mean_of(equal, groups)), interval(mean_of(equal))
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 
-def test_a_pair_of_systems_is_compared_by_example():
-    found = difference(VALUES + 0.1, VALUES)
-    np.testing.assert_allclose(found, (0.1, 0.1, 0.1))
-    assert str(found) == "0.100 [0.100, 0.100]"
-    for alone in (interval([0.5]), interval([0.25, 0.75], ["a", "a"])):
-        assert str(alone) == "0.500 [no interval]" and np.isnan(alone.high)
-    with pytest.raises(ValueError, match="0 values"):
-        interval([])
-    with pytest.raises(ValueError, match="2 values of 1 groups"):
-        interval([1.0, 2.0], ["a"])
+def test_the_interval_has_the_true_value_in_19_of_20_samples():
+    random = np.random.default_rng(5)
+    covers = []
+    for _ in range(400):
+        found = interval(mean_of(random.exponential(size=100)))
+        covers.append(found.low <= 1.0 <= found.high)
+    assert 0.91 < np.mean(covers) < 0.97
+
+
+def test_systems_are_compared_in_the_same_resamples():
+    found = difference([mean_of(VALUES + 0.1)], [mean_of(VALUES)])
+    np.testing.assert_allclose(found[:3], (0.1, 0.1, 0.1))
+    assert f"{found:.3f}" == "0.100 [0.100, 0.100]"
+    seeds = difference([mean_of(VALUES + 0.1), mean_of(VALUES + 0.3)], [mean_of(VALUES)])
+    np.testing.assert_allclose(seeds[:3], (0.2, 0.2, 0.2))
+    with pytest.raises(ValueError, match="other examples"):
+        difference([mean_of(VALUES)], [mean_of(VALUES[1:])])
+
+
+def test_few_groups_have_no_interval_and_mistakes_are_errors():
+    for alone in (mean_of([0.5]), mean_of([0.25, 0.75], ["a", "a"])):
+        assert f"{interval(alone):.3f}" == "0.500 [no interval]"
+        assert interval(alone).bounds["low"] is None
+    with pytest.raises(ValueError, match="0 examples"):
+        mean_of([])
+    with pytest.raises(ValueError, match="2 examples of 1 groups"):
+        mean_of([1.0, 2.0], ["a"])
+
+
+def test_a_part_of_the_examples_is_a_sample_of_its_own():
+    whole = sample_of(identify("aabbcc"), "ratio", range(6), 1.0)
+    part = whole.take(np.array([True, False, False, False, True, True]))
+    assert isinstance(part, Sample)
+    assert part.value == 3.0
+    assert part.examples.groups.tolist() == [0, 1, 1]
+    assert part.examples.digest != whole.examples.digest

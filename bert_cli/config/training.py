@@ -283,6 +283,9 @@ class TrainSettings(Settings):
     """Print a line every N steps; metrics.jsonl has every step."""
     evaluate_every_steps: Collective[Positive | None] = None
     """Evaluate every N steps and at the end."""
+    baselines: Untracked[Annotated[bool, Field(exclude_if=lambda is_on: is_on)]] = True
+    """Compare the last scores with what a person would use instead, learned from the same training examples: the most
+    frequent label, regression on words, BM25, the frequencies of tokens. It takes some ten seconds."""
     max_skipped_steps: Collective[Positive] = 20
     """Stop the run after this many non-finite gradients in a row."""
     tensorboard_dir: Untracked[Path | None] = None

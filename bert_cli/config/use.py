@@ -190,6 +190,8 @@ class EvaluateSettings(Settings):
     """Folder of records, or its address (s3://...); by default the run's validation_dir."""
     examples: Positive | None = None
     """Number of examples; by default the run's evaluation_examples."""
+    baselines: bool = True
+    """Also score a model that knows only how frequent each token is in the records of the run."""
     engine: Engine = "tensorflow"
     """Framework that scores the model; both score every model."""
     json_file: JsonFile = None

@@ -71,6 +71,11 @@ def permute(
     return numbers.astype(np.int64)
 
 
+def chooses(groups: Ints) -> npt.NDArray[np.bool_]:
+    """Return whether the group of each example [n] is in the half that chooses; the other half reports."""
+    return permute(groups, int(groups.max()) + 1, seed=0, epoch=0) % 2 == 0
+
+
 def record_at(sample_indices: npt.ArrayLike, size: int, seed: int) -> tuple[Numbers, Numbers]:
     """Return (epochs [n], records [n]) at sample indices [n] of the endless stream over `size` records.
 

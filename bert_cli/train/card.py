@@ -17,6 +17,7 @@ from bert_cli.text import count
 
 CARD = "README.md"
 TRAINING = "## Training\n"
+BASELINES = "## Baselines on the same held-out examples\n"
 # Task -> the code that runs the model.
 CODE = {
     "question-answering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer

@@ -39,6 +39,7 @@ from bert_cli.files import (
     read_json,
     verify_files,
     with_checksum,
+    write_atomically,
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
@@ -117,6 +118,14 @@ class SavedSettings(BaseModel):
     fixed: Annotated[JSONObject, AfterValidator(_check_fixed)] = {}
     settings: JSONObject = {}
     versions: dict[str, str] = {}
+
+
+def read_settings(folder: Path) -> SavedSettings:
+    """Return what state.json of a model's folder says of its settings, nothing where other programs wrote the model."""
+    path = folder / STATE
+    if not path.is_file():
+        return SavedSettings()
+    return read_json(path, SavedSettings, CheckpointError, "copy it again")
 
 
 class SavedState(SavedSettings, Checksums):
@@ -302,6 +311,15 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
     for name, content in files.items():
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(content)
+
+
+def add_to_card(path: Path, section: str) -> None:
+    """Put the section of the baselines at the end of a checkpoint's card, which has no checksum from then on."""
+    state = read_json(path / STATE, JSONObject, CheckpointError, _remove(path))
+    if state["crc32c"].pop(card.CARD, None):
+        write_json_atomically(path / STATE, with_checksum(state))
+    text = (path / card.CARD).read_text(encoding="utf-8").partition(card.BASELINES)[0]
+    write_atomically(path / card.CARD, f"{text.rstrip()}\n\n{section}".encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:

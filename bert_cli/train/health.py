@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import entr
 
 from bert_cli.data.examples.reader import BLOCK, ExampleStream
@@ -39,10 +40,10 @@ REMEDY = (
 )
 
 
-def unigram_entropy(stream: ExampleStream) -> float:
-    """Return the unigram entropy in nats of the masked tokens in the first examples of a stream.
+def masked_tokens(stream: ExampleStream) -> npt.NDArray[np.integer[Any]]:
+    """Return the masked tokens in the first examples of a stream, at least LABELS if it has so many.
 
-    It is a function of the records and the seed alone, so every start of a run has the same value.
+    They are a function of the records and the seed alone, so every start of a run has the same.
     """
     labels: list[Any] = []
     for block in range(MAX_BLOCKS):
@@ -50,7 +51,12 @@ def unigram_entropy(stream: ExampleStream) -> float:
         labels.append(rows["masked_lm_ids"][rows["masked_lm_weights"] > 0])
         if sum(map(len, labels)) >= LABELS:
             break
-    _, counts = np.unique(np.concatenate(labels), return_counts=True)
+    return np.concatenate(labels)
+
+
+def unigram_entropy(stream: ExampleStream) -> float:
+    """Return the unigram entropy in nats of the masked tokens of a stream."""
+    _, counts = np.unique(masked_tokens(stream), return_counts=True)
     total = max(1, counts.sum())
     # The counts of a sample are too uneven, which the correction of Miller (1955) accounts for.
     return float(entr(counts / total).sum() + (len(counts) - 1) / (2 * total))

@@ -26,6 +26,7 @@ from bert_cli.train.checkpoint import (
     step_of,
 )
 from bert_cli.train.metrics import HELD_OUT, read_line
+from bert_cli.train.scores import INTERVALS
 
 Metrics = dict[str, float | None]
 
@@ -145,6 +146,12 @@ class Run:
             if scores:
                 return scores
         return {}
+
+
+def bounds_of(folder: Path) -> dict[str, JSONObject]:
+    """Return the bounds of the intervals in scores.json by the names of the scores; none in older runs."""
+    bounds: dict[str, JSONObject] = _read_object(folder / SCORES).get(INTERVALS, {})
+    return bounds
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:

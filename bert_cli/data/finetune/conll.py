@@ -20,6 +20,7 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import check_spellings, label_numbers, read_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
+from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 CONVERTED = "entities starting with I- (IOB1), converted to B-"
 DOCUMENTS = "-DOCSTART- lines, left out"
@@ -44,10 +45,16 @@ class Sentences:
     labels: list[list[int]]
     label_names: tuple[str, ...]  # by number
     remarks: Mapping[str, int] = field(default_factory=dict)  # what was changed -> how often
+    documents: Sequence[int] = ()  # of each sentence; none in a file without -DOCSTART-
 
     def __len__(self) -> int:
         """Return the number of sentences."""
         return len(self.words)
+
+    @property
+    def examples(self) -> Examples:
+        """Return the identity of the sentences; those of a document are a group."""
+        return identify(map(" ".join, self.words), self.documents or None)
 
     def names(self, labels: Iterable[Iterable[int]]) -> list[list[str]]:
         """Return the label names for the label numbers of each sentence's words."""
@@ -66,6 +73,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
     remarks: Counter[str] = Counter()
     rows: list[list[Line]] = [[]]
+    documents: list[int] = []
     columns = 0
     for number, line in enumerate(lines, 1):
         cells = _cells(line, separator)
@@ -85,6 +93,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
                     "fix the line; labels are O, B-type or I-type: convert other schemes to BIO"
                 )
                 raise DataError(where, problem, remedy)
+            documents += [] if rows[-1] else [remarks[DOCUMENTS]]
             rows[-1].append((where, cells))
     rows = list(filter(None, rows))
     if not rows:
@@ -106,7 +115,8 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     numbers = label_numbers(flat, label_names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
-    return Sentences(words, labels, tuple(label_names), +remarks)
+    documents = documents if any(documents) else []
+    return Sentences(words, labels, tuple(label_names), +remarks, documents)
 
 
 def _word_column(sentences: Sequence[Sequence[Line]]) -> int:
@@ -232,31 +242,6 @@ def of_words(
     return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])
 
 
-@dataclass(frozen=True)
-class EntityScore:
-    """Precision, recall and F1 of entities; a ratio with denominator 0 is 0."""
-
-    right: int
-    predicted: int
-    support: int  # entities in the labels
-
-    @property
-    def precision(self) -> float:
-        """Return the fraction of predicted entities that are correct."""
-        return self.right / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """Return the fraction of labelled entities that were predicted."""
-        return self.right / self.support if self.support else 0.0
-
-    @property
-    def f1(self) -> float:
-        """Return the harmonic mean of precision and recall."""
-        both = self.predicted + self.support
-        return 2 * self.right / both if both else 0.0
-
-
 def chunks(labels: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the entities of labels O, B-type, I-type: type, first word, last word.
 
@@ -275,23 +260,32 @@ def chunks(labels: Sequence[str]) -> list[tuple[str, int, int]]:
     return entities
 
 
-def entity_scores(
-    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
-) -> tuple[EntityScore, dict[str, EntityScore]]:
-    """Return the score of all entities together (the micro average), and the score of each type.
+def entity_samples(
+    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], examples: Examples
+) -> dict[str, Sample]:
+    """Return F1, precision and recall of all entities (the micro average), and the F1 of each type in the labels.
 
-    `labels` and `predictions` are the label names of each sentence's words.
+    `labels` and `predictions` are the label names of each sentence's words. Other predicted types vary with the seed.
     """
     gold, predicted = (
-        {(number, *chunk) for number, sentence in enumerate(side) for chunk in chunks(sentence)}
-        for side in (labels, predictions)
+        [set(chunks(sentence)) for sentence in side] for side in (labels, predictions)
     )
-    right = gold & predicted
+    pairs = list(zip(gold, predicted, strict=True))
 
-    def of_type(kind: str) -> EntityScore:
-        sides = (right, predicted, gold)
-        return EntityScore(*(sum(chunk[1] == kind for chunk in side) for side in sides))
+    def counts(kind: str | None = None) -> npt.NDArray[np.int64]:
+        """Return how many entities of a type each sentence has right, predicted and labelled [3, n]."""
+        sides = [(true & found, found, true) for true, found in pairs]
+        return np.array(
+            [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in sides]
+        ).T
 
-    types = sorted({chunk[1] for chunk in gold | predicted})
-    by_type = {name: of_type(name) for name in types}
-    return EntityScore(len(right), len(predicted), len(gold)), by_type
+    right, found, true = counts()
+    columns = {
+        "f1": (2 * right, found + true),
+        "precision": (right, found),
+        "recall": (right, true),
+    }
+    for kind in sorted({name for entities in gold for name, *_ in entities}):
+        right, found, true = counts(kind)
+        columns[f"f1_{kind}"] = (2 * right, found + true)
+    return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}

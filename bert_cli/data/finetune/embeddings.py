@@ -7,8 +7,9 @@ The model's folder is described for sentence-transformers, which opens it. Retri
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
+from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -80,6 +82,13 @@ class Retrieval:
     documents: Sequence[str]
     relevant: Sequence[Mapping[int, float]]
 
+    @cached_property
+    def examples(self) -> Examples:
+        """Return the identity of the queries; those with the same first relevant document are a group."""
+        first = [min((n for n in grades if grades[n]), default=None) for grades in self.relevant]
+        groups = [f"query {n}" if one is None else one for n, one in enumerate(first)]
+        return identify(self.queries, groups)
+
 
 def read_retrieval(qrels: Path) -> Retrieval:
     """Return the queries that occur in the judgements, and all documents. Raises DataError for an unknown id.
@@ -137,37 +146,42 @@ def unit_vectors(vectors: Floats) -> Floats:
     return vectors / np.maximum(lengths, np.float32(1e-12))
 
 
-def retrieval_scores(
-    queries: Floats, documents: Floats, relevant: Sequence[Mapping[int, float]]
-) -> dict[str, float]:
-    """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
-
-    Documents are ranked by their cosine with the query; ties keep the order of the documents. The scores of a query
-    without relevant documents are 0.
-    """
+def ranked(queries: Floats, documents: Floats) -> Iterator[list[int]]:
+    """Yield the best documents of each query by their cosine with it; ties keep the order of the documents."""
     queries = unit_vectors(queries)
     documents = unit_vectors(documents)
     depth = min(DEPTHS[-1], len(documents))
     block = max(1, BLOCK_SCORES // len(documents))
-    discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
-    sums = dict.fromkeys(("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS)), 0.0)
     for first in range(0, len(queries), block):
         scores = queries[first : first + block] @ documents.T
         best = np.sort(np.argpartition(-scores, depth - 1, axis=1)[:, :depth], axis=1)
         order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
-        ranked = np.take_along_axis(best, order, 1).tolist()
-        for numbers, gains in zip(ranked, relevant[first : first + block], strict=True):
-            gained = np.array([gains.get(number, 0.0) for number in numbers])
-            ideal = np.array(sorted(gains.values(), reverse=True))
-            if not (count := np.count_nonzero(ideal)):
-                continue
+        yield from np.take_along_axis(best, order, 1).tolist()
+
+
+def retrieval_samples(
+    rankings: Iterable[list[int] | None], retrieval: Retrieval
+) -> dict[str, Sample]:
+    """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
+
+    The scores of a query without relevant documents are 0. A query without a ranking does not count.
+    """
+    discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
+    names = ("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS))
+    values = np.zeros((len(retrieval.queries), len(names)))
+    counts = np.zeros(len(values))
+    for row, (numbers, gains) in enumerate(zip(rankings, retrieval.relevant, strict=True)):
+        counts[row] = numbers is not None
+        gained = np.array([gains.get(number, 0.0) for number in numbers or []])
+        ideal = np.array(sorted(gains.values(), reverse=True))
+        if count := np.count_nonzero(ideal):
             gain, ideal_gain = (
                 float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
             )
-            sums["ndcg_10"] += gain / ideal_gain
-            for deep in DEPTHS:
-                sums[f"recall_{deep}"] += np.count_nonzero(gained[:deep]) / count
-    return {name: total / len(queries) for name, total in sums.items()}
+            found = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
+            values[row] = [gain / ideal_gain, *found]
+    columns = zip(names, values.T, strict=True)
+    return {name: sample_of(retrieval.examples, "ratio", of, counts) for name, of in columns}
 
 
 # --- the files of a model

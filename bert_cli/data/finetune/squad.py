@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel
 
 from bert_cli.data.finetune.tables import read_text
 from bert_cli.errors import DataError
 from bert_cli.files import parse_json
+from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 LISTED_IDS = 3
 MISPLACED = "answers whose text is not at their answer_start, left out"
@@ -53,6 +55,7 @@ class Gold:
 
     answers: Mapping[str, tuple[str, ...]]  # texts by question id; none: without an answer
     version_2: bool  # whether any question is impossible: the rules of 2.0
+    examples: Examples  # those about a paragraph are a group
 
 
 class _Answer(BaseModel, strict=True):
@@ -174,37 +177,27 @@ def gold_of(questions: Sequence[Question]) -> Gold:
             problem = "has no answers to score against"
             raise DataError(f"question '{row.id}'", problem, "give a development file")
     texts = {row.id: tuple(answer.text for answer in row.answers) for row in questions}
-    return Gold(texts, version_2)
+    examples = identify(texts, [row.context for row in questions])
+    return Gold(texts, version_2, examples)
 
 
-def squad_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float | int]:
+def squad_samples(gold: Gold, predictions: Mapping[str, str]) -> dict[str, Sample]:
     """Return F1 and exact match in per cent under the official names of 1.1 or 2.0."""
-    scores = [(0.0, 0.0)] * len(gold.answers)
+    scores = np.zeros((len(gold.answers), 2))
     for number, (name, texts) in enumerate(gold.answers.items()):
         if name in predictions:
             scores[number] = best_score(texts, predictions[name], version_2=gold.version_2)
+    f1, exact = (sample_of(gold.examples, "ratio", column, 1.0) for column in 100.0 * scores.T)
     if not gold.version_2:
-        _, f1, exact = _means(scores)
         return {"f1": f1, "exact_match": exact}
-    pairs = [(bool(texts), pair) for texts, pair in zip(gold.answers.values(), scores, strict=True)]
-    parts = {
-        "": scores,
-        "HasAns_": [pair for has_answers, pair in pairs if has_answers],
-        "NoAns_": [pair for has_answers, pair in pairs if not has_answers],
+    has_answers = np.array([bool(texts) for texts in gold.answers.values()])
+    parts = {"": has_answers | True, "HasAns_": has_answers, "NoAns_": ~has_answers}
+    return {
+        f"{prefix}{name}": sample.take(rows)
+        for prefix, rows in parts.items()
+        for name, sample in (("exact", exact), ("f1", f1))
+        if rows.any()
     }
-    counted: dict[str, float | int] = {}
-    for prefix, part in parts.items():
-        if part:
-            total, f1, exact = _means(part)
-            counted |= {f"{prefix}exact": exact, f"{prefix}f1": f1, f"{prefix}total": total}
-    return counted
-
-
-def _means(scores: Sequence[tuple[float, float]]) -> tuple[int, float, float]:
-    """Return the number of pairs of F1 and exact match, and their means in per cent."""
-    f1 = sum(pair[0] for pair in scores)
-    exact = sum(pair[1] for pair in scores)
-    return len(scores), 100.0 * f1 / len(scores), 100.0 * exact / len(scores)
 
 
 def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tuple[float, float]:

@@ -5,10 +5,11 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
 from bert_cli.files import write_atomically
+from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Column = npt.NDArray[Any]
@@ -60,6 +62,16 @@ class TextExamples:
     def __len__(self) -> int:
         """Return the number of examples n."""
         return len(self.first)
+
+    @cached_property
+    def joined(self) -> list[str]:
+        """Return each text, or both texts of a pair as one."""
+        return [*map(" ".join, zip(self.first, self.second or [""] * len(self), strict=True))]
+
+    @cached_property
+    def examples(self) -> Examples:
+        """Return the identity of the examples; equal texts are a group."""
+        return identify(zip(self.first, self.second or self.first, strict=True))
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> "TextExamples":
         """Return the examples of these rows, in this order, without the remarks about the file."""
@@ -316,33 +328,24 @@ def held_out_rows(
     return held
 
 
-def score(names: Sequence[str], labels: Column, predictions: Column) -> dict[str, float]:
+def samples_of(
+    names: Sequence[str], labels: Column, predictions: Column, examples: Examples
+) -> dict[str, Sample]:
     """Return the metrics by name. An undefined metric is 0, never NaN, so that the best checkpoint is well defined.
 
     `f1` is the F1 of label 1 against label 0, `macro_f1` the mean over the labels that occur.
     """
-    # Imported here because they take a second.
-    from scipy import stats
-    from sklearn import metrics
-
-    columns = (labels, predictions)
-    functions: Mapping[str, Callable[[], float]] = {
-        "accuracy": lambda: metrics.accuracy_score(*columns),
-        "f1": lambda: metrics.f1_score(*columns, zero_division=0.0),
-        "macro_f1": lambda: metrics.f1_score(*columns, average="macro", zero_division=0.0),
-        "matthews": lambda: metrics.matthews_corrcoef(*columns),
-        "pearson": lambda: _correlation(stats.pearsonr, *columns),
-        "spearman": lambda: _correlation(stats.spearmanr, *columns),
+    is_one, is_predicted = (np.equal(column, 1).astype(int) for column in (labels, predictions))
+    ratios = {
+        "accuracy": (labels == predictions, 1.0),
+        "f1": (2 * is_one * is_predicted, is_one + is_predicted),
     }
-    return {name: float(functions[name]()) for name in names}
-
-
-def _correlation(function: Callable[..., Any], labels: Column, predictions: Column) -> float:
-    # In float32, sums of 1,500 squares differ in the fifth digit.
-    columns = [np.asarray(column, np.float64) for column in (labels, predictions)]
-    if any(np.all(column == column[0]) for column in columns):
-        return 0.0
-    return float(function(*columns).statistic)
+    columns = {name: ("ratio", *pair) for name, pair in ratios.items()}
+    # Of two labels it is Pearson's correlation.
+    columns["matthews"] = ("pearson", labels, predictions)
+    return {
+        name: sample_of(examples, *columns.get(name, (name, labels, predictions))) for name in names
+    }
 
 
 def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:

@@ -6,6 +6,7 @@ vectors. The update that follows has the gradients of the complete batch in the 
 caching). Shapes: n rows of G texts each, D size of a vector.
 """
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,16 +18,20 @@ from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.baselines import bm25
 from bert_cli.data.finetune.features import PackReader, TextReader
-from bert_cli.data.finetune.tables import TextExamples, held_out_rows, score
+from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
+from bert_cli.processes import print_line
+from bert_cli.statistics import Sample, identify
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.teacher import with_vectors
 
+BM25_PAIRS = 4_000_000  # of a query and a document: each takes up to two microseconds
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 
 
@@ -59,7 +64,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         texts["first"], texts["second"] = zip(*pairs, strict=True)
     if is_scored and settings.retrieval_file is not None:
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
-    elif is_scored and judged is None:
+    is_split = is_scored and judged is None and retrieval is None
+    if is_split:
         one_stratum = np.zeros(len(rows), np.int64)
         held = held_out_rows(one_stratum, settings.held_out_fraction, settings.seed)
         retrieval = embeddings.retrieval_of_pairs([rows[n] for n in np.flatnonzero(held)])
@@ -81,19 +87,20 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     }
 
     def evaluate(logits: Logits) -> Result:
-        scores: Scores = {}
+        samples: dict[str, Sample] = {}
         for size in (hidden_size, *settings.prefixes):
             vectors = {name: complete[:, :size] for name, complete in logits.items()}
-            of_size: Scores = {}
+            of_size: dict[str, Sample] = {}
             if judged is not None:
                 cosines = embeddings.cosines(vectors["first"], vectors["second"])
-                of_size |= score(["spearman"], judged, cosines)
+                of_size |= samples_of(["spearman"], judged, cosines, identify(pairs))
             if retrieval is not None:
                 texts = vectors["queries"], vectors["documents"]
-                of_size |= embeddings.retrieval_scores(*texts, retrieval.relevant)
+                rankings = embeddings.ranked(*texts)
+                of_size |= embeddings.retrieval_samples(rankings, retrieval)
             suffix = "" if size == hidden_size else f"_dim{size}"
-            scores |= {f"{name}{suffix}": value for name, value in of_size.items()}
-        return Result(scores)
+            samples |= {f"{name}{suffix}": sample for name, sample in of_size.items()}
+        return Result(samples)
 
     size = settings.global_batch.examples
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
@@ -111,10 +118,28 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
+        baselines=partial(_baselines, retrieval),
+        halves=is_split,
     )
     has_teacher = settings.distillation.teacher is not None
     teach = partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None
     return replace(task, teach=teach)
+
+
+def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
+    """Return the result of BM25, of so many queries as it ranks in a few seconds; nothing for similarities."""
+    if retrieval is None:
+        return {}
+    queries = retrieval.queries
+    every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
+    try:
+        found = bm25(queries[::every], retrieval.documents)
+    except sqlite3.OperationalError as error:  # this SQLite has no FTS5
+        print_line(f"baseline, BM25: left out ({error})")
+        return {}
+    rankings = [None if n % every else found[n // every] for n in range(len(queries))]
+    name = "BM25" if every == 1 else f"BM25 of {len(found):,} queries"
+    return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}
 
 
 class Contrast(NamedTuple):

@@ -4,16 +4,17 @@ A word is labelled at its first piece (Devlin et al. 2019, section 5.3). Precisi
 entities; their type and both ends must be correct. predictions.conll has the words with both labels.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bert_cli.config.finetune import NerSettings
+from bert_cli.data.finetune.baselines import by_word
 from bert_cli.data.finetune.conll import (
     Sentences,
-    chunks,
-    entity_scores,
+    entity_samples,
     of_words,
     read_conll,
     word_features,
@@ -55,7 +56,17 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
     features = _features(held_out, "validation", settings, tokenizer)
     names = held_out.label_names
     evaluate = partial(_evaluate, held_out, features)
-    return Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
+    task = Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
+    if train is None:
+        return task
+
+    def of_each_word() -> dict[str, Result]:
+        predicted = np.concatenate(by_word(sentences.words, sentences.labels, held_out.words))
+        logits = np.zeros((len(features.tokens), len(names)), np.float32)
+        logits[features.position_labels["label_weights"] > 0] = np.eye(len(names))[predicted]
+        return {"most frequent label of each word": evaluate({"validation": logits})}
+
+    return replace(task, baselines=of_each_word)
 
 
 def _features(
@@ -73,11 +84,6 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
     best = of_words(sentences, features, np.argmax(logits["validation"], axis=1))
     labels = sentences.names(sentences.labels)
     predicted = sentences.names(best)
-    total, by_type = entity_scores(labels, predicted)
-    scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall}
-    # Only types in the labels: other predicted types vary with the seed.
-    types = sorted({kind for sentence in labels for kind, _, _ in chunks(sentence)})
-    scores |= {f"f1_{name}": by_type[name].f1 for name in types}
 
     def write(folder: Path, _: Logits) -> None:
         """Write the words with both labels, in the form that conlleval reads."""
@@ -88,4 +94,4 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
         write_lines(path, lines)
         print_line(f"validation: {count(len(sentences), 'sentence')} in {path}")
 
-    return Result(scores, write)
+    return Result(entity_samples(labels, predicted, sentences.examples), write)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.data.finetune.features import cached, file_hash
-from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_scores
+from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_samples
 from bert_cli.data.finetune.squad_windows import (
     NULL_THRESHOLD,
     Answers,
@@ -118,4 +118,10 @@ def _evaluate(
         files = f"{folder}/predictions.json and nbest_predictions.json"
         print_line(f"validation: {len(predictions):,} answers in {files}{more}")
 
-    return Result({**squad_scores(gold, predictions)}, write, run_files=run_files)
+    samples = squad_samples(gold, predictions)
+    counts = {
+        name.replace("exact", "total"): sample.examples.size
+        for name, sample in samples.items()
+        if name.endswith("exact")  # of 2.0
+    }
+    return Result(samples, write, run_files=run_files, counts=counts)

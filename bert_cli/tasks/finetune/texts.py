@@ -7,7 +7,7 @@ mismatched development set from other sources; the checkpoint is chosen on the m
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
+from bert_cli.data.finetune import baselines
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
@@ -24,14 +25,19 @@ from bert_cli.data.finetune.tables import (
     confusion,
     hold_out,
     read_table,
-    score,
+    samples_of,
     write_lines,
 )
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
+from bert_cli.statistics import Sample
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Floats, Logits, Result, Scores, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Task
+from bert_cli.tasks.run.vectors import vectors_within
+from bert_cli.text import count
 
+FEW = 500  # training rows, below which vectors of the start are a baseline
+SECONDS = 10.0  # for these vectors
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
     "iflytek": tuple(str(label) for label in range(119)),
@@ -68,7 +74,17 @@ def build(
     }
     train = features.pop("train", None)
     evaluate = partial(_evaluate, sets, names)
-    return Task(len(names), names, train, features, evaluate, "accuracy", train_unlabelled=more)
+    return Task(
+        len(names),
+        names,
+        train,
+        features,
+        evaluate,
+        "accuracy",
+        train_unlabelled=more,
+        baselines=partial(_baselines, sets, evaluate, source),
+        halves=settings.validation_file is None,
+    )
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
@@ -97,7 +113,8 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
     values = logits["validation"]
     assert held_out.labels is not None
     predictions = np.argmax(values, axis=1)
-    scores = score(("accuracy", "macro_f1"), held_out.labels, predictions)
+    columns = held_out.labels, predictions, held_out.examples
+    samples = samples_of(("accuracy", "macro_f1"), *columns)
     counts = confusion(held_out.labels, predictions, len(names))
 
     def write(folder: Path, _: Logits) -> None:
@@ -106,16 +123,17 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
         write_predictions(folder, "validation", held_out, values)
 
     # A larger matrix is written, but not printed.
-    return Result(scores, write, _table(names, counts) if len(names) <= 12 else "")
+    return Result(samples, write, _table(names, counts) if len(names) <= 12 else "")
 
 
 def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """Return the confusion matrix as text; rows are the true labels, columns the predicted labels."""
+    total = sum(map(sum, counts))
     rows = [["true", *names]]
     rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
     width = max(len(cell) for row in rows for cell in row)
     lines = ("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
-    return "\n".join(["confusion (columns: predicted)", *lines])
+    return "\n".join([f"confusion of {count(total, 'text')} (columns: predicted)", *lines])
 
 
 # --- GLUE and CLUE
@@ -140,13 +158,15 @@ def build_glue(
         for split, examples in sets.items()
     }
     names = sets["validation"].label_names
+    evaluate = partial(_evaluate_glue, name, sets)
     return Task(
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
         train_unlabelled=more,
         development={n: columns for n, columns in features.items() if n.startswith("validation")},
-        evaluate=partial(_evaluate_glue, name, sets),
+        evaluate=evaluate,
+        baselines=partial(_baselines, sets, evaluate, source),
         best=about.best,
         unlabelled={n: columns for n, columns in features.items() if n in about.server_files},
     )
@@ -154,14 +174,14 @@ def build_glue(
 
 def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Result:
     """Return the metrics of each development set; names of the mismatched set's metrics have a suffix."""
-    scores: Scores = {}
+    samples: dict[str, Sample] = {}
     for split, values in logits.items():
         labels = sets[split].labels
         suffix = split.removeprefix("validation")
         assert labels is not None
         predictions = _predictions(values, sets[split].label_names)
-        metrics = score(TASKS[name].metrics, labels, predictions)
-        scores |= {f"{metric}{suffix}": value for metric, value in metrics.items()}
+        metrics = samples_of(TASKS[name].metrics, labels, predictions, sets[split].examples)
+        samples |= {f"{metric}{suffix}": sample for metric, sample in metrics.items()}
 
     def write(folder: Path, test_logits: Logits) -> None:
         for split, values in logits.items():
@@ -172,7 +192,7 @@ def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) 
             write_server_file(path, name, sets[split], predictions)
             print_line(f"{split}: {len(predictions):,} predictions in {path}")
 
-    return Result(scores, write)
+    return Result(samples, write)
 
 
 def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArray[Any]:
@@ -181,6 +201,41 @@ def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArr
 
 
 # --- both
+
+
+def _baselines(
+    sets: Mapping[str, TextExamples],
+    evaluate: Callable[[Logits], Result],
+    source: models.Source | None,
+) -> dict[str, Result]:
+    """Return the results of the mean, or of the majority class and of regressions, on the development sets."""
+    train = sets["train"]
+    labels = train.labels
+    assert labels is not None
+    names = [name for name in sets if name.startswith("validation")]
+    held_out = [text for name in names for text in sets[name].joined]
+    usual = baselines.most_frequent(labels, len(held_out))
+    columns = {"mean": usual[:, None]}
+    if train.label_names is not None:
+        rows = baselines.sample_of(train.joined, labels)
+        texts = [train.joined[row] for row in rows]
+        predicted = {"majority class": usual}
+        inputs: dict[str, Any] = {"words": (texts, held_out)}
+        if len(train) < FEW and source is not None:
+            vectors = vectors_within(SECONDS, source, [*held_out, *texts])
+            inputs["vectors of the start"] = np.split(vectors, [len(held_out)])[::-1]
+        for name, (learned, tested) in inputs.items():
+            if len(learned) == 0:
+                print_line(f"baseline, regression on {name}: left out, it takes too long")
+                continue
+            size = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
+            column = baselines.by_regression(learned, labels[rows[: len(learned)]], tested)
+            predicted[f"regression on {name}{size}"] = column
+        one_hot = np.eye(len(train.label_names), dtype=np.float32)
+        columns = {name: one_hot[column] for name, column in predicted.items()}
+    ends = np.cumsum([len(sets[name]) for name in names])[:-1]
+    parts = {name: np.split(column, ends) for name, column in columns.items()}
+    return {name: evaluate(dict(zip(names, of, strict=True))) for name, of in parts.items()}
 
 
 def _unlabelled(

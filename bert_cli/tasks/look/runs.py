@@ -6,7 +6,7 @@ because results of fine-tuning often differ more between seeds than between sett
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -16,11 +16,13 @@ from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table
+from bert_cli.statistics import difference
 from bert_cli.tasks.look.summary import (
     differing_settings,
     in_words,
     label_of,
     names_of,
+    score_name,
     spread,
     summary_of,
     value_in_words,
@@ -32,6 +34,7 @@ from bert_cli.train import health, history
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import Run
 from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, PROBE
+from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 MAX_METRICS = 3
@@ -78,6 +81,8 @@ def _describe(run: Run) -> JSONObject:
             "held_out": run.scores or history.held_out(run.last_evaluated),
             "state": run.state,
         }
+        if bounds := history.bounds_of(run.folder):
+            described["intervals"] = bounds
         if warning := health.warning_of(run):
             described["warning"] = warning
     except Exception as error:  # an edited file may hold anything; the other runs are still listed
@@ -90,7 +95,7 @@ def _describe(run: Run) -> JSONObject:
     return described
 
 
-def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+def _losses(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return losses by short name, bits per byte and the probe's accuracy; None for a value that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
@@ -109,21 +114,27 @@ def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
     if described["state"] == "unreadable":
         return described["run"], "?", "", "", "", "", described["why"], written
     total = described["total_steps"]
+    held_out = (described["held_out"], described.get("intervals", {}))
     return (
         described["run"],
         described["what"],
         f"{described['step']:,}",
         "?" if total is None else f"{total:,}",
         _metrics_cell(described["losses"]),
-        _metrics_cell(_losses(described["held_out"]) or described["held_out"]),
+        _metrics_cell(*(_losses(part) or part for part in held_out)),
         described["state"],
         written,
     )
 
 
-def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
-    """Return `mlm 6.3499  nsp 0.6833`, or a single loss without its name."""
+def _metrics_cell(
+    metrics: Mapping[str, float | None], bounds: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """Return `mlm 6.3499  nsp 0.6833`, with intervals and n where they are known, or a single loss without its name."""
     texts = {name: "not finite" if v is None else f"{v:.4f}" for name, v in metrics.items()}
+    for name, of in (bounds or {}).items():
+        interval = "" if of["low"] is None else f" [{of['low']:.4f}, {of['high']:.4f}]"
+        texts[name] += f"{interval} n {of['n']:,}"
     if list(texts) == ["loss"]:
         return texts["loss"]
     cells = [f"{name} {text}" for name, text in texts.items()]
@@ -165,10 +176,29 @@ def compare(settings: CompareSettings) -> None:
         "results": {
             name: [entry.get(name) for entry in results] for name in results[0] | results[1]
         },
+        "intervals": _intervals(sides),
     }
     output_json(settings.json_file, described)
     if not is_stdout(settings.json_file):
         _print(described)
+
+
+def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
+    """Return the bounds of both sides' scores and of the second minus the first, by the names of results.
+
+    A difference is paired: it has no bounds where the sides have scored other examples.
+    """
+    samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
+    found: JSONObject = {}
+    for name in samples[0][0]:
+        first, second = ([run[name] for run in runs if name in run] for runs in samples)
+        pairs = {"first": (first, []), "second": (second, []), "difference": (second, first)}
+        found[score_name(name)] = {
+            what: difference(*pair).bounds
+            for what, pair in pairs.items()
+            if first and len({one.examples.digest for side in pair for one in side}) == 1
+        }
+    return found
 
 
 def _open(folder: Path, where: str) -> list[Run]:
@@ -200,16 +230,28 @@ def _print(described: Mapping[str, Any]) -> None:
     rows.append(("state", *states, ""))
     for name, pair in described["results"].items():
         cells = []
-        difference = ""
-        for statistics in pair:
+        change = ""
+        bounds = described["intervals"].get(name, {})
+        for side, statistics in zip(("first", "second"), pair, strict=True):
             deviation = statistics and statistics["standard_deviation"]
             spread = f" +- {in_words(name, deviation)}" if deviation else ""
+            spread += _bounds(name, bounds.get(side))
             cells.append(in_words(name, statistics["mean"]) + spread if statistics else "-")
         if None not in pair:
-            change = pair[1]["mean"] - pair[0]["mean"]
-            sign = "+" if change > 0 else "-" if change < 0 else ""
-            difference = sign + in_words(name, abs(change))
-        rows.append((label_of(name), *cells, difference))
+            number = pair[1]["mean"] - pair[0]["mean"]
+            sign = "+" if number > 0 else "-" if number < 0 else ""
+            change = sign + in_words(name, abs(number)) + _bounds(name, bounds.get("difference"))
+        rows.append((label_of(name), *cells, change))
     print_table(("results", *names, "difference"), rows)
     smoothing = window_in_words(described["smoothed_over_steps"])
     print_line(f"\nLosses, accuracies and gradient norms are {smoothing}.")
+    if described["intervals"]:
+        print_line(
+            "In brackets are 95 % intervals; a difference has one if both scored the same examples."
+        )
+
+
+def _bounds(name: str, bounds: Mapping[str, Any] | None) -> str:
+    if bounds is None or bounds["low"] is None:
+        return ""
+    return f" [{in_words(name, bounds['low'])}, {in_words(name, bounds['high'])}] n {bounds['n']:,}"

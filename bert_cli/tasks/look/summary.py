@@ -73,7 +73,7 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
         summary |= _last_and_best(run, name, name, window)
     for name in metric_names([run], held_out=True):
         summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
-    summary |= {f"score {name.replace('_', ' ')}": value for name, value in run.scores.items()}
+    summary |= {score_name(name): value for name, value in run.scores.items()}
     for name in speeds:
         if np.isfinite(values[name]).any():
             summary[f"{name.replace('_', ' ')}, median"] = np.nanmedian(values[name])
@@ -87,6 +87,11 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     if count := sum(any(row.get(name, 0.0) is None for name in losses) for row in rows):
         summary["steps whose loss is not finite"] = count
     return {name: float(value) for name, value in summary.items()}
+
+
+def score_name(name: str) -> str:
+    """Return the name of a score among the results of a run."""
+    return f"score {name.replace('_', ' ')}"
 
 
 def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[str, float]:

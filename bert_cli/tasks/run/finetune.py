@@ -29,16 +29,17 @@ from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
 from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
-from bert_cli.processes import print_line
+from bert_cli.processes import print_error, print_line
+from bert_cli.statistics import interval
+from bert_cli.tasks.run import baselines, models, start, train
 from bert_cli.tasks.run import build as assemble
-from bert_cli.tasks.run import models, start, train
 from bert_cli.tasks.run.folder import Folder, Start
-from bert_cli.tasks.run.job import Draft, Job, take_devices
+from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.resolve import check_output_paths, is_writable, runtime, with_shape_of
-from bert_cli.tasks.run.task import Result, Scorer, Scores, Task
+from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
-from bert_cli.train import checkpoint
+from bert_cli.train import checkpoint, scores
 from bert_cli.train.loop import StoppedWhileScoringError
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
@@ -181,7 +182,7 @@ def _another_model(source: Source, problem: str) -> ConfigError:
 
 def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
     """Train with each seed; return whether a request stopped it."""
-    results: list[Scores] = []
+    results: list[Result] = []
     order = draft.order
     begin = draft.start
     for seed in range(order.seed, order.seed + order.seeds):
@@ -194,10 +195,10 @@ def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
             changes = {name: path and path / f"seed_{seed}" for name, path in folders.items()}
             draft.order = order.model_copy(update={"seed": seed, **changes})
             draft.start = replace(begin, folder=Folder(draft.order.save_ckpt_path))
-        scores = _train_and_score(draft, task)
-        if scores is None:
+        result = _train_and_score(draft, task)
+        if result is None:
             return True
-        results += [scores] if scores else []
+        results += [result] if result.samples else []
     if len(results) > 1:
         _report_seeds(order, results, draft.mesh.processes.rank)
     return False
@@ -225,9 +226,12 @@ def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) ->
     )
 
 
-def _train_and_score(draft: Draft[Settings], task: Task) -> Scores | None:
+def _train_and_score(draft: Draft[Settings], task: Task) -> Result | None:
     """Run one seed; return its scores (empty if nothing is scored), or None if it did not reach its end."""
     order = draft.order
+    newest = draft.start.folder.newest
+    is_new = newest is None or HALVES in newest.state.fixed
+    task = replace(task, halves=task.halves and is_new)
     scorer = Scorer(workload_of(order), task, draft.stop)
     with ExitStack() as locks:
         job = resolve(draft, task, scorer if order.do_validation else None)
@@ -238,7 +242,7 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Scores | None:
         folder = order.save_ckpt_path
         step = -1
         if order.dry_run or not order.do_validation or folder is None:
-            return {}
+            return Result()
         # Decided by rank 0: a file may appear later on another host.
         if engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
             step = checkpoint.step_of(best)
@@ -249,12 +253,20 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Scores | None:
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its scores follow")
+            result, note = scorer.reported(result)
             _write(folder, engine, scorer, result)
+            warning = ""
+            if order.baselines and task.baselines and engine.group.rank == 0:
+                kept = baselines.kept(task, folder, job.stream.fingerprint)
+                found = {name: scorer.reported(each)[0] for name, each in kept.items()}
+                warning = baselines.compare(result, found, task.best, path)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    task.print_scores(result.scores)
-    return result.scores
+    task.print_scores(result, note or ", chosen on the same examples")
+    if warning:
+        print_error(warning)
+    return result
 
 
 def open_features(
@@ -275,16 +287,17 @@ def open_features(
     return plan, reader, sample
 
 
-def _report_seeds(settings: FinetuneSettings, results: Sequence[Scores], rank: int) -> None:
+def _report_seeds(settings: FinetuneSettings, results: Sequence[Result], rank: int) -> None:
     print_line(f"{len(results)} seeds, {settings.seed} to {settings.seed + len(results) - 1}:")
     spread: dict[str, JSON] = {}
-    for name in results[0]:
-        values = [scores[name] for scores in results]
-        mean = statistics.mean(values)
+    for name in results[0].samples:
+        score = interval(*(result.samples[name] for result in results))
+        values = [result.samples[name].value for result in results]
         deviation = statistics.stdev(values)
-        spread[name] = {"mean": mean, "standard_deviation": deviation, "values": values}
+        moments = {"mean": score.value, "standard_deviation": deviation}
+        spread[name] = {**moments, "values": values, **score.bounds}
         each = ", ".join(f"{value:.4f}" for value in values)
-        print_line(f"  {name}: {mean:.4f} +- {deviation:.4f}  ({each})")
+        print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({each}); n {score.n:,}")
     assert settings.save_ckpt_path is not None
     if rank == 0:
         write_json_atomically(settings.save_ckpt_path / checkpoint.SCORES, spread)
@@ -299,6 +312,8 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     source = draft.start.source
     assert source is not None
     work = workload_of(draft.order)
+    saved = checkpoint.read_settings(source.folder)
+    task = replace(task, halves=task.halves and HALVES in saved.fixed)
     engine = assemble.build_engine(work, draft.mesh, task.labels, trains=False)
     new, _ = start.load_weights(source, engine.weights)
     if new:
@@ -306,11 +321,11 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
-        result = scorer.score(engine)
+        result, note = scorer.reported(scorer.score(engine))
         _write(draft.order.save_ckpt_path, engine, scorer, result)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
-    task.print_scores(result.scores)
+    task.print_scores(result, note)
 
 
 def _write(folder: Path | None, engine: Engine, scorer: Scorer, result: Result) -> None:
@@ -325,4 +340,4 @@ def _write(folder: Path | None, engine: Engine, scorer: Scorer, result: Result) 
         result.write(folder, unlabelled)
         for name, value in result.run_files.items():
             write_json_atomically(folder / name, with_checksum(value))
-        write_json_atomically(folder / checkpoint.SCORES, result.scores)
+        scores.write(folder, result.samples, result.intervals, **result.counts)

@@ -10,12 +10,13 @@ from pathlib import Path
 from bert_cli.config.markers import UNTRACKED
 from bert_cli.planning import checks
 from bert_cli.processes import print_line
+from bert_cli.statistics import describe, intervals
 from bert_cli.tasks.run.build import Run
 from bert_cli.text import count, format_duration
-from bert_cli.train import checkpoint, health, history, metrics
+from bert_cli.train import checkpoint, health, history, metrics, scores
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.loop import Every, Hook, Info, StoppedWhileScoringError
-from bert_cli.train.metrics import Forecast, Pace, ProgressBar
+from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 
 Hooks = list[tuple[Hook, Every]]
 
@@ -124,13 +125,15 @@ def _evaluate(run: Run, info: Info) -> None:
     evaluate = run.job.evaluate
     assert evaluate is not None
     try:
-        values = evaluate(run.engine, info.step)
+        samples = evaluate(run.engine, info.step)
     except StoppedWhileScoringError:
         print_line(f"step {info.step}: not scored; the same command scores it")
         return
-    info.metrics.update({f"validation_{name}": value for name, value in values.items()})
-    scores = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-    print_line(f"step {info.step}: held out, {metrics.format_losses(values) or scores}")
+    found = intervals(samples)
+    info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in found.items()})
+    print_line(f"step {info.step}: held out, {describe(found)}")
+    if run.is_first_rank and not run.job.task.best:
+        scores.write(run.job.folder, samples, found)
 
 
 def _write_score(run: Run, info: Info) -> None:

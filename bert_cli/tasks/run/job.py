@@ -1,7 +1,7 @@
 """From an order to a run: `Draft`, the steps that complete it, which `bert doctor` reports one by one, and `Job`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +26,7 @@ from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
+from bert_cli.statistics import Sample
 from bert_cli.tasks.run import corpora, probe, resolve
 from bert_cli.tasks.run.corpora import Read, RecordFolder
 from bert_cli.tasks.run.folder import Folder, Start, find_start
@@ -37,6 +38,8 @@ from bert_cli.train.loop import StopRequest
 
 NEW = Start(Folder(None), None, None)
 PRETRAINING = Task(labels=2, label_names=None, train=None)
+HALVES = "chosen_on_half"
+"""The fixed value of a run whose checkpoint half of the held-out texts chooses; older runs chose on all."""
 SAMPLE = 8
 """Examples that are read to check the records."""
 
@@ -83,7 +86,7 @@ class Job:
     """The tokenizer that is saved with the model."""
     task: Task = PRETRAINING
     """What the run is trained for."""
-    evaluate: Callable[[Engine, int], dict[str, float]] | None = None
+    evaluate: Callable[[Engine, int], Mapping[str, Sample]] | None = None
     """Return metrics on held-out examples after a step."""
     held_out: str = ""
     """Fingerprint of the held-out examples, which the processes divide among them."""
@@ -116,6 +119,7 @@ class Job:
             "total_steps": plan.total_steps,
             "corpus": self.stream.fingerprint,
             **sizes,
+            **({HALVES: True} if self.task.halves else {}),
         }
 
     @property

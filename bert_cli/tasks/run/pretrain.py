@@ -5,21 +5,29 @@ Phase 2 is the same command with other lengths; it starts from the weights of ph
 
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.parallel.engine import Engine
+from bert_cli.model.heads import PretrainingHeads
+from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.engine import count as counts_of
-from bert_cli.processes import print_line
+from bert_cli.processes import print_error, print_line
+from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import probe, train
-from bert_cli.tasks.run.job import STEPS, Draft, Job
+from bert_cli.tasks.run.baselines import compare, kept
+from bert_cli.tasks.run.job import PRETRAINING, STEPS, Draft, Job
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import check_output_paths
-from bert_cli.train import health
+from bert_cli.tasks.run.task import Result
+from bert_cli.train import health, scores
+from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
 
 
@@ -27,9 +35,25 @@ def run(settings: PretrainSettings) -> None:
     """Train to the last step of the phase, or until a stop is requested, and save."""
     check_output_paths(settings)
     with ExitStack() as stack:
-        _, status = train.run_training(resolve(settings, stack), stack)
+        job = resolve(settings, stack)
+        built, status = train.run_training(job, stack)
+        warning = ""
+        if status == "finished" and job.output.saves and built.is_first_rank:
+            warning = _compare(job, built.state.step)
+        if warning:
+            print_error(warning)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
+
+
+def _compare(job: Job, step: int) -> str:
+    """Compare the last evaluation with the baseline; return a warning if the model is not better."""
+    samples = scores.read_samples(job.folder)
+    if job.task.baselines is None or "mlm_loss" not in samples:
+        return ""
+    tested_on = samples["mlm_loss"].examples.digest
+    found = kept(job.task, job.folder, f"{job.stream.fingerprint} {tested_on}")
+    return compare(Result(samples), found, "mlm_loss", job.folder / checkpoint_name(step))
 
 
 def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
@@ -54,6 +78,10 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     held_out = draft.held_out
     pairs = draft.pairs
     is_scored = held_out is not None or pairs is not None
+    task = PRETRAINING
+    if held_out is not None and order.baselines:
+        compute = partial(unigram, stream, held_out, order.evaluation_examples)
+        task = replace(task, baselines=compute)
     return draft.job(
         plan=plan,
         stream=stream,
@@ -61,25 +89,27 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
         evaluate=partial(score, held_out, pairs, order.evaluation_examples) if is_scored else None,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=order.evaluate_every_steps,
+        task=task,
         unigram_entropy=health.unigram_entropy(stream) if draft.tokenizer else None,
     )
 
 
 def score(
     held_out: ExampleStream | None, pairs: Probe | None, examples: int, engine: Engine, step: int
-) -> dict[str, float]:
+) -> dict[str, Sample]:
     """Return the metrics after a step on held-out examples and on minimal pairs, where there are any."""
-    values = {} if held_out is None else evaluate(engine, held_out, examples)
+    samples = {} if held_out is None else evaluate(engine, held_out, examples)
     if pairs is not None:
-        values[PROBE] = probe.accuracy(probe.log_likelihoods(engine, pairs))
-    return values
+        likelihoods = probe.log_likelihoods(engine, pairs)
+        samples[PROBE] = probe.accuracy(likelihoods, pairs.sentences.fingerprint)
+    return samples
 
 
-def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, float]:
+def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, Sample]:
     """Return means over the first examples of a held-out corpus, which the processes divide among them.
 
     `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces: unlike the loss per piece it can be
-    compared between vocabularies.
+    compared between vocabularies. An engine adds up the examples of a micro-batch, so each is a row, and a group.
     """
     assert held_out.folder is not None
     text_bytes = read_vocabulary(vocabulary_path(held_out.folder)).text_bytes
@@ -88,22 +118,47 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     size = held_out.batching.micro_batch_size
     group = engine.group
     head = engine.head
-    names = {over for over, by in head.MEANS.values() if by in head.COUNTS}
-    sums = dict.fromkeys(sorted(names), 0.0)
-    counts = dict.fromkeys((*head.COUNTS, "examples", "tokens", "bytes"), 0.0)
-    for first in range(0, total, size)[group.rank :: group.world_size]:
-        rows = held_out.rows(np.arange(first, min(total, first + size)))
-        for name, value in counts_of(rows, head.COUNTS).items():
-            counts[name] += value
+    starts = range(0, total, size)
+    names = sorted({over for over, by in head.MEANS.values() if by in head.COUNTS})
+    columns = {name: np.zeros(len(starts)) for name in (*names, *head.COUNTS, "bytes")}
+    for row in range(len(starts))[group.rank :: group.world_size]:
+        rows = held_out.rows(np.arange(starts[row], min(total, starts[row] + size)))
         masked = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
-        counts["bytes"] += float(text_bytes[masked].sum())
-        for name, value in engine.evaluate(rows).items():
-            sums[name] += value
-    reduced = list(map(float, group.all_reduce([*sums.values(), *counts.values()])))
-    summed = dict(zip(sums, reduced, strict=False))
-    counts = dict(zip(counts, reduced[len(sums) :], strict=True))
-    metrics = engine.means(summed, counts)
-    if counts["bytes"]:
-        bits = metrics["mlm_loss"] * counts["masked"] / math.log(2)
-        metrics[BITS_PER_BYTE] = bits / counts["bytes"]
-    return metrics
+        counts = counts_of(rows, head.COUNTS) | {"bytes": float(text_bytes[masked].sum())}
+        for name, value in {**counts, **engine.evaluate(rows)}.items():
+            if name in columns:
+                columns[name][row] = value
+    table = group.all_reduce(np.stack([*columns.values()]))
+    columns = dict(zip(columns, table, strict=True))
+    blocks = identify((f"{held_out.fingerprint} {first}" for first in starts), size=total)
+    samples = {
+        name: sample_of(blocks, "ratio", columns[over], columns[by])
+        for name, (over, by) in head.MEANS.items()
+        if over in columns and by in columns and columns[by].any()
+    }
+    if columns["bytes"].any():
+        bits = columns["mlm_loss"] / math.log(2)
+        samples[BITS_PER_BYTE] = sample_of(blocks, "ratio", bits, columns["bytes"])
+    return samples
+
+
+def unigram(stream: ExampleStream, held_out: ExampleStream, examples: int) -> dict[str, Result]:
+    """Return the scores of a model that knows only how frequent each token is in the training examples."""
+    assert held_out.folder is not None
+    size = len(read_vocabulary(vocabulary_path(held_out.folder)).text_bytes)
+    # Each token has a probability, also one that the sample lacks.
+    counts = 1.0 + np.bincount(health.masked_tokens(stream), minlength=size)
+    losses = -np.log(counts / counts.sum())
+
+    def sums(rows: Batch) -> dict[str, float]:
+        tokens = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
+        is_right = tokens == losses.argmin()
+        return {"mlm_loss": losses[tokens].sum(), "mlm_correct": is_right.sum()}
+
+    alone = SimpleNamespace(rank=0, world_size=1, all_reduce=lambda table: table)
+    model = SimpleNamespace(
+        head=PretrainingHeads, group=alone, evaluate=sums, gather_weights=lambda: None
+    )
+    samples = evaluate(cast(Engine, model), held_out, examples)
+    of_tokens = {name: sample for name, sample in samples.items() if not name.startswith("nsp")}
+    return {"frequencies of tokens": Result(of_tokens)}

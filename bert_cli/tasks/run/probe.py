@@ -22,6 +22,7 @@ from bert_cli.data.io.rows import check_columns
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
+from bert_cli.statistics import Sample, identify, sample_of
 
 ENGLISH = "english"
 SHIPPED = Path(__file__).with_name("probe_english.jsonl")
@@ -108,6 +109,8 @@ def log_likelihoods(engine: Engine, probe: Probe) -> npt.NDArray[np.float64]:
     return group.all_reduce(totals).reshape(-1, 2)
 
 
-def accuracy(likelihoods: npt.NDArray[np.float64]) -> float:
+def accuracy(likelihoods: npt.NDArray[np.float64], fingerprint: str = "") -> Sample:
     """Return the fraction of pairs [n, 2] with a likelier good sentence; a tie counts half."""
-    return float(np.mean(np.sign(likelihoods[:, 0] - likelihoods[:, 1]) / 2 + 0.5))
+    pairs = identify(f"{fingerprint} {number}" for number in range(len(likelihoods)))
+    right = np.sign(likelihoods[:, 0] - likelihoods[:, 1]) / 2 + 0.5
+    return sample_of(pairs, "ratio", right, 1.0)

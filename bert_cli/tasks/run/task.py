@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
+from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.engine import Engine
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
+from bert_cli.statistics import Sample, Score, describe, intervals
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
 Floats = npt.NDArray[np.float32]
@@ -26,13 +29,37 @@ Scores = dict[str, float]
 class Result:
     """The scores of a model on the development sets, and what is written about its predictions."""
 
-    scores: Scores = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)
+    """What the scores are computed from, by their names."""
     write: Callable[[Path, Logits], None] = lambda folder, logits: None
     """Writes predictions into a folder, also for the sets without labels, from their logits."""
     table: str = ""
     """Printed before the scores."""
     run_files: Mapping[str, JSONObject] = field(default_factory=dict)
     """JSON files for the run's folder, which `bert predict` needs besides the model."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of examples that are written like scores."""
+
+    @cached_property
+    def intervals(self) -> Mapping[str, Score]:
+        """The scores with their intervals."""
+        return intervals(self.samples)
+
+    @property
+    def scores(self) -> Scores:
+        """The scores by their names."""
+        return {**{name: sample.value for name, sample in self.samples.items()}, **self.counts}
+
+    def half(self, *, choosing: bool) -> "Result":
+        """Return the result on the half of the groups that chooses the checkpoint, or on the half that reports it.
+
+        A single group is both.
+        """
+        halves = {}
+        for name, sample in self.samples.items():
+            rows = chooses(sample.examples.groups) == choosing
+            halves[name] = sample.take(rows) if 0 < rows.sum() < len(rows) else sample
+        return replace(self, samples=halves)
 
 
 @dataclass(frozen=True)
@@ -55,14 +82,19 @@ class Task:
     """More examples for training, which only a teacher labels."""
     teach: Callable[..., "Task"] | None = None
     """Returns a `task` with the outputs of a teacher, which the processes of a `group` compute together."""
+    baselines: Callable[[], Mapping[str, Result]] | None = None
+    """Computes the results of simple methods on the development sets, by their names."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
     digits: int = 17
     """Decimals of the printed scores; files have all."""
+    halves: bool = False
+    """Whether half of the development set chooses the checkpoint and the other half reports its scores."""
 
-    def print_scores(self, scores: Scores) -> None:
-        """Print scores as a line of JSON."""
-        rounded = {name: round(value, self.digits) for name, value in scores.items()}
+    def print_scores(self, result: Result, note: str) -> None:
+        """Print scores as a line with intervals and a note, and as a line of JSON."""
+        print_line(f"scores: {describe(result.intervals)}{note}; in brackets 95 % intervals")
+        rounded = {name: round(value, self.digits) for name, value in result.scores.items()}
         print_line(json.dumps(rounded))
 
 
@@ -90,14 +122,26 @@ class Scorer:
         """Step and score of the best result; of equal scores, the older result."""
         self.result = Result()
 
-    def evaluate(self, engine: Engine, step: int) -> Scores:
-        """Return the scores of the current weights. Raises StoppedWhileScoringError on a request to stop."""
+    def evaluate(self, engine: Engine, step: int) -> Mapping[str, Sample]:
+        """Return the scores that choose the checkpoint, of the current weights.
+
+        Raises StoppedWhileScoringError on a request to stop.
+        """
         result = self.score(engine)
-        value = result.scores[self.task.best]
+        choosing = result.half(choosing=True) if self.task.halves else result
+        value = choosing.samples[self.task.best].value
         if self.best is None or value > self.best[1]:
             self.best = (step, value)
             self.result = result
-        return result.scores
+        return choosing.samples
+
+    def reported(self, result: Result) -> tuple[Result, str]:
+        """Return the result that is reported, and a note on what it is of."""
+        if self.task.halves:
+            return result.half(
+                choosing=False
+            ), ", from the half of the held-out texts that chose nothing"
+        return result, ""
 
     def score(self, engine: Engine) -> Result:
         """Return the result of the current weights."""

@@ -31,11 +31,9 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.run.task import Floats, Task
-from bert_cli.tasks.run.vectors import Embedding
+from bert_cli.tasks.run.vectors import BATCH, Embedding, embedder
 from bert_cli.train.loop import Step
 
-BATCH = 32
-"""Examples that the teacher reads at once."""
 STORED_AT_ONCE = 64 * BATCH
 """Vectors that are stored at once; an interrupted command computes fewer than these again."""
 SELECT = "SELECT vector, crc32c FROM checked_vectors WHERE text = ?"
@@ -151,14 +149,10 @@ def with_vectors(
     the teacher, ConfigError for one that is not supported, DataError if the cache cannot be read or written.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
-    reading = PredictSettings(model=str(source.folder), batch_size=BATCH, normalize=True)
-    defaults = Embedding.read_defaults(source, reading)
-    reading = reading.model_copy(update={"pooling": defaults.get("pooling", "mean")})
-    positions = source.config.max_position_embeddings
-    length = min(positions, defaults.get("max_seq_length", positions))
-    model = open_model(source, task_of(source, settings.head.task))
-    predictor = Embedding(model, tokenizer, reading, length)
+    predictor = embedder(source, normalize=True)
+    reading = predictor.settings
+    Embedding.read_defaults(source, reading)  # for its warnings
+    tokenizer, length = predictor.tokenizer, predictor.max_seq_length
     described = source.fingerprint, tokenizer.fingerprint, reading.pooling, length
     teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     print_line(f"run: learns the vectors of {source.folder}")

@@ -3,6 +3,7 @@
 Shapes: B texts, S positions, D hidden size.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,20 +12,27 @@ from keras import ops
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, JSONObject, read_json
+from bert_cli.errors import ConfigError
+from bert_cli.facts.heads import SENTENCE_EMBEDDING
+from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import (
     Columns,
+    Floats,
     Input,
     Predictor,
     Row,
     exact,
     head_of,
+    open_model,
     row_of,
+    task_of,
 )
-from bert_cli.train.checkpoint import SavedSettings
+from bert_cli.train.checkpoint import read_settings
+
+BATCH = 32
+"""Texts that are read at once."""
 
 
 class Embedding(Predictor):
@@ -42,10 +50,7 @@ class Embedding(Predictor):
             remedy = "train it with `bert embed` first"
             print_error(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
-        saved = SavedSettings()
-        if (state := source.folder / STATE).is_file():
-            saved = read_json(state, SavedSettings, CheckpointError, "copy it again")
-        fixed = saved.fixed
+        fixed = read_settings(source.folder).fixed
         sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
         size = settings.dimensions or sizes[0]
         if "matryoshka" in fixed and size not in sizes:
@@ -93,6 +98,31 @@ class Similarity(Embedding):
             row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
             for n in best.tolist()
         ]
+
+
+def embedder(source: models.Source, batch_size: int = BATCH, *, normalize: bool) -> Embedding:
+    """Return a predictor of vectors with the model's own tokenizer, pooling and length."""
+    stored = embeddings.read_embedding(source.folder)
+    chosen = {"batch_size": batch_size, "pooling": stored.get("pooling", "mean")}
+    positions = source.config.max_position_embeddings
+    return Embedding(
+        open_model(source, task_of(source, SENTENCE_EMBEDDING.task)),
+        models.read_tokenizer_for(source.config, source.tokenizer),
+        PredictSettings(model=str(source.folder), normalize=normalize, **chosen),
+        min(positions, stored.get("max_seq_length", positions)),
+    )
+
+
+def vectors_within(seconds: float, source: models.Source, texts: Sequence[str]) -> Floats:
+    """Return the vectors [n, D] of the first texts, of as many as the model reads in these seconds."""
+    ends = time.monotonic() + seconds
+    predictor = embedder(source, normalize=False)
+    inputs = [Input("texts", {"text": text}) for text in texts]
+    vectors = [predictor.of_texts(inputs[:BATCH])[0]]
+    for first in range(BATCH, len(texts), BATCH):
+        if time.monotonic() < ends:
+            vectors.append(predictor.of_texts(inputs[first : first + BATCH])[0])
+    return np.concatenate(vectors)
 
 
 def check_dimensions(dimensions: int | None, source: models.Source) -> None:

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.finetune import tables
-from bert_cli.data.random import permute
+from bert_cli.data.random import chooses
 from bert_cli.data.search import words
 from bert_cli.data.search.index import WEIGHT, Floats, Index, best_of, combined, report_damage
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line, print_table
-from bert_cli.statistics import difference, interval
+from bert_cli.statistics import difference, interval, mean_of
 from bert_cli.tasks.search.opened import open_index
 from bert_cli.text import count
 
@@ -43,7 +43,7 @@ def run(settings: SearchScoreSettings) -> None:
         rows = {"words": 0, "meaning": len(WEIGHTS) - 1, f"both, weight {WEIGHT}": USUAL}
         rows = rows if index.embed else {"words": 0}
         table = [
-            [name, *(str(interval(values, groups)) for values in scores[:, row].T)]
+            [name, *(f"{interval(mean_of(values, groups)):.3f}" for values in scores[:, row].T)]
             for name, row in rows.items()
         ]
         documents = count(len({*groups}), "document")
@@ -122,22 +122,23 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
 
     `gains` has the nDCG of each question and weight [n, W], `groups` the document of each question.
     """
-    number = int(groups.max()) + 1
-    is_choosing = permute(groups, number, seed=0, epoch=0) % 2 == 0
-    chooses, confirms = np.flatnonzero(is_choosing), np.flatnonzero(~is_choosing)
-    if min(len(np.unique(groups[half])) for half in (chooses, confirms)) < MIN_DOCUMENTS:
+    is_choosing = chooses(groups)
+    choosing, confirming = np.flatnonzero(is_choosing), np.flatnonzero(~is_choosing)
+    if min(len(np.unique(groups[half])) for half in (choosing, confirming)) < MIN_DOCUMENTS:
         return (
             f"weight {index.weight}: questions about {2 * MIN_DOCUMENTS} documents could choose it"
         )
-    tried = [interval(of, groups[chooses].tolist()) for of in gains[chooses].T]
-    best = int(np.argmax([mean for mean, *_ in tried]))
-    gain = difference(gains[confirms, best], gains[confirms, USUAL], groups[confirms].tolist())
+    tried = gains[choosing].mean(0)
+    best = int(np.argmax(tried))
+    documents = groups[confirming].tolist()
+    weighted, usual = (mean_of(gains[confirming, row], documents) for row in (best, USUAL))
+    gain = difference([weighted], [usual])
     is_better = gain.low > 0
     with index.table:
         index.record(weight=WEIGHTS[best] if is_better else WEIGHT)
-    means = ", ".join(f"{w} {mean:.3f}" for w, (mean, *_) in zip(WEIGHTS, tried, strict=True))
+    means = ", ".join(f"{w} {mean:.3f}" for w, mean in zip(WEIGHTS, tried, strict=True))
     return (
-        f"nDCG@10 of {count(len(chooses), 'question')} for each weight of the meaning: {means}\n"
-        f"{count(len(confirms), 'other question')}: {WEIGHTS[best]} scores {gain} more than {WEIGHT}, "
+        f"nDCG@10 of {count(len(choosing), 'question')} for each weight of the meaning: {means}\n"
+        f"{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {WEIGHT}, "
         f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
     )

@@ -18,6 +18,7 @@ from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line, print_table
+from bert_cli.statistics import difference, interval
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
@@ -66,15 +67,22 @@ def run(settings: AverageSettings) -> None:
         print_line(f"average: not scored; {reason}")
         return
     models = (paths[-1], out)
-    scores_of_models = evaluate.scores_of(order, held_out, order.evaluation_examples, models)
-    newest, averaged = scores_of_models.values()
-    rows = [(name, *(f"{scores[name]:.6f}" for scores in (newest, averaged))) for name in newest]
-    print_table(("held out", paths[-1].name, "average"), rows, right=(1, 2))
-    change = averaged["mlm_loss"] - newest["mlm_loss"]
-    better, worse = "the newest", "the average"
-    if change < 0:
+    scored = evaluate.samples_of(order, held_out, order.evaluation_examples, models)
+    newest, averaged = scored.values()
+    changes = {name: difference([averaged[name]], [newest[name]]) for name in newest}
+    rows = [
+        (name, f"{interval(newest[name]):.6f}", f"{interval(averaged[name]):.6f}", f"{change:.6f}")
+        for name, change in changes.items()
+    ]
+    print_table(("held out", paths[-1].name, "average", "difference"), rows)
+    better, worse = (averaged, "the average"), (newest, "the newest")
+    if changes["mlm_loss"].value >= 0:
         better, worse = worse, better
-    print_line(f"average: {better} is better than {worse}, by {abs(change):.6f} of mlm_loss")
+    gain = difference([worse[0]["mlm_loss"]], [better[0]["mlm_loss"]])
+    print_line(
+        f"average: {better[1]} is better than {worse[1]}, by {gain:.6f} of mlm_loss; "
+        f"in brackets 95 % intervals, n {gain.n:,}"
+    )
 
 
 def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array], origin: str) -> None:

@@ -58,4 +58,6 @@ def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     held_out = history.held_out(history.Run(checkpoint.parent).steps.get(state["step"], {}))
     scores = {name: f"{value:.4f}" for name, value in held_out.items()}
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
-    return [card.training_section(state), *scored]
+    text = (checkpoint / card.CARD).read_text("utf-8") if (checkpoint / card.CARD).is_file() else ""
+    compared = text.partition(card.BASELINES)
+    return [card.training_section(state), *scored, compared[1] + compared[2]]

@@ -23,8 +23,8 @@ from bert_cli.data.tokens.notation import TOKENIZER_FILE
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Input, open_model, task_of
-from bert_cli.tasks.run.vectors import Embedding, check_dimensions
+from bert_cli.tasks.run.opened import INPUTS, Input, task_of
+from bert_cli.tasks.run.vectors import Embedding, check_dimensions, embedder
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
 
@@ -61,17 +61,9 @@ def run(settings: ExportSettings) -> None:
     task = task_of(source, "embed")
     if is_set(settings, "dimensions"):
         check_dimensions(settings.dimensions, source)
-    defaults = Embedding.read_defaults(source, PredictSettings(model=settings.model))
+    Embedding.read_defaults(source, PredictSettings(model=settings.model))  # for its warnings
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
-    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
-    positions = source.config.max_position_embeddings
-    complete = PredictSettings(
-        model=settings.model,
-        batch_size=256,
-        pooling=defaults.get("pooling", "mean"),
-        normalize=False,
-    )
-    predictor = Embedding(open_model(source, task), tokenizer, complete, positions)
+    predictor = embedder(source, 256, normalize=False)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
     license = "" if settings.license is None else f"license: {settings.license}\n"

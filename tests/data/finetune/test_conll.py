@@ -4,9 +4,11 @@ from itertools import count
 
 import numpy as np
 import pytest
+from support.metrics import values
 
 from bert_cli.data.finetune import conll
 from bert_cli.errors import DataError
+from bert_cli.statistics import identify
 
 PIECES = [
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
@@ -174,8 +176,8 @@ def test_running_text_is_split_into_words_like_those_of_conll_files():
 
 def test_chunks_may_have_no_type_and_none_at_all_scores_zero():
     assert conll.chunks(["B", "I", "O", "I"]) == [("_", 0, 1), ("_", 3, 3)]
-    total, types = conll.entity_scores([["O", "O"]], [["O", "O"]])
-    assert (total.precision, total.recall, total.f1, types) == (0.0, 0.0, 0.0, {})
+    samples = conll.entity_samples([["O", "O"]], [["O", "O"]], identify("a"))
+    assert values(samples) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
 
 
 def test_entity_scores_are_those_of_nervaluate_on_random_labels():
@@ -187,14 +189,10 @@ def test_entity_scores_are_those_of_nervaluate_on_random_labels():
     gold = [numbers.choice(names, n).tolist() for n in numbers.integers(1, 30, 60)]
     # Most labels are right, so that some entities are right.
     result = [[w if numbers.random() < 0.7 else numbers.choice(names) for w in row] for row in gold]
-    total, types = conll.entity_scores(gold, result)
-    assert total.right > 20
+    scores = values(conll.entity_samples(gold, result, identify(range(60))))
     judged = Evaluator(gold, result, tags=kinds, loader="list").evaluate()
-    assert list(types) == kinds
-    pairs = [(total, judged["overall"]["strict"])]
-    pairs += [(types[kind], judged["entities"][kind]["strict"]) for kind in kinds]
-    for ours, theirs in pairs:
-        counts = (theirs.correct, theirs.actual, theirs.possible)
-        assert (ours.right, ours.predicted, ours.support) == counts
-        ratios = (theirs.precision, theirs.recall, theirs.f1)
-        assert (ours.precision, ours.recall, ours.f1) == pytest.approx(ratios, abs=1e-12)
+    overall = judged["overall"]["strict"]
+    assert overall.correct > 20
+    expected = {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}
+    expected |= {f"f1_{kind}": judged["entities"][kind]["strict"].f1 for kind in kinds}
+    assert list(scores) == list(expected) and scores == pytest.approx(expected, abs=1e-12)

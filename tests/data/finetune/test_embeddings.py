@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
+from support.metrics import values
 
 from bert_cli.data.finetune import embeddings
 from bert_cli.errors import CheckpointError, DataError
@@ -28,6 +29,12 @@ def read(tmp_path):
     return read_lines
 
 
+def retrieval_scores(queries, documents, relevant):
+    texts = [str(number) for number in range(len(queries))]
+    judged = embeddings.Retrieval(texts, [], relevant)
+    return values(embeddings.retrieval_samples(queries, documents, judged))
+
+
 def test_the_last_of_contradictory_judgements_counts(read):
     retrieval = read("a\td0\t2", "b\td1\t0", "a\td0\t0", "b\td1\t3", "a\td2\t1")
     assert list(retrieval.queries) == ["text a", "text b"]
@@ -38,7 +45,7 @@ def test_a_query_with_judgements_but_no_relevant_document_is_scored_with_zero(re
     retrieval = read("a\td0\t1", "b\td1\t0", "b\td2\t-1")
     assert list(retrieval.queries) == ["text a", "text b"]
     vectors = np.eye(4, dtype=np.float32)
-    scores = embeddings.retrieval_scores(vectors[:2], vectors, retrieval.relevant)
+    scores = retrieval_scores(vectors[:2], vectors, retrieval.relevant)
     assert scores == {"ndcg_10": 0.5, "recall_10": 0.5, "recall_100": 0.5}
 
 
@@ -81,7 +88,7 @@ def graded(judged, grades, seed):
 def test_graded_judgements_are_scored_as_by_scikit_learn(judged, grades, monkeypatch):
     queries, documents, relevant = graded(judged, grades, seed=len(judged))
     monkeypatch.setattr(embeddings, "BLOCK_SCORES", 2 * DOCUMENTS)  # two queries at a time
-    scores = embeddings.retrieval_scores(queries, documents, relevant)
+    scores = retrieval_scores(queries, documents, relevant)
     cosines = queries @ documents.T
     cosines /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(documents, axis=1)
     truth = np.zeros(cosines.shape)
@@ -100,13 +107,13 @@ def test_a_perfect_ranking_of_more_relevant_documents_than_the_depth_has_the_bes
     documents = np.stack([np.cos(np.arange(20) / 20), np.sin(np.arange(20) / 20)], 1)
     relevant = [{n: float(20 - n) for n in range(20)}]
     first = documents[:1].astype(np.float32)
-    scores = embeddings.retrieval_scores(first, documents.astype(np.float32), relevant)
+    scores = retrieval_scores(first, documents.astype(np.float32), relevant)
     assert scores == pytest.approx({"ndcg_10": 1.0, "recall_10": 0.5, "recall_100": 1.0})
 
 
 def test_fewer_documents_than_the_depth_can_be_scored():
     vectors = np.eye(3, dtype=np.float32)
-    scores = embeddings.retrieval_scores(vectors[:1], vectors, [{1: 2.0, 2: 1.0}])
+    scores = retrieval_scores(vectors[:1], vectors, [{1: 2.0, 2: 1.0}])
     gained = 2 / np.log2(3) + 1 / np.log2(4)
     assert scores["ndcg_10"] == pytest.approx(gained / (2 + 1 / np.log2(3)))
     assert scores["recall_10"] == scores["recall_100"] == 1.0

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from support.metrics import values
 
 from bert_cli.data.finetune import squad
 from bert_cli.errors import DataError
+from bert_cli.statistics import identify
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_bad_files_are_refused_with_the_field_or_the_question(write):
 def gold_of(texts):
     """Return gold answers by id; None is an impossible question."""
     rows = {name: tuple(answers or ()) for name, answers in texts.items()}
-    return squad.Gold(rows, any(answers is None for answers in texts.values()))
+    return squad.Gold(rows, any(answers is None for answers in texts.values()), identify(rows))
 
 
 def test_texts_are_normalized_as_officially():
@@ -145,7 +147,9 @@ def test_1_1_and_2_0_differ_where_nothing_remains_of_a_text():
 def test_squad_scores_are_per_cent_of_all_gold_questions_and_a_missing_answer_is_0():
     # F1: 1, 4/7 and 0 of 3; exact: 1 of 3
     gold = gold_of({"x": ["red"], "y": ["red green blue black"], "z": ["blue"]})
-    scores = squad.squad_scores(gold, {"x": "Red", "y": "red green white", "foreign": "blue"})
+    scores = values(
+        squad.squad_samples(gold, {"x": "Red", "y": "red green white", "foreign": "blue"})
+    )
     expected = {"f1": 100 * (1 + 4 / 7) / 3, "exact_match": 100 / 3}
     assert scores == pytest.approx(expected, abs=1e-10)
 
@@ -153,13 +157,14 @@ def test_squad_scores_are_per_cent_of_all_gold_questions_and_a_missing_answer_is
 def test_2_0_has_scores_of_questions_with_and_without_answers():
     # with: F1 1, 2/3 (precision 1, recall 1/2), 0 (missing); without: 1 and 0
     gold = gold_of({"a": ["red"], "b": ["red car"], "c": ["x"], "d": None, "e": None})
-    scores = squad.squad_scores(gold, {"a": "red", "b": "car", "d": "", "e": "car"})
-    expected = {"exact": 40.0, "f1": 100 * (1 + 2 / 3 + 1) / 5, "total": 5}
-    expected |= {"HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 2 / 3) / 3, "HasAns_total": 3}
-    expected |= {"NoAns_exact": 50.0, "NoAns_f1": 50.0, "NoAns_total": 2}
-    assert scores == pytest.approx(expected, abs=1e-10)
-    only_impossible = squad.squad_scores(gold_of({"a": None}), {"a": ""})
-    assert only_impossible["NoAns_total"] == 1 and "HasAns_total" not in only_impossible
+    samples = squad.squad_samples(gold, {"a": "red", "b": "car", "d": "", "e": "car"})
+    expected = {"exact": 40.0, "f1": 100 * (1 + 2 / 3 + 1) / 5}
+    expected |= {"HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 2 / 3) / 3}
+    expected |= {"NoAns_exact": 50.0, "NoAns_f1": 50.0}
+    assert values(samples) == pytest.approx(expected, abs=1e-10)
+    assert [sample.examples.size for sample in samples.values()] == [5, 5, 3, 3, 2, 2]
+    only_impossible = squad.squad_samples(gold_of({"a": None}), {"a": ""})
+    assert list(only_impossible) == ["exact", "f1", "NoAns_exact", "NoAns_f1"]
 
 
 def test_a_gold_file_needs_answers_unless_questions_are_impossible():
@@ -168,6 +173,8 @@ def test_a_gold_file_needs_answers_unless_questions_are_impossible():
     without = squad.Question("c", "?", "The cat sat.", (), False)
     impossible = squad.Question("d", "?", "The cat sat.", (), True)
     gold = squad.gold_of([*rows, without, impossible])
-    assert squad.squad_scores(gold, {"a": "Cat", "c": "", "d": ""})["NoAns_total"] == 2
+    samples = squad.squad_samples(gold, {"a": "Cat", "c": "", "d": ""})
+    assert samples["NoAns_f1"].examples.size == 2
+    assert samples["f1"].examples.groups.tolist() == [0] * 4  # of one paragraph
     with pytest.raises(DataError, match=r"question 'c': has no answers to score against"):
         squad.gold_of([*rows, without])

@@ -220,7 +220,7 @@ def test_the_threshold_that_scores_best_is_chosen():
     best = squad_windows.best_null_threshold(odds, given, questions)
     chosen = squad_windows.with_null_threshold(given, odds, best)
     assert best == -1.0 and chosen == {"a": "red", "c": "blue", "b": "", "d": ""}
-    assert squad.squad_scores(squad.gold_of(questions), chosen)["f1"] == 100.0
+    assert squad.squad_samples(squad.gold_of(questions), chosen)["f1"].value == 100.0
     # answered from below: none 2, b 1, b d 0, b d a 1, all 2: the first of the best is none
     odds = {"b": -9.0, "d": -8.0, "a": -3.0, "c": -1.0}
     assert squad_windows.best_null_threshold(odds, given, questions) < -9.0

@@ -12,9 +12,11 @@ import pyarrow
 import pytest
 import zstandard
 from pyarrow import parquet
+from support.metrics import values
 
 from bert_cli.data.finetune import tables
 from bert_cli.errors import DataError
+from bert_cli.statistics import identify
 
 
 def put(folder, name, text):
@@ -283,24 +285,29 @@ LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 PREDICTED = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0])
 
 
+def score(names, labels, predictions):
+    samples = tables.samples_of(names, labels, predictions, identify(range(len(labels))))
+    return values(samples)
+
+
 def test_scores_are_those_of_their_formulas():
     # 3 hits, 1 miss, 1 false alarm, 5 right rejections.
     expected = {"accuracy": 8 / 10, "f1": 2 * 3 / (2 * 3 + 1 + 1)}
     expected |= {"macro_f1": (6 / 8 + 10 / 12) / 2}
     expected |= {"matthews": (3 * 5 - 1 * 1) / np.sqrt(4 * 4 * 6 * 6)}
-    scores = tables.score(list(expected), LABELS, PREDICTED)
+    scores = score(list(expected), LABELS, PREDICTED)
     assert scores == pytest.approx(expected) and list(scores) == list(expected)
     assert all(type(value) is float for value in scores.values())
     labels, result = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 5.0], np.float32)
     # Deviations -1.5 -.5 .5 1.5 and -1.75 .25 -.75 2.25; ranks 1 3 2 4.
     expected = {"pearson": 5.5 / np.sqrt(5 * 8.75), "spearman": 1 - 6 * 2 / (4 * 15)}
-    assert tables.score(list(expected), labels, result) == pytest.approx(expected)
+    assert score(list(expected), labels, result) == pytest.approx(expected)
     # Labels are the rows, predictions the columns.
     assert tables.confusion(LABELS, PREDICTED, 3) == [[5, 1, 0], [1, 3, 0], [0, 0, 0]]
 
 
 def test_an_undefined_metric_is_zero_and_gives_no_warning():
     zeros, names = np.zeros(10, int), ["matthews", "pearson", "spearman", "f1"]
-    assert tables.score(names, LABELS, zeros) == dict.fromkeys(names, 0.0)
-    assert tables.score(["f1"], zeros, zeros) == {"f1": 0.0}
-    assert tables.score(names[:3], np.ones(10), PREDICTED) == dict.fromkeys(names[:3], 0.0)
+    assert score(names, LABELS, zeros) == dict.fromkeys(names, 0.0)
+    assert score(["f1"], zeros, zeros) == {"f1": 0.0}
+    assert score(names[:3], np.ones(10), PREDICTED) == dict.fromkeys(names[:3], 0.0)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.metrics import printed_scores, values
 from support.runs import continues_bit_for_bit, last_line
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import LAYOUTS, arguments, opened, pairs, write_pooling
@@ -125,7 +126,7 @@ def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     judged = ["--validation-file", str(home / "sts.csv")]
     judged += ["--retrieval-file", str(home / "qrels/dev.tsv")]
     assert main(pairs(home, "better", *judged, "--num-epochs", "8")) == 0
-    after = last_line(capsys)
+    after = printed_scores(capsys.readouterr().out)
     start = ["embed", "--pretrained-ckpt-path", str(home / "model"), "--no-do-training", *judged]
     assert main([*start, "--max-seq-length", "32"]) == 0
     before = last_line(capsys)
@@ -178,7 +179,7 @@ def test_scores_are_those_of_sentence_transformers(home):
     )
     expected = judge(model)
     vectors = (model.encode(list(texts)) for texts in (retrieval.queries, retrieval.documents))
-    scores = embeddings.retrieval_scores(*vectors, retrieval.relevant)
+    scores = values(embeddings.retrieval_samples(*vectors, retrieval))
     assert 0.0 < scores["ndcg_10"] < 1.0
     for name, theirs in (("ndcg_10", "ndcg@10"), ("recall_10", "recall@10")):
         assert scores[name] == pytest.approx(expected[f"cosine_{theirs}"], abs=1e-6)

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.bert import run_bert, start_bert
 from support.hf_models import change_weights
+from support.metrics import printed_scores, scores_of
 from support.processes import wait_for
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
 from support.tiny_models import TINY, metrics_of, write_model, write_reviews
@@ -21,9 +22,11 @@ from support.tiny_models import TINY, metrics_of, write_model, write_reviews
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.tables import TextExamples
+from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
 from bert_cli.errors import DeviceError
 from bert_cli.planning.workload import workload_of
+from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.models import find_tokenizer
@@ -61,10 +64,6 @@ def trained(base):
     run = base / "trained"
     assert main(arguments(base, run)) == 0
     return run
-
-
-def scores_of(run):
-    return json.loads((run / "scores.json").read_text())
 
 
 # --- training and scores
@@ -113,9 +112,45 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
     assert [row["predicted"] for row in rows] == [row["predicted"] for row in expected]
-    assert f"scores {best_checkpoint(trained)}" in out and "confusion (columns: predicted)" in out
+    assert f"scores {best_checkpoint(trained)}" in out and "confusion of 61 texts (columns" in out
     assert main(["predict", str(trained), rows[0]["text"]]) == 0
     assert last_line(capsys)["label"] == rows[0]["predicted"]
+
+
+def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base, capsys):
+    run = base / "halves"
+    words = [*arguments(base, run, "--num-epochs", "1", validation=False)]
+    words += ["--held-out-fraction", "0.3", "--evaluate-every-steps", "2"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    scores = printed_scores(out)
+    assert "from the half of the held-out texts that chose nothing" in out
+    rows = lines_of(run / "predictions.jsonl")
+    right = np.array([row["label"] == row["predicted"] for row in rows])
+    choosing = chooses(identify(row["text"] for row in rows).groups)
+    halves = [
+        {row["text"] for row, one in zip(rows, choosing, strict=True) if one == half}
+        for half in (True, False)
+    ]
+    assert not halves[0] & halves[1] and abs(choosing.sum() - 24) <= 1
+    assert scores == scores_of(run) and scores["accuracy"] == right[~choosing].mean()
+    best = json.loads((run / "best.json").read_text())
+    assert best["value"] == right[choosing].mean()
+    written = json.loads((run / "scores.json").read_text())["intervals"]["accuracy"]
+    assert written["n"] == (~choosing).sum()
+    # A run of an older version, which chose on all of them, continues to.
+    for path in run.glob("step_*/state.json"):
+        state = json.loads(path.read_text())
+        assert state["fixed"].pop("chosen_on_half") is True
+        del state["own_crc32c"]
+        path.write_text(json.dumps(state))
+    (run / "best.json").unlink()
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "; n 48, chosen on the same examples" in out
+    scored = complete_checkpoints(run)[-1]
+    assert json.loads((run / "best.json").read_text())["step"] == int(scored.name[-8:])
+    assert printed_scores(out) == scores_of(run)
 
 
 @pytest.mark.slow
@@ -128,12 +163,13 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
     assert all((run / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))
     each = [scores_of(run / f"seed_{seed}")["accuracy"] for seed in (5, 6)]
-    spread = scores_of(run)["accuracy"]
+    spreads = json.loads((run / "scores.json").read_text())
+    spread = spreads["accuracy"]
     assert spread["values"] == each
     assert spread["mean"] == pytest.approx(np.mean(each))
     assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
     out = capsys.readouterr().out
-    assert json.loads(out.splitlines()[-1]) == scores_of(run)
+    assert json.loads(out.splitlines()[-1]) == spreads
     # The model that they start from has a classifier for these labels.
     assert "new weights from the seed" not in out
     scores = scores_of(run / "seed_6")
@@ -148,13 +184,13 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 
     def evaluate(logits):
         table, value = next(results)
-        return Result({"f1": value}, table=table)
+        return Result({"f1": mean_of([value])}, table=table)
 
     engine = SimpleNamespace(gather_weights=lambda: None)
     scorer = Scorer(
         workload_of(ClassifySettings()), Task(2, None, None, {}, evaluate, "f1"), lambda: False
     )
-    assert [scorer.evaluate(engine, step)["f1"] for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
+    assert [scorer.evaluate(engine, step)["f1"].value for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
     assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
     monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
     with pytest.raises(DeviceError, match="dev: the model's outputs are not finite"):
@@ -203,7 +239,8 @@ def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again
         capsys.readouterr()
         assert main(arguments(base, run)) == 0
         out = capsys.readouterr().out
-        assert message in out and json.loads(out.splitlines()[-1]) == scores_of(run)
+        assert message in out and printed_scores(out) == scores_of(run)
+        assert "; n 61, chosen on the same examples" in out
         assert json.loads((run / "best.json").read_text())["scored"] == 30
 
 

@@ -6,9 +6,12 @@ import os
 import re
 import time
 
+import numpy as np
 import pytest
 
 from bert_cli.cli import main
+from bert_cli.statistics import difference, identify, interval, intervals, mean_of, sample_of
+from bert_cli.train import scores
 
 
 @pytest.fixture
@@ -129,6 +132,49 @@ def test_differing_settings_and_results_are_side_by_side(two, bert):
     assert written["settings"] == {"seed": [1, 2], "precision": ["not set", "float16"]}
     assert written["results"]["mlm loss, last"][0] == {"mean": 3.25, "standard_deviation": None}
     assert written["smoothed_over_steps"] == 2
+
+
+@pytest.fixture
+def scored(tmp_path, write_run):
+    """Two runs that have scored the same 60 texts, and one that has scored others."""
+    right = np.random.default_rng(0).random(60) < 0.8
+    better = right | (np.arange(60) < 12)
+    texts = [f"text {number}" for number in range(60)]
+    runs = {"a": (right, texts), "b": (better, texts), "c": (better, texts[::-1])}
+    for name, (column, keys) in runs.items():
+        samples = {"f1": sample_of(identify(keys), "ratio", column, 1.0)}
+        scores.write(write_run(tmp_path / name, 4), samples, intervals(samples))
+    return right, better
+
+
+def test_the_list_has_the_interval_and_n_of_a_score(tmp_path, scored, bert):
+    (line,) = [line for line in bert("runs", tmp_path)[1].splitlines() if "/a " in line]
+    score = interval(mean_of(scored[0]))
+    assert f"f1 {score:.4f} n 60" in line
+    described = json.loads(bert("runs", tmp_path, "--json", "-")[1])
+    assert described[0]["held_out"] == {"f1": score.value}
+    assert described[0]["intervals"] == {"f1": score.bounds}
+
+
+def test_two_runs_on_the_same_examples_are_compared_by_the_interval_of_the_difference(
+    tmp_path, scored, bert
+):
+    right, better = scored
+    a, b, c = (tmp_path / name for name in "abc")
+    found = difference([mean_of(better)], [mean_of(right)])
+    written = json.loads(bert("compare", a, b, "--json", "-")[1])["intervals"]["score f1"]
+    assert written["difference"] == found.bounds
+    assert written["first"] == interval(mean_of(right)).bounds
+    # Each alone has an interval that has the other's score.
+    assert found.low > 0 and written["first"]["high"] > written["second"]["low"]
+    out = bert("compare", a, b)[1]
+    (line,) = [line for line in out.splitlines() if line.startswith("score f1")]
+    assert line.endswith(f"+{found:.4f} n 60") and line.count("[") == 3
+    written = json.loads(bert("compare", a, c, "--json", "-")[1])["intervals"]["score f1"]
+    assert written.keys() == {"first", "second"}, "other examples"
+    (a / "examples.npz").write_bytes(b"?")
+    code, _, err = bert("compare", a, b)
+    assert code == 3 and "examples.npz: is damaged" in err
 
 
 def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, bert):

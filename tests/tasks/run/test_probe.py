@@ -118,14 +118,15 @@ def test_likelihoods_and_accuracy_equal_those_of_pytorch_on_every_layout(home, l
     }
     assert list(scores) == [0, 4, 8]
     assert scores[8] == np.mean(expected[:, 0] > expected[:, 1])
-    assert f"step 8: held out, probe {100 * scores[8]:.1f} %" in out
+    assert f"step 8: held out, probe_accuracy {scores[8]:.4f} [" in out
 
 
 def test_the_probe_stands_beside_the_held_out_losses(home, capsys):
     assert main(words_of(home, "both", "--validation-dir", str(home / "records"))) == 0
     out, last = capsys.readouterr().out, metrics_of(home / "both")[-1]
     score = last["validation_probe_accuracy"]
-    assert f"bits per byte {last['validation_bits_per_byte']:.4f}  probe {100 * score:.1f} %" in out
+    assert f"bits_per_byte {last['validation_bits_per_byte']:.4f} [" in out
+    assert f"]  probe_accuracy {score:.4f} [" in out
     assert main(["runs", str(home / "both"), "--json", "-"]) == 0
     (described,) = json.loads(capsys.readouterr().out)
     assert described["held_out"]["probe_accuracy"] == score
@@ -174,7 +175,7 @@ def test_the_rows_of_all_sentences_are_divided_among_the_processes():
 
 
 def test_a_tie_counts_half():
-    assert probe.accuracy(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.0, -1.0]])) == 0.5
+    assert probe.accuracy(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.0, -1.0]])).value == 0.5
 
 
 def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomenon(home):

@@ -1,6 +1,7 @@
 """`bert average`: the mean of a run's newest checkpoints, and its score next to that of the newest."""
 
 import json
+import re
 import shutil
 from contextlib import redirect_stdout
 from io import StringIO
@@ -76,18 +77,27 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
 ):
     first, head, *rows, last = home.printed
     assert first.endswith("is the mean of step_00000004, step_00000005, step_00000006")
-    assert head.split() == ["held", "out", "step_00000006", "average"]
-    scores = {name: values for name, *values in map(str.split, rows)}
+    assert head.split() == ["held", "out", "step_00000006", "average", "difference"]
+    found = (re.findall(r"^\w+|(\S+) \[(\S+), (\S+)\]", row) for row in rows)
+    scores = {
+        row.split()[0]: [value for value, *_ in one[1:]]
+        for row, one in zip(rows, found, strict=True)
+    }
     saved = {
         name.removeprefix("validation_"): f"{value:.6f}"
         for name, value in metrics_of(home.path / "run")[-1].items()
         if name.startswith("validation_")
     }
-    assert {name: newest for name, (newest, _) in scores.items()} == saved
+    assert {name: newest for name, (newest, *_) in scores.items()} == saved
     assert {"mlm_loss", "bits_per_byte"} <= scores.keys()
-    newest, mean = map(float, scores["mlm_loss"])
+    newest, mean, change = map(float, scores["mlm_loss"])
+    assert change == pytest.approx(mean - newest, abs=2e-6)
     better = "the average" if mean < newest else "the newest"
     assert newest != mean and last.startswith(f"average: {better} is better than ")
+    # On the same examples the difference is known far better than either loss.
+    bounds = re.search(r"by (\S+) \[(\S+), (\S+)\] of mlm_loss; .* n 30$", last)
+    low, high = map(float, bounds.groups()[1:])
+    assert low <= abs(change) <= high
     assert main(["evaluate", str(home.path / "mean")]) == 0
     assert f"{mean:.6f}" in capsys.readouterr().out
 

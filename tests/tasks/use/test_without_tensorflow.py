@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.metrics import scores_of
 from support.tiny_models import TINY, TINY_RUN, flags_of, metrics_of, write_model, write_reviews
 
 from bert_cli.cli import main
@@ -120,7 +121,7 @@ def test_data_becomes_records_and_a_model_is_pretrained_and_fine_tuned(base, res
     } == {0}
     assert "jax 0.10" in results["version"][1] and "static records" in results["inspect"][1]
     assert len(metrics_of(base / "run")) == 4
-    assert set(json.loads((base / "mine" / "scores.json").read_text())) == {"accuracy", "macro_f1"}
+    assert set(scores_of(base / "mine")) == {"accuracy", "macro_f1"}
 
 
 def test_tensorboards_files_have_the_metrics_and_settings_of_a_run(base, results):

@@ -1,0 +1,82 @@
+"""Baselines: what a person would use instead of a trained model, learned from the training examples alone.
+
+Shapes: n training examples, m held-out examples, D size of a vector.
+"""
+
+import sqlite3
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.data.search import words
+from bert_cli.data.search.passages import UNSPACED
+
+WORD = rf"[{UNSPACED}]|(?u:\b\w\w+\b)"  # scikit-learn's, and each letter where words have no spaces
+BYTES = 8_000_000  # of training texts with two labels, of more labels fewer: about five seconds
+DEPTH = 100  # documents that BM25 ranks
+Column = npt.NDArray[Any]
+
+
+def most_frequent(labels: Column, size: int) -> Column:
+    """Return the most frequent of label numbers [n], or the mean of scores, for each of `size` examples."""
+    is_score = labels.dtype.kind == "f"
+    return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
+
+
+def sample_of(texts: Sequence[str], labels: Column) -> npt.NDArray[np.int64]:
+    """Return the numbers of the texts [n] that a classifier reads in random order: all, if they are few."""
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    most = len(texts) * BYTES // max(1, size * (len(np.unique(labels)) - 1))
+    return np.random.default_rng(0).permutation(len(texts))[: max(1, most)]
+
+
+def by_regression(inputs: Any, labels: Column, held_out: Any) -> Column:
+    """Return labels [m] by logistic regression on the counts of words in texts, or on standardised vectors [n, D].
+
+    Of examples with one label, or without a word, all have the most frequent label.
+    """
+    from sklearn import feature_extraction, linear_model, pipeline, preprocessing  # takes a second
+    from threadpoolctl import threadpool_limits
+
+    columns = preprocessing.StandardScaler()
+    if isinstance(inputs[0], str):
+        columns = feature_extraction.text.CountVectorizer(token_pattern=WORD)
+    method = pipeline.make_pipeline(columns, linear_model.LogisticRegression(max_iter=1000))
+    # Several threads would wait for one another: the vectors are short.
+    with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
+        try:
+            predicted: Column = method.fit(inputs, labels).predict(held_out)
+            return predicted
+        except ValueError:
+            return most_frequent(labels, len(held_out))
+
+
+def by_word(
+    sentences: Sequence[Sequence[str]],
+    labels: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[str]],
+) -> list[list[int]]:
+    """Return for each held-out word its most frequent label; for an unknown word, that of all words."""
+    sides = zip(sentences, labels, strict=True)
+    pairs = [pair for words, numbers in sides for pair in zip(words, numbers, strict=True)]
+    usual = Counter(number for _, number in pairs).most_common(1)[0][0]
+    # The most frequent label of a word comes last, and stays.
+    best = {word: number for (word, number), _ in reversed(Counter(pairs).most_common())}
+    return [[best.get(word, usual) for word in sentence] for sentence in held_out]
+
+
+def bm25(queries: Sequence[str], documents: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the best documents for each query by SQLite's FTS5; each has a word of the query."""
+    table = f'CREATE VIRTUAL TABLE words USING fts5(text, content="", tokenize="{words.TOKENIZER}")'
+    best = f"SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT {DEPTH}"
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(table)
+        rows = ((number, words.indexed(text)) for number, text in enumerate(documents))
+        connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", rows)
+        asked = (words.any_of(words.words_of(query)) for query in queries)
+        return [[n for (n,) in connection.execute(best, [q])] if q else [] for q in asked]

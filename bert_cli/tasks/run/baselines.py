@@ -1,0 +1,52 @@
+"""The baselines of a run: computed once, kept in its folder, printed, and compared with the model."""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from bert_cli.files import atomic_folder
+from bert_cli.processes import print_line
+from bert_cli.statistics import describe, difference
+from bert_cli.tasks.run.task import Result, Task
+from bert_cli.train import card, checkpoint, scores
+
+
+def kept(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
+    """Return the baselines of a task, which the run's folder keeps; `trained_on` and the task name the examples."""
+    parts = [trained_on, *(part.fingerprint for part in task.development.values())]
+    place = folder / f"baselines_{zlib.crc32(' '.join(parts).encode()):08x}"
+    if not place.is_dir():
+        assert task.baselines is not None
+        computed = task.baselines()
+        with atomic_folder(place, 0) as partial:
+            for name, result in computed.items():
+                (partial / name).mkdir()
+                scores.write(partial / name, result.samples, result.intervals)
+    return {path.name: Result(scores.read_samples(path)) for path in sorted(place.iterdir())}
+
+
+def compare(
+    model: Result, found: Mapping[str, Result], best: str, saved: Path | None = None
+) -> str:
+    """Print baselines, and write them into the card of the `saved` checkpoint.
+
+    Return a warning if the model does not beat the best of them by a score, otherwise "".
+    """
+    for name, result in found.items():
+        print_line(f"baseline, {name}: {describe(result.intervals)}")
+    sign = -1 if best.endswith("loss") else 1
+    scored = [name for name in found if best in found[name].samples]
+    ranked = sorted(scored, key=lambda name: sign * found[name].samples[best].value)
+    if not ranked:
+        return ""
+    first, second = [model.samples[best], found[ranked[-1]].samples[best]][::sign]
+    gain = difference([first], [second])
+    beats = "beats" if gain.low > 0 else "does not beat"
+    verdict = f"the model {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
+    if saved is not None:
+        rows = {name: f"{best} {found[name].intervals[best]:.4f}" for name in ranked}
+        checkpoint.add_to_card(saved, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
+    if gain.low > 0:
+        print_line(verdict)
+        return ""
+    return f"warning: {verdict}"

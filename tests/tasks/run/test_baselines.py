@@ -1,0 +1,227 @@
+"""Baselines of a run: printed beside its scores, kept in its folder, and named where the model is not better."""
+
+import json
+import re
+import sqlite3  # before TensorFlow, which brings one without FTS5
+
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
+from sklearn.metrics import accuracy_score, f1_score
+from support.tiny_models import (
+    SENTENCES,
+    TINY,
+    pretrain_words,
+    write_model,
+    write_records,
+    write_reviews,
+)
+
+from bert_cli.cli import main
+from bert_cli.data.finetune import baselines as methods
+from bert_cli.data.finetune.embeddings import Retrieval
+from bert_cli.data.finetune.tables import TextExamples
+from bert_cli.statistics import mean_of
+from bert_cli.tasks.finetune import embed, texts
+from bert_cli.tasks.run import baselines, pretrain
+from bert_cli.tasks.run.task import Result
+from bert_cli.train import history
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("compared")
+    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
+    write_reviews(base / "train.csv", 80)
+    write_reviews(base / "dev.csv", 40, seed=1)
+    return base
+
+
+def classify(base, run, *more):
+    files = {"train-file": "train.csv", "validation-file": "dev.csv", "cache-dir": "cache"}
+    files |= {"pretrained-ckpt-path": "model", "save-ckpt-path": run}
+    words = [word for name, path in files.items() for word in (f"--{name}", base / path)]
+    words += ["--num-epochs", 1, "--max-seq-length", 32, *more]
+    assert main(["classify", *map(str, words)]) == 0
+    return base / run
+
+
+def test_a_run_that_loses_says_so_at_its_end_and_in_its_card(base, capsys, monkeypatch, tmp_path):
+    run = classify(base, "run")
+    out, err = capsys.readouterr()
+    names = ("majority class", "regression on vectors of the start", "regression on words")
+    for name in names:
+        assert f"baseline, {name}: accuracy " in out
+    (warning,) = re.findall("warning: (the model does not beat the baseline '.*)", err)
+    assert "its gain in accuracy is -0." in warning
+    assert "accuracy" in json.loads(out.splitlines()[-1])
+    card = (run / "step_00000003" / "README.md").read_text()
+    assert warning in card and card.count("## Baselines") == 1
+
+    monkeypatch.setattr(methods, "by_regression", lambda *_: pytest.fail("computed again"))
+    classify(base, "run")
+    again = capsys.readouterr()
+    assert [line for line in again.out.splitlines() if line.startswith("baseline, ")] == [
+        line for line in out.splitlines() if line.startswith("baseline, ")
+    ]
+    assert (run / "step_00000003" / "README.md").read_text() == card
+    # The checkpoint with another card is whole, and its export has the section too.
+    assert main(["export", str(run), str(tmp_path / "export"), "--format", "hf"]) == 0
+    assert warning in (tmp_path / "export" / "README.md").read_text()
+
+
+def test_without_baselines_nothing_is_computed(base, capsys, monkeypatch):
+    monkeypatch.setattr(methods, "most_frequent", lambda *_: pytest.fail("computed"))
+    run = classify(base, "without", "--no-baselines")
+    assert "baseline" not in "".join(capsys.readouterr())
+    assert not [*run.glob("baselines_*")]
+    assert json.loads((run / "settings.json").read_text())["baselines"] is False
+    assert (
+        "baselines" not in json.loads((run / "step_00000003" / "state.json").read_text())["fixed"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "model", "simple", "beats"),
+    [
+        ("accuracy", [1, 1, 1, 1, 1, 0], [0, 0, 0, 1, 0, 0], True),
+        ("accuracy", [1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1], False),
+        ("mlm_loss", [1.0, 1.2, 0.9, 1.1], [2.0, 2.1, 1.8, 2.2], True),
+        ("mlm_loss", [1.0, 3.0, 0.9, 1.1], [2.0, 2.1, 1.8, 0.5], False),
+    ],
+)
+def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
+    metric, model, simple, beats, capsys
+):
+    worse = [n + (2.0 if metric == "mlm_loss" else -1.0) for n in simple]
+    found = {
+        name: Result({metric: mean_of(of)}) for name, of in (("worse", worse), ("best", simple))
+    }
+    warning = baselines.compare(Result({metric: mean_of(model)}), found, metric)
+    assert ("beats the baseline 'best'" in capsys.readouterr().out) == beats
+    assert ("does not beat the baseline 'best'" in warning) == (not beats)
+
+
+def examples_of(rows, labels, names):
+    first, second = zip(*rows, strict=True)
+    ids = [str(n) for n in range(len(rows))]
+    return TextExamples([*first], [*second], labels, ids, names)
+
+
+def test_each_development_set_is_scored_by_the_metrics_of_its_task():
+    rows = [("a good film", "it is"), ("a bad film", "it was"), ("bad plot", "so so")] * 8
+    labels = np.array([1, 0, 0] * 8, np.int32)
+    names = ("0", "1")
+    sets = {
+        "train": examples_of(rows, labels, names),
+        "validation_matched": examples_of(rows[:7], labels[:7], names),
+        "validation_mismatched": examples_of(rows[4:9], 1 - labels[4:9], names),
+        "test": examples_of(rows, None, names),
+    }
+    found = texts._baselines(sets, lambda logits: texts._evaluate_glue("mrpc", sets, logits), None)
+    assert [*found] == ["majority class", "regression on words"]
+    for name, predicted in (("majority class", 0 * labels), ("regression on words", labels)):
+        scores = found[name].scores
+        assert scores["accuracy_matched"] == accuracy_score(labels[:7], predicted[:7])
+        mismatched = f1_score(1 - labels[4:9], predicted[4:9], zero_division=0.0)
+        assert scores["f1_mismatched"] == pytest.approx(mismatched)
+
+
+def test_similarities_have_the_mean():
+    labels = np.array([0.0, 2.5, 5.0, 4.0], np.float32)
+    rows = [(f"text {n}", f"other {n}") for n in range(4)]
+    sets = {name: examples_of(rows, labels, None) for name in ("train", "validation")}
+    seen = []
+
+    def evaluate(logits):
+        seen.append(logits["validation"])
+        return Result()
+
+    assert [*texts._baselines(sets, evaluate, None)] == ["mean"]
+    assert (seen[0] == labels.mean()).all() and seen[0].shape == (4, 1)
+
+
+def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
+    queries = [f"word{n} common" for n in range(12)]
+    retrieval = Retrieval(
+        queries, [f"common word{n}" for n in range(12)], [{n: 1.0} for n in range(12)]
+    )
+    (name,) = (found := embed._baselines(retrieval))
+    assert name == "BM25" and found[name].scores["ndcg_10"] == 1.0
+    monkeypatch.setattr(embed, "BM25_PAIRS", 40)
+    (name,) = (found := embed._baselines(retrieval))
+    assert name == "BM25 of 3 queries" and found[name].scores["ndcg_10"] == 1.0
+    assert embed._baselines(None) == {}
+
+    def connect(_):
+        raise sqlite3.OperationalError("no such module: fts5")
+
+    monkeypatch.setattr(methods.sqlite3, "connect", connect)
+    assert embed._baselines(retrieval) == {}
+    assert "baseline, BM25: left out (no such module: fts5)" in capsys.readouterr().out
+
+
+def test_words_have_their_most_frequent_labels(base, tmp_path):
+    lines = {"train": "Ada B-PER\nmet O\nMay B-PER\n\nin O\nMay O\n\nMay O\n"}
+    lines["dev"] = "May B-PER\nmet O\nAda B-PER\n\nin O\nMay O\n"
+    files = {name: tmp_path / f"{name}.conll" for name in lines}
+    for name, text in lines.items():
+        files[name].write_text(text)
+    words = [
+        "ner",
+        "--pretrained-ckpt-path",
+        base / "model",
+        "--num-epochs",
+        1,
+        "--max-seq-length",
+        16,
+    ]
+    words += [
+        "--train-file",
+        files["train"],
+        "--validation-file",
+        files["dev"],
+        "--cache-dir",
+        tmp_path,
+    ]
+    assert main([*map(str, [*words, "--save-ckpt-path", tmp_path / "run"])]) == 0
+    (kept,) = (tmp_path / "run").glob("baselines_*/*/scores.json")
+    assert kept.parent.name == "most frequent label of each word"
+    # One of two entities, and no wrong one.
+    scores = history.Run(kept.parent).scores
+    assert (scores["precision"], scores["recall"]) == (1.0, 0.5)
+
+
+def test_a_masked_model_is_compared_with_the_frequencies_of_tokens(tmp_path, capsys, monkeypatch):
+    write_model(tmp_path / "model")
+    write_records(tmp_path / "records", SENTENCES * 2, tmp_path / "model", masking="static")
+    changes = {"validation_dir": tmp_path / "records", "evaluation_examples": 30}
+    seen = []
+    unigram = pretrain.unigram
+    monkeypatch.setattr(
+        pretrain, "unigram", lambda *of: seen.append((of, unigram(*of))) or seen[0][1]
+    )
+    words = pretrain_words(tmp_path, **changes)
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "baseline, frequencies of tokens: mlm_loss " in out
+    assert "warning: the model does not beat the baseline 'frequencies of tokens'" in err
+    (((stream, held_out, _), found),) = seen
+    tokens = [
+        batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
+        for batch in (stream.rows(np.arange(stream.epoch_size)), held_out.rows(np.arange(30)))
+    ]
+    scores = found["frequencies of tokens"].scores
+    most = np.bincount(tokens[0]).argmax()
+    assert scores["mlm_accuracy"] == pytest.approx(np.mean(tokens[1] == most))
+    assert scores.keys() == {"mlm_loss", "mlm_accuracy", "bits_per_byte"}
+    assert main(words) == 0 and len(seen) == 1
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    line = f"mlm_loss {scores['mlm_loss']:.4f} ["
+    assert line in out and line in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), "--no-baselines"]) == 0
+    assert "baseline" not in "".join(capsys.readouterr())
+    (tmp_path / "records").rename(tmp_path / "moved")
+    assert main(["evaluate", str(tmp_path / "run"), "--dataset-dir", str(tmp_path / "moved")]) == 0
+    assert "baseline: left out, because it reads the run's records" in capsys.readouterr().out
