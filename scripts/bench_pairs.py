@@ -22,7 +22,6 @@ import shutil
 import sqlite3  # noqa: F401  # before TensorFlow, whose SQLite lacks FTS5
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -36,10 +35,10 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from bert_cli.data.io import files
-from bert_cli.data.search.index import Index, open_index, write_index
+from bert_cli.data.search.index import open_index, write_index
 from bert_cli.data.search.passages import Document, documents_of, passages_of
 from bert_cli.data.text.preprocess import load_splitter
-from bert_cli.statistics import difference, interval
+from bert_cli.statistics import difference, interval, mean_of
 from bert_cli.tasks.init.text import without_rarest
 from bert_cli.tasks.search.score import USUAL, WEIGHTS, question_scores
 
@@ -184,13 +183,6 @@ class Maker:
         return chosen
 
 
-def negative_of(index: Index, owner: Any, texts: Sequence[str], pair: tuple[str, str, int]) -> str:
-    """Return the passage of another document that words find first."""
-    scores = index.by_words(pair[0])
-    scores[owner == pair[2]] = -1.0
-    return texts[int(np.argmax(scores))]
-
-
 def train(
     options: argparse.Namespace, pairs: Sequence[Sequence[str]], run: Path, seed: int
 ) -> Path:
@@ -262,8 +254,38 @@ def gains_of(options: argparse.Namespace, folder: Path, text: Text, vectors: Pat
     return gains
 
 
+def read(options: argparse.Namespace, read_text: Callable[[Path], Text]) -> tuple[Text, Any]:
+    """Return the text and the passages to train on, with indexes of both in OUT."""
+    cache = options.out / "text.pickle"
+    if not cache.exists():
+        text = read_text(options.text)
+        write(options.out / "words.index", text.documents)
+        passages = write(options.out / "training.index", text.training)
+        cache.write_bytes(pickle.dumps((text, passages)))
+    text, passages = pickle.loads(cache.read_bytes())
+    return text, passages
+
+
+def rows_of(
+    options: argparse.Namespace, maker: Maker, passages: list[list[str]]
+) -> list[tuple[str, ...]]:
+    """Return pairs, each with the passage of another document that its words find first if it is asked for."""
+    pairs = maker.pairs(options.pairs, options.number)
+    if not options.negatives:
+        return [pair[:2] for pair in pairs]
+    index = open_index(options.out / "training.index")
+    flat = [(number, text) for number, row in enumerate(passages) for text in row]
+    owner = np.array([number for number, _ in flat])
+    rows: list[tuple[str, ...]] = []
+    for anchor, positive, number in pairs:
+        scores = index.by_words(anchor)
+        scores[owner == number] = -1.0
+        rows.append((anchor, positive, flat[int(np.argmax(scores))][1]))
+    return rows
+
+
 def main() -> None:
-    """Print the scores of the start, and of each seed its scores and differences from the start."""
+    """Print the scores of the start and of each seed, with the gains over the start."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -289,54 +311,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    cache = options.out / "text.pickle"
-    if not cache.exists():
-        text = texts[options.judge](options.text)
-        write(options.out / "words.index", text.documents)
-        passages = write(options.out / "training.index", text.training)
-        cache.write_bytes(pickle.dumps((text, passages)))
-    text, passages = pickle.loads(cache.read_bytes())
-    clock = time.process_time()
+    text, passages = read(options, texts[options.judge])
     start = gains_of(options, options.model, text, options.out / "start.npy")
+    systems = {"start": [start]}
+    for seed in options.seeds if options.pairs else []:
+        rows = rows_of(options, Maker(passages, text.training, seed), passages)
+        kinds = "_".join([*options.pairs, *["negatives"] * options.negatives])
+        run = options.out / f"{kinds}_{options.rate:g}_{options.number}_{seed}"
+        vectors = run / f"{options.interpolate:g}.npy"
+        if not vectors.exists():
+            gains_of(options, train(options, rows, run, seed), text, vectors)
+        systems[f"seed {seed}, {len(rows)} pairs"] = [np.load(vectors)]
+    systems["all seeds"] = [gains for name, (gains,) in systems.items() if name != "start"]
     groups = list(text.questions.values())
-    columns = {"alone": len(WEIGHTS) - 1, "with words": USUAL}
-    print(
-        f"{len(groups)} questions, {len(text.documents)} documents; {time.process_time() - clock:.0f} s"
-    )
-    print("words", interval(start[:, 0], groups))
-    for name, column in columns.items():
-        print("start", name, interval(start[:, column], groups), flush=True)
-    if not options.pairs:
-        return
-    for seed in options.seeds:
-        maker = Maker(passages, text.training, seed)
-        pairs: list[Any] = maker.pairs(options.pairs, options.number)
-        if options.negatives:
-            index = open_index(options.out / "training.index")
-            flat = [(number, text) for number, row in enumerate(passages) for text in row]
-            owner = np.array([number for number, _ in flat])
-            found = [negative_of(index, owner, [text for _, text in flat], pair) for pair in pairs]
-            rows = [(*pair[:2], other) for pair, other in zip(pairs, found, strict=True)]
-        else:
-            rows = [pair[:2] for pair in pairs]
-        name = "_".join([*options.pairs, *["negatives"] * options.negatives, f"{options.rate:g}"])
-        run = options.out / f"{name}_{options.number}_{seed}"
-        clock = time.monotonic()
-        model = train(options, rows, run, seed)
-        took = time.monotonic() - clock
-        gains = gains_of(options, model, text, run / f"{options.interpolate:g}.npy")
-        for name, column in columns.items():
-            gain = difference(gains[:, column], start[:, column], groups)
-            print(
-                run.name,
-                options.interpolate,
-                name,
-                interval(gains[:, column], groups),
-                "difference",
-                gain,
-                f"{len(rows)} pairs {took:.0f} s",
-                flush=True,
-            )
+    print(f"{len(groups)} questions, {len(text.documents)} documents")
+    print(f"words {interval(mean_of(start[:, 0], groups)):.3f}")
+    for place, column in {"alone": len(WEIGHTS) - 1, "with words": USUAL}.items():
+        samples = {
+            name: [mean_of(gains[:, column], groups) for gains in of_system]
+            for name, of_system in systems.items()
+            if of_system
+        }
+        for name, sample in samples.items():
+            gain = difference(sample, samples["start"])
+            print(f"{place}, {name}: {interval(*sample):.3f}, gain {gain:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,9 @@ def test_all_passages_of_the_document_of_a_query_are_relevant(at_home):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_model_of_sentences_gets_pairs_alone_and_keeps_its_pooling(pooling, at_home):
+def test_a_model_of_sentences_is_used_as_published_and_its_training_is_an_experiment(
+    pooling, at_home
+):
     shutil.copytree(at_home / "model", at_home / pooling)
     for name, content in embedding_files(pooling, 32, 64).items():
         (at_home / pooling / name).parent.mkdir(exist_ok=True)
@@ -175,7 +177,13 @@ def test_a_model_of_sentences_gets_pairs_alone_and_keeps_its_pooling(pooling, at
     assert not (out / "pretrain.json").exists()
     config = json.loads((out / "embed.json").read_text())
     assert (config["pretrained_ckpt_path"], config["pooling"]) == (pooling, pooling)
-    assert "tokenize" not in (out / "commands.sh").read_text()
+    script = (out / "commands.sh").read_text()
+    commands = [line for line in script.splitlines()[3:] if not line.startswith("# ")]
+    assert f"search make {out.name}/search.index" in commands[0]
+    assert commands[0].endswith(f" --model {pooling}")
+    assert all(" search ask " in line for line in commands[1:]) and commands[1:]
+    for words in ("embed", "verdict"):
+        assert re.search(rf"^# \S*bert {words} ", script, re.MULTILINE)
 
 
 def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
