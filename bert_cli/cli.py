@@ -7,10 +7,11 @@ second and loads no TensorFlow. Mistakes of the user end here as a message and a
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from bert_cli.commands import COMMANDS, split_command
+from bert_cli.commands import COMMANDS, GROUPS, split_command
 from bert_cli.errors import (
     BertError,
     ConfigError,
@@ -20,6 +21,13 @@ from bert_cli.errors import (
     needs_extra,
     printable,
 )
+
+try:
+    import fcntl  # noqa: F401  # locks of files, which Windows lacks
+except ImportError:
+    sys.stderr.write(f"bert: {sys.platform}: has no file locks; use Linux, on Windows in WSL2\n")
+    sys.exit(DeviceError.exit_code)
+
 from bert_cli.processes import (
     NO_LOGS,
     STOP_SIGNALS,
@@ -36,22 +44,29 @@ PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 TENSORFLOW_LEVELS = {"debug": "0", "info": "0", "warning": "1", "error": "2"}
 USAGE = """usage: bert COMMAND [options]
 
-Pre-train BERT from a Wikipedia dump or your own text.
-
-commands:
+Train BERT encoders on your own text, and search, label and fill masks with them.
 {commands}
 
 bert COMMAND --help lists the options of a command; bert --version prints versions.
 
 examples:
-  bert download data/dump --sample
-  bert pretrain --config pretrain_tiny_128_phase1 --dataset-dir data/wikipedia/128
-  bert runs runs"""
+  bert init 'reports/*.txt' mine --for search
+  bert classify --pretrained-ckpt-path mine/run --train-file labels.csv --save-ckpt-path labels
+  bert predict labels 'a new text'"""
+WAYS_FORWARD = {
+    "pretrain": "start with `bert init TEXT OUT`, or with --config pretrain_tiny_128_phase1",
+    "classify": "start with `bert init TEXT OUT --for labels`, or with --config FILE",
+}  # without arguments, after the errors
 
 
 def help_text() -> str:
     """Return the text of `bert --help`."""
-    rows = [f"  {name:<14}  {command.help}" for name, command in COMMANDS.items()]
+    rows = []
+    for name, command in COMMANDS.items():
+        second = [words.split()[1] for words in COMMANDS if words.startswith(f"{name} ")]
+        ending = f" ({name} {'|'.join(second)})" if second else ""
+        rows += [f"\n{GROUPS[name]}:"] if name in GROUPS else []
+        rows += [] if " " in name else [f"  {name:<10}  {command.help}{ending}"]
     return USAGE.format(commands="\n".join(rows))
 
 
@@ -90,15 +105,16 @@ def dispatch(arguments: Sequence[str]) -> None:
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"bert ({name})", "no such command", remedy)
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
-    if getattr(settings, "dry_run", False):
+    values = vars(settings)
+    if values.get("dry_run"):
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
-    kind = _kind_of(name, settings)
+    kind = _kind_of(name, values)
     set_result(kind == "shows")
     for where, why in loaded.no_effect.items():
-        print_note = print_error if _prints_json(settings) else print_line
+        print_note = print_error if _prints_json(values) else print_line
         print_note(f"{where} has no effect here: {why}")
     try:
-        with _engine(settings, f"bert {name}"):
+        with _engine(values.get("engine"), f"bert {name}"):
             with quiet_imports():
                 run = COMMANDS[name].run_function()
             run(settings)
@@ -108,25 +124,24 @@ def dispatch(arguments: Sequence[str]) -> None:
         raise
 
 
-def _prints_json(settings: object) -> bool:
+def _prints_json(values: Mapping[str, Any]) -> bool:
     """Return whether standard output has JSON alone (`--json -`)."""
-    return str(getattr(settings, "json_file", None)) == "-"
+    return str(values.get("json_file")) == "-"
 
 
-def _kind_of(name: str, settings: object) -> str:
+def _kind_of(name: str, values: Mapping[str, Any]) -> str:
     """Return the kind of a command with these settings; `bert launch` is of the kind of what it starts."""
-    if getattr(settings, "dry_run", False) or _prints_json(settings):
+    if values.get("dry_run") or _prints_json(values):
         return "shows"
-    if getattr(settings, "json_file", None):
+    if values.get("json_file"):
         return "writes"
-    started, _ = split_command(getattr(settings, "command", None) or [name])
+    started, _ = split_command(values.get("command") or [name])
     return COMMANDS[started].kind if started in COMMANDS else "writes"
 
 
 @contextmanager
-def _engine(settings: object, command: str) -> Iterator[None]:
-    """Select the settings' engine for Keras. Raises ConfigError if a framework that the command needs is absent."""
-    engine = getattr(settings, "engine", None)
+def _engine(engine: str | None, command: str) -> Iterator[None]:
+    """Select an engine for Keras. Raises ConfigError if a framework that the command needs is absent."""
     os.environ["KERAS_BACKEND"] = engine or "tensorflow"
     try:
         yield
@@ -140,7 +155,7 @@ def _engine(settings: object, command: str) -> Iterator[None]:
         remedy = "run it in an environment with Python 3.11 to 3.13, which has TensorFlow"
         if engine is not None:
             where = f"engine ({engine})"
-            remedy = f"give --engine jax, or {remedy}"
+            remedy = f"pass --engine jax, or {remedy}"
         raise ConfigError(where, "needs TensorFlow, which is not installed", remedy) from None
 
 
@@ -184,6 +199,8 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except BertError as error:
         for line in str(error).splitlines():
             print_error(f"bert: {printable(line)}")
+        if forward := WAYS_FORWARD.get(" ".join(arguments)):
+            print_error(f"bert: {forward}")
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         print_error("; ".join(["bert: interrupted", *map(str, interrupt.args)]))
@@ -205,7 +222,7 @@ def _known_failure(error: Exception) -> BertError | None:
         where = os.fsdecode(error.filename or "the last file written")
         is_named = error.filename or error.errno in DISK_IS_FULL
         if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
-            return DataError(where, str(error.strerror), "fix that and run the command again")
+            return DataError(where, str(error.strerror), "check its permissions and the disk")
     # huggingface_hub may use the older package, this tool uses the newer one.
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
     if any(isinstance(error, client.HTTPError | client.InvalidURL) for client in clients):

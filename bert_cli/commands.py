@@ -36,10 +36,21 @@ class Command(NamedTuple):
         return run
 
 
-# In the order of `bert --help`.
+# In the order of `bert --help`, and the first command of each of its groups.
+GROUPS = {
+    "init": "start here",
+    "download": "make data",
+    "pretrain": "train",
+    "predict": "use",
+    "runs": "look",
+    "plan": "many machines",
+}
 _ROWS = {
     "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
     "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`"),
+    "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
+    "doctor machine": ("tasks.look.doctor:check_machine", "tools.DoctorMachine", "check a machine"),
+    "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
     "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
     "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
     "preprocess": ("data.text.preprocess", "data.Preprocess", "split text into sentences"),
@@ -49,8 +60,6 @@ _ROWS = {
     "pack": ("data.examples.pack", "data.Pack", "pack short records together to reduce padding"),
     "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
     "inspect": ("data.examples.inspect", "tools.Inspect", "show and check a folder of records"),
-    "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
-    "doctor machine": ("tasks.look.doctor:check_machine", "tools.DoctorMachine", "check a machine"),
     "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
@@ -59,29 +68,28 @@ _ROWS = {
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
     "serve": ("tasks.use.serve", "use.Serve", "open a page to search or to try a model"),
-    "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
-    "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
-    "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
-    "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
     "search": ("tasks.search.ask:list_commands", "search.Search", "find passages of your own text"),
     "search make": ("tasks.search.make", "search.SearchMake", "read text into an index"),
     "search ask": ("tasks.search.ask", "search.SearchAsk", "print passages that answer a question"),
     "search score": ("tasks.search.score", "search.SearchScore", "score answers to your questions"),
     "search export": ("tasks.search.export", "search.SearchExport", "write passages as a table"),
+    "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
+    "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
+    "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
+    "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
+    "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
+    "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
+    "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
+    "bench": ("tasks.bench.run:list_benchmarks", "bench.Bench", "run a standard benchmark"),
+    "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
+    "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
     "plan targets": ("tasks.look.plan:list_targets", "tools.PlanTargets", "list devices of a plan"),
     "plan squad": ("tasks.look.plan", "tools.PlanSquad", "estimate fine-tuning on SQuAD"),
     "plan glue": ("tasks.look.plan", "tools.PlanGlue", "estimate fine-tuning on GLUE or CLUE"),
     "plan ner": ("tasks.look.plan", "tools.PlanNer", "estimate token classification"),
     "plan classify": ("tasks.look.plan", "tools.PlanClassify", "estimate text classification"),
-    "bench": ("tasks.bench.run", "bench.Bench", "run a standard benchmark"),
-    "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
-    "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
-    "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
-    "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
-    "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
-    "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
 }
 # By both words or the first; all other commands continue.
 _SHOW = (

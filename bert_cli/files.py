@@ -34,8 +34,8 @@ STATE = "state.json"
 OWN_CHECKSUM = "own_crc32c"
 """The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries."""
 RESTORE = (
-    "copy the checkpoint again, or use another; if the folder was changed on purpose, remove "
-    f"{STATE} from it"
+    "copy the checkpoint again, or use another; if the folder was changed on purpose, move "
+    f"{STATE} out of it"
 )
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
@@ -113,8 +113,8 @@ def _without_checksum(source: str, text: bytes, error: type[BertError], remedy: 
 def json_with_unique_keys(text: str) -> Any:
     """Return the value of JSON text. Raises JSONDecodeError also for a key that occurs twice in an object."""
 
-    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def to_dict(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+        values: dict[str, JSON] = {}
         for name, value in pairs:
             if name in values:
                 raise ValueError(f"the key {name!r} occurs twice in an object")
@@ -361,7 +361,7 @@ def check_new_folder(out: Path, origin: str = "") -> bool:
             print_line(f"{out} is complete (nothing to do)")
             return True
     if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise ConfigError(f"out ({out})", "exists and is not an empty folder", "give a new one")
+        raise ConfigError(f"out ({out})", "exists and is not an empty folder", "use a new one")
     return False
 
 

@@ -150,7 +150,7 @@ class _Output(io.FileIO):
                 return len(data)
             if isinstance(error, BrokenPipeError):
                 raise SystemExit(0) from None
-            remedy = "write to another place, or fix that and run the command again"
+            remedy = "write to another place, or check the disk, and run the command again"
             raise DataError("standard output", str(error.strerror), remedy) from error
 
 

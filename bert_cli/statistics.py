@@ -100,6 +100,12 @@ class Score(NamedTuple):
         low, high = (None if math.isnan(bound) else bound for bound in (self.low, self.high))
         return {"low": low, "high": high, "n": self.n, "groups": self.groups}
 
+    @classmethod
+    def of(cls, value: float, bounds: Mapping[str, Any]) -> "Score":
+        """Return a value with its `bounds`."""
+        low, high = (math.nan if bounds[end] is None else bounds[end] for end in ("low", "high"))
+        return cls(value, low, high, bounds["n"], bounds["groups"])
+
     def __format__(self, form: str) -> str:
         bounds = f"{self.low:{form}}, {self.high:{form}}"
         return f"{self.value:{form}} [{'no interval' if math.isnan(self.low) else bounds}]"
@@ -209,7 +215,7 @@ def _correlation(weights: Floats, *columns: Floats) -> Floats:
     means = [(weights * column).sum(1, keepdims=True) / total for column in columns]
     first, second = (column - mean for column, mean in zip(columns, means, strict=True))
     pairs = (first, second), (first, first), (second, second)
-    both, *spreads = ((weights * one * other).sum(1) for one, other in pairs)
+    both, *spreads = ((weights * left * right).sum(1) for left, right in pairs)
     # What rounding leaves of equal values is no spread.
     limits = [1e-24 * (total * mean**2)[:, 0] for mean in means]
     is_defined = (spreads[0] > limits[0]) & (spreads[1] > limits[1])

@@ -256,7 +256,7 @@ def memory_of_an_update(options: argparse.Namespace) -> Pairs:
 
 
 Side = Callable[[argparse.Namespace], Pairs]
-PYTORCH = {
+PYTORCH: dict[str, Callable[..., Pairs]] = {
     "pytorch": micro_batch_of_pytorch,
     "pytorch-masked": micro_batch_of_masked_pytorch,
     "pytorch-masked-bfloat16": partial(micro_batch_of_masked_pytorch, bfloat16_weights=True),

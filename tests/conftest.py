@@ -1,10 +1,13 @@
-"""The options, the devices, and the fixtures of all tests."""
+"""The options, the devices, the memory, and the fixtures of all tests."""
 
+import ctypes
+import gc
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -24,6 +27,22 @@ LONGEST_FIRST = (
     "torture", "architectures",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
+
+SLOW_FIRST = (
+    "docs", "faults", "jax_layouts", "jax_features", "pretrain", "streams", "wheel", "plan_command", "processes",
+    "export_card", "scaling", "modernbert_commands",
+)  # fmt: skip
+"""Files that take a minute or more with `--slow`: one that began late would keep a worker busy alone."""
+
+
+WORTH_COLLECTING = 150_000_000
+"""Bytes by which a file may let a worker grow before that costs a collection."""
+
+CACHES = {"support.engine_runs", "support.hf_models", "support.layouts"}
+"""Modules whose cached functions hold engines and models."""
+
+MEMORY: dict[str, int] = {}
+"""The memory of this process `before` the tests of a file."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,8 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the long files, and leave out what the options leave out."""
-    # The pages take longest with --slow, but not without.
-    order = {f"test_{name}.py": index for index, name in enumerate(("docs", *LONGEST_FIRST))}
+    names = dict.fromkeys((*(SLOW_FIRST if config.getoption("--slow") else ()), *LONGEST_FIRST))
+    order = {f"test_{name}.py": index for index, name in enumerate(names)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     left_out = [] if config.getoption("--slow") else ["slow"]
     left_out += ["tensorflow"] if config.getoption("--fast") else []
@@ -66,8 +85,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"marked {name}"))
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process."""
+    pages = Path("/proc/self/statm").read_text().split()[1] if Path("/proc/self").exists() else 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After a file that used much memory, drop what it cached: engines, and with them their traced functions."""
+    yield
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    if resident_bytes() - MEMORY.get("before", 0) > WORTH_COLLECTING:
+        for name, module in list(sys.modules.items()):
+            if name in CACHES or name == item.path.stem:
+                for value in list(vars(module).values()):
+                    getattr(value, "cache_clear", lambda: None)()
+        gc.collect()
+        with suppress(OSError, AttributeError):  # of another C library
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    MEMORY["before"] = resident_bytes()
+
+
 def pytest_collection_finish() -> None:
     """Cut the CPU into devices for all layouts that are tested: TensorFlow allows it only once."""
+    gc.freeze()  # modules: a collection at the end of a file need not look at them
+    MEMORY["before"] = resident_bytes()
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 

@@ -12,7 +12,7 @@ import pytest
 
 from bert_cli import cli
 from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
-from bert_cli.commands import Command
+from bert_cli.commands import GROUPS, Command
 from bert_cli.parse.options import LOG_LEVELS
 
 
@@ -36,7 +36,11 @@ def test_help_version_and_an_unknown_command(capsys):
     for words in ([], ["--help"]):
         assert main(words) == 0
         text = capsys.readouterr().out
-        assert all(f"  {name} " in text for name in COMMANDS)
+        titles = [line for line in text.splitlines() if line.endswith(":")][:-1]
+        assert titles == [f"{title}:" for title in GROUPS.values()]
+        assert text.split(titles[0])[1].split()[0] == "init"
+        assert all(f"  {name.split()[0]} " in text for name in COMMANDS)
+        assert "(plan targets|squad|glue|ner|classify)" in text
     assert main(["--version"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("bert ") and "\npython 3." in text and "tensorflow 2.21" in text
@@ -47,6 +51,30 @@ def test_help_version_and_an_unknown_command(capsys):
             main([*name.split(), "--help"])
         assert end.value.code == 0
         assert f"usage: bert {name}" in capsys.readouterr().out
+
+
+def test_a_system_without_file_locks_is_one_line():
+    hidden = (
+        "import sys; sys.modules['fcntl'] = None; from bert_cli.cli import main; main(['runs'])"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert done.returncode == 5 and done.stdout == ""
+    assert done.stderr == "bert: linux: has no file locks; use Linux, on Windows in WSL2\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "forward"),
+    [
+        ("pretrain", "bert init TEXT OUT` or --config pretrain_tiny_128_phase1"),
+        ("classify", "bert init TEXT OUT --for labels` or --config FILE"),
+    ],
+)
+def test_a_training_command_without_arguments_ends_with_two_ways_forward(command, forward, capsys):
+    assert main([command]) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.replace("`, or with ", "` or ").endswith(forward)
+    assert main([command, "--seed", "1"]) == 2
+    assert "start with" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

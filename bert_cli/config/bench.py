@@ -6,7 +6,7 @@ runs it, and flags after the name override its own.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
 
@@ -34,8 +34,8 @@ class BenchSettings(Settings):
 
     def _check(self) -> None:
         if not self.listed:
-            remedy = f"give {', '.join(KINDS)}, or a name of `bert bench --list`"
-            raise SettingError("NAME", "is not given", remedy)
+            remedy = f"use {', '.join(KINDS)}, or a name of `bert bench --list`"
+            raise SettingError("NAME", "is missing", remedy)
 
 
 class Measuring(Settings):
@@ -64,7 +64,7 @@ class Measuring(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_the_examples_of_a_flag(cls, values: Any, info: ValidationInfo) -> Any:
+    def _read_the_examples_of_a_flag(cls, values: object, info: ValidationInfo) -> object:
         """Default to synthetic examples: a config names folders that the machine may not have."""
         origins = (info.context or {}).get("origins", {})
         is_real = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)

@@ -1,28 +1,21 @@
 """The settings of the data steps. The steps themselves check files."""
 
+import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-)
+from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.config.markers import PathOrName, Positional, Recorded, RecordedIfSet
-from bert_cli.config.settings import (
-    SettingError,
-    Settings,
-    Size,
-    Unless,
-)
+from bert_cli.config.settings import SettingError, Settings, Size, Unless
 from bert_cli.processes import cpu_count
 
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
 Splitter = Literal["auto", "punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
 LineBreaks = Literal["auto", "keep", "join"]
+MASK_TOKENS = {(384, 0.15): 56, (512, 0.15): 76}  # by length and fraction, as in BERT's configs
 
 
 class TextSettings(Settings):
@@ -75,6 +68,12 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix
     if number > tokens:
         problem = f"{number} is more than the {tokens} tokens of an example ({length} - 3)"
         raise SettingError(f"{prefix}{predictions}", problem, "lower it")
+
+
+def _usual_mask_tokens(validated: dict[str, float]) -> int:
+    length = int(validated.get("sequence_length", 128))
+    fraction = validated.get("masked_lm_prob", 0.15)
+    return min(length - 3, MASK_TOKENS.get((length, fraction), math.ceil(length * fraction)))
 
 
 class Masking(Settings):
@@ -199,17 +198,18 @@ class RecipeSettings(Settings):
     vocab: PathOrName
     """A vocab.txt or tokenizer.json, a folder with one, a run, or a model name on the Hugging Face hub."""
     sequence_length: Recorded[int] = Field(128, ge=8, le=65535)
-    """Sequence length S of an example, including special tokens."""
-    mask_tokens: Recorded[int] = Field(20, ge=1)
-    """Maximum number P of masked positions of an example (20 for 128, 56 for 384, 76 for 512)."""
+    """Sequence length of an example, including special tokens."""
+    masked_lm_prob: Recorded[float] = Field(0.15, gt=0.0, lt=1.0)
+    """Fraction of an example's tokens that are masked, at most mask_tokens; only for static masking."""
+    mask_tokens: Recorded[Annotated[int, Field(ge=1)]] = Field(default_factory=_usual_mask_tokens)
+    """Maximum number of masked tokens of an example. By default that of BERT (20 for 128 tokens, 56 for 384, 76 for
+    512), and for other lengths masked_lm_prob of the length, rounded up."""
     masking: Recorded[Literal["static", "dynamic"]] = "static"
     """`static` writes masked examples; `dynamic` stores each example once and masks it when it is read."""
     duplication_factor: Recorded[int] = Field(5, ge=1)
     """Number of passes over the text, each with different pairs and masks; only for static masking."""
     short_seq_prob: Recorded[float] = Field(0.1, ge=0.0, le=1.0)
     """Fraction of examples with a random shorter target length."""
-    masked_lm_prob: Recorded[float] = Field(0.15, gt=0.0, lt=1.0)
-    """Fraction of an example's tokens that are masked, at most P tokens; only for static masking."""
     nsp: RecordedIfSet[bool] = True
     """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences."""
     whole_word_masking: Recorded[bool] = False
@@ -227,11 +227,10 @@ class RecipeSettings(Settings):
 
 
 class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
-    """Make records for masked-LM and next-sentence prediction from sentences.
+    """Make records, which are training examples that are tokenized once and saved, from sentences.
 
-    Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128 --mask-tokens 20
-    Example: bert tokenize data/sentences data/512 --vocab bert-base-uncased --sequence-length 512
-    --mask-tokens 76 --masking dynamic
+    Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128
+    Example: bert tokenize data/sentences data/512 --vocab bert-base-uncased --sequence-length 512 --masking dynamic
     """
 
     input: Positional[Path]
@@ -242,14 +241,14 @@ class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
     """End of a document in plain text: a blank line, or only the end of its file."""
 
 
-def _check_vocabulary_size(value: Any) -> int | str:
+def _check_vocabulary_size(value: object) -> int | str:
     """Return a number of pieces, or +N as it is. Raises SettingError for anything else."""
     text = str(value)
     is_number = re.fullmatch(r"\+?\d{1,7}", text) is not None
     if is_number and text.startswith("+"):
         return text
     if not is_number or int(text) < 100:
-        remedy = "give a number from 100 to 9,999,999, or +2000 with --extend"
+        remedy = "use a number from 100 to 9,999,999, or +2000 with --extend"
         raise SettingError("", f"got {text}", remedy)
     return int(text)
 
@@ -283,7 +282,7 @@ class VocabSettings(TextSettings):
     def _check(self) -> None:
         if isinstance(self.size, str) != (self.extend is not None):
             problem = f"got {self.size} {'with' if self.extend else 'without'} --extend"
-            remedy = f"give +{self.size}" if self.extend else "give a size without a plus"
+            remedy = f"use +{self.size}" if self.extend else "use a size without a plus"
             raise SettingError("size", problem, remedy)
 
 
@@ -330,7 +329,7 @@ class PackSettings(ExecutorSettings):
     out: Positional[Path]
     """Folder of the packed records, of the same kind."""
     sequence_length: Recorded[int | None] = Field(None, ge=8, le=65535)
-    """Sequence length S of a pack; at least, and by default, the sequence length of the records."""
+    """Sequence length of a pack; at least, and by default, the sequence length of the records."""
     max_sequences_per_pack: Recorded[int] = Field(3, ge=2)
     """Maximum sequences in a pack."""
     random_seed: Recorded[int] = Field(12345, ge=0)

@@ -67,7 +67,7 @@ class EmbedSettings(FinetuneSettings):
     """Judgements `qrels/X.tsv` (query-id, corpus-id, score) in a folder with queries.jsonl and corpus.jsonl, for
     nDCG@10, recall@10 and recall@100."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Fraction of the pairs held out for scoring if you give neither a validation_file nor a retrieval_file; the
+    """Fraction of the pairs held out for scoring if neither validation_file nor retrieval_file is set; the
     score measures how well each anchor finds its positive among all held-out positives."""
     pooling: Fixed[Literal["mean", "cls"]] = "mean"
     """How the vector of a text is computed: the `mean` over its tokens, or the output at [CLS]."""
@@ -113,13 +113,13 @@ class EmbedSettings(FinetuneSettings):
         if (len(self.columns) > 1) != (self.objective == "pairs"):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
-            raise SettingError("text_column", problem, f"give {least}")
+            raise SettingError("text_column", problem, f"name {least}")
         file = self.train_file
         if file and file.suffix.lower() in COMPRESSED:
             file = file.with_suffix("")
         if self.objective == "pairs" and file and file.suffix == ".txt":
-            problem = "has a text on each line, not pairs"
-            remedy = "give a table, or --objective simcse, or --distillation.teacher"
+            problem = "contains single texts, but --objective pairs needs two columns"
+            remedy = "use a table, or pass --objective simcse for single texts, or --distillation.teacher"
             raise SettingError("train_file", problem, remedy)
         if self.texts_per_example == 2 and self.global_batch.examples < 2:
             problem = "has one pair per step, so there is nothing to compare it with"

@@ -7,21 +7,16 @@ comes from the pretrained model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
-from bert_cli.config.settings import (
-    Needs,
-    Positive,
-    SettingError,
-    Settings,
-    Unless,
-)
+from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
+from bert_cli.files import JSONObject
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
@@ -42,7 +37,7 @@ def _adam(rate: float) -> OptimizerOpts:
     )
 
 
-def _longest(validated: dict[str, Any]) -> int:
+def _longest(validated: JSONObject) -> int:
     config: BertConfig = validated.get("bert_config", BertConfig())
     return config.max_position_embeddings
 
@@ -74,6 +69,7 @@ class FinetuneSettings(TrainSettings):
         "seeds": "do_training",
         "global_batch.start_fraction": Unless(lambda _: False, "on fine-tuning"),
         "early_stop": [UNSCORED, "do_training", "do_validation"],
+        "baselines": [UNSCORED, "do_training", "do_validation"],
     }
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
@@ -170,7 +166,7 @@ class Answering(Settings):
     version_2: bool = False
     """Allow no answer, as in SQuAD 2.0; the answer is then empty."""
     null_score_diff_threshold: float | None = None
-    """With version_2, give no answer if the score of no answer exceeds the best answer's score by more than this.
+    """With version_2, predict no answer if the score of no answer exceeds the best answer's score by more than this.
     By default `bert squad` chooses it on the development set, and `bert predict` has the run's, or 0."""
 
 
@@ -191,7 +187,7 @@ class SquadSettings(Answering, TaskSettings):
     validation_file: Path | None = None
     """Questions for scoring; by default the questions in dataset_dir."""
     max_seq_length: Usual[Annotated[int, Field(ge=32)]] = Field(default_factory=_longest)
-    """Maximum length S of a window, in tokens: the question and a part of the paragraph. By default the
+    """Maximum length of a window, in tokens: the question and a part of the paragraph. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
@@ -259,7 +255,7 @@ class ClassifySettings(TaskSettings):
     validation_file: Path | None = None
     """Rows for scoring; by default `held_out_fraction` of train_file, also without do_training."""
     text_column: list[str] = ["text"]
-    """The column of the text; give it twice for pairs of texts."""
+    """The column of the text; repeat it for pairs of texts."""
     label_column: str = "label"
     """The column of the label."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
@@ -268,5 +264,5 @@ class ClassifySettings(TaskSettings):
     def _check(self) -> None:
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
-            raise SettingError("text_column", problem, "give one or two")
+            raise SettingError("text_column", problem, "name one or two")
         check_once("text_column", [self.label_column, *self.text_column])

@@ -36,7 +36,7 @@ class InitSettings(TextSettings):
     documents: Documents = "blank-lines"
     """End of a document in plain text: a blank line, or only the end of its file."""
     engine: Engine = "tensorflow"
-    """Framework of the steps."""
+    """Framework that trains."""
     dry_run: bool = False
     """Print the choice without writing anything."""
 

@@ -73,7 +73,7 @@ def is_path(about: FieldInfo) -> bool:
     return any(map(_holds_path, (about.annotation, *about.metadata)))
 
 
-def _holds_path(part: Any) -> bool:
+def _holds_path(part: object) -> bool:
     return part in (Path, PATH) or any(map(_holds_path, get_args(part)))
 
 

@@ -5,8 +5,7 @@ run may be resumed with other values of `Parallel` and `Cluster`.
 """
 
 import re
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -16,7 +15,7 @@ from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.text import count
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
@@ -41,9 +40,7 @@ class Parallel(Settings):
     recompute_by: Literal["layer", "stage"] = "layer"
     """Save the input of each `layer`, or only of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
-        list[Positive],
-        BeforeValidator(_as_list),
-        Field(min_length=1, max_length=2),
+        list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=2)
     ] = [1]
     """Tensor parallelism: number of devices that divide each layer by attention heads and inner columns (Shoeybi et
     al. 2019, section 3); with [2, 2], the second number also divides the hidden size. Engine `jax` only."""
@@ -60,9 +57,6 @@ class Parallel(Settings):
     costs one more product with the word embeddings. Pre-training only."""
     reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Number format of the gradient all-reduce; 16 bits halve the traffic."""
-    trace: Path | None = None
-    """Write the times of all forward and backward passes of the first three steps to this file, a trace for
-    chrome://tracing or Perfetto. With several processes, each writes its own file, NAME_rank0.json and so on."""
 
     @property
     def tensor_shape(self) -> tuple[int, int]:
@@ -110,12 +104,12 @@ class Parallel(Settings):
             return  # `auto` replaces both
         name = "pipeline_device_mapping"
         if stages is None:
-            raise SettingError(name, "needs pipeline_stages", "give both or neither")
+            raise SettingError(name, "needs pipeline_stages", "set both or neither")
         if devices is None:
-            raise SettingError("pipeline_stages", f"needs {name}", "give both or neither")
+            raise SettingError("pipeline_stages", f"needs {name}", "set both or neither")
         if not stages or len(stages) != len(devices):
             problem = f"lists {count(len(devices), 'device')} for {count(len(stages), 'stage')}"
-            raise SettingError(name, problem, "give one for each stage")
+            raise SettingError(name, problem, "set one for each stage")
         if sorted(set(devices)) != list(range(len(set(devices)))):
             raise SettingError(name, f"{devices} leaves a device out", "number them from 0")
         readers = [name for name, block in LAST_BLOCKS.items() if block.reads_word_table]
@@ -123,14 +117,14 @@ class Parallel(Settings):
         ends = {on for stage, on in zip(stages, devices, strict=True) if sharing & {*stage}}
         if len(ends) > 1:
             problem = f"{devices} separates emb and heads, which share the word embeddings"
-            raise SettingError(name, problem, "give both the same device")
+            raise SettingError(name, problem, "set both to the same device")
 
 
 class Cluster(Settings):
     """Processes of a run; by default read from TF_CONFIG or SLURM, otherwise a single process."""
 
     NEEDS = {
-        "workers": Unless(lambda of: of.rank is not None, "without rank", "give both or neither"),
+        "workers": Unless(lambda of: of.rank is not None, "without rank", "set both or neither"),
         "rank": "workers",
     }
 
@@ -140,6 +134,8 @@ class Cluster(Settings):
     """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
     """Seconds without a heartbeat after which a process counts as lost; the run then ends on all processes."""
+    start_within_seconds: Annotated[int, Field(gt=0)] = 300
+    """Seconds within which all processes must have started; otherwise those that have end."""
     report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Seconds after which the processes print the rank that they are waiting for."""
     bind_address: str | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -27,7 +27,7 @@ class PretrainSettings(TrainSettings):
 
     HEAD = heads.PRETRAINING
     NEEDS: ClassVar[Needs] = {
-        "evaluation_examples": "validation_dir",
+        **dict.fromkeys(("evaluation_examples", "baselines"), "validation_dir"),
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",
         "stages": ("max_sequences_per_pack", 1),
@@ -37,7 +37,7 @@ class PretrainSettings(TrainSettings):
         "evaluate_every_steps": Unless(
             lambda of: of.validation_dir is not None or of.probe is not None,
             "without validation_dir or probe",
-            "give one of them, or leave it out",
+            "use one of them, or leave it out",
         ),
         "dataset_cache": Unless(
             lambda of: (
@@ -49,7 +49,7 @@ class PretrainSettings(TrainSettings):
 
     dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
     """Folder of records with a corpus.json, or its address (s3://...). To mix several folders by weight, repeat the
-    flag, or give a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
+    flag, or use a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
     validation_dir: Collective[Usual[PathOrName | None]] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
     dataset_cache: Path = CACHE
@@ -57,7 +57,7 @@ class PretrainSettings(TrainSettings):
     generated_dataset: Fixed[bool] = False
     """Train on synthetic examples instead of the records in dataset_dir, to test a machine or a layout."""
     max_predictions_per_seq: Fixed[Usual[Positive]]
-    """Maximum number P of masked positions of an example."""
+    """Maximum number of masked tokens of an example."""
     scaling: Fixed[Scaling | None] = None
     """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no
     loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
@@ -65,7 +65,7 @@ class PretrainSettings(TrainSettings):
     masking: Fixed[Masking] = Masking()
     """Choice of the masked tokens in dynamic records; they differ in each epoch."""
     max_sequences_per_pack: Fixed[Positive] = 1
-    """Maximum number C of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
+    """Maximum number of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""
     length_buckets: Fixed[Positive | None] = None
     """Group records into at most this many buckets of similar length, so that a step is only as long as its longest
@@ -91,7 +91,7 @@ class PretrainSettings(TrainSettings):
 
     @field_validator("dataset_dir", mode="before")
     @classmethod
-    def _paths_become_corpora(cls, value: Any) -> Any:
+    def _paths_become_corpora(cls, value: object) -> object:
         if not isinstance(value, list):
             return str(value) if isinstance(value, Path) else value
         if len(value) == 1 and isinstance(value[0], str):
@@ -177,7 +177,7 @@ class PretrainSettings(TrainSettings):
         for name, (value, default) in needed.items():
             if self.scaling and value != default:
                 problem = f"{value} cannot be combined with scaling {self.scaling}"
-                remedy = f"leave out scaling, or give the default ({default or 'none'})"
+                remedy = f"leave out scaling, or set the default ({default or 'none'})"
                 raise SettingError(name, problem, remedy)
 
     def _check_schedules(self) -> None:
@@ -194,7 +194,7 @@ class PretrainSettings(TrainSettings):
             raise SettingError("length_buckets", problem, "leave out one of them")
         if self.decay_from is not None and (names or schedule != "wsd"):
             what = names[0] if names else f"schedule_name {schedule!r}"
-            remedy = f"leave out {what}" if names else "give schedule_name wsd"
+            remedy = f"leave out {what}" if names else "set schedule_name wsd"
             raise SettingError("decay_from", f"cannot be combined with {what}", remedy)
         if self.decay_from is not None and self.decay_from < self.new_rows_only_steps:
             problem = f"{self.decay_from} is within the first {self.new_rows_only_steps} steps (new_rows_only_steps)"

@@ -79,7 +79,7 @@ class Settings(BaseModel):
     """Whether the command has a run folder."""
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
         """Keep the markers of a setting that a class declares again, and its text unless the class has another."""
         for name, about in cls.model_fields.items():
             for base in cls.__mro__[1:]:
@@ -99,9 +99,9 @@ class Settings(BaseModel):
         kinds = kinds_of(about.annotation)
         values = value if isinstance(value, list) else [value]
         if bool not in kinds and any(isinstance(item, bool) for item in values):
-            raise SettingError("", "got a boolean", "--help shows what it takes")
+            raise SettingError("", "got true or false", "use a value of the kind that --help shows")
         if "" in values and is_path(about):
-            raise SettingError("", "is empty", "give a path, '.' for the current folder")
+            raise SettingError("", "is empty", "use a path, '.' for the current folder")
         if Path in kinds and isinstance(value, str) and is_remote(value):
             # Path would drop one of its slashes.
             problem = f"{value} is an address, but this command needs local files"
@@ -115,7 +115,7 @@ class Settings(BaseModel):
         checked = handler(value)
         for number in (value, checked):
             if isinstance(number, int) and abs(number) >= INTEGERS:
-                raise SettingError("", "has too many digits", "give a number below 2^63")
+                raise SettingError("", "has too many digits", "use a number below 2^63")
         return checked
 
     def _check(self) -> None:
@@ -133,7 +133,7 @@ class Settings(BaseModel):
 
     def _check_need(self, name: str, need: Need) -> None:
         if isinstance(need, str):
-            remedy = f"give {need} too, or leave it out"
+            remedy = f"set {need} too, or leave it out"
             need = Unless(operator.attrgetter(need), f"without {need}", remedy)
         elif not isinstance(need, Unless):
             needed, *values = need
@@ -159,7 +159,7 @@ def _expand(path: Any, is_opened: bool) -> Any:
     expanded = os.path.expanduser(os.path.expandvars(path))
     if is_opened and re.search(r"\$[\w{]", expanded):
         problem = f"the variable is not set in {path}"
-        raise SettingError("", problem, "export it, or give a path without it")
+        raise SettingError("", problem, "export it, or use a path without it")
     return expanded
 
 
@@ -195,7 +195,7 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def _check_size(value: Any) -> str:
+def _check_size(value: object) -> str:
     parse_bytes(str(value))
     return str(value)
 

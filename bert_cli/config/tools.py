@@ -50,7 +50,7 @@ class InspectSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the choice of records, and of the masks of dynamic records."""
     masking: Masking = Masking()
-    """Masking of dynamic records for the statistics: give the settings of the run."""
+    """Masking of dynamic records for the statistics: use the settings of the run."""
     json_file: JsonFile = None
 
 
@@ -177,10 +177,10 @@ class LaunchSettings(Settings):
         names = [host.rpartition("@")[2] for host in hosts]
         for host, name in zip(hosts, names, strict=True):
             if names.count(name) > 1:
-                raise SettingError("", f"{name} is named twice", "give --processes for several")
+                raise SettingError("", f"{name} is named twice", "pass --processes for several")
             if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
                 problem = f"{host!r} is not the name of a host"
-                raise SettingError("", problem, "give names, as a,b or user@a,user@b")
+                raise SettingError("", problem, "write names, as a,b or user@a,user@b")
         return hosts
 
     def _check(self) -> None:
@@ -207,15 +207,13 @@ class PlotSettings(Settings):
 
     Writes one SVG file per plot, and index.html, a self-contained page with all plots.
     Example: bert plot runs/base_128_phase1 --output pictures
-    Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures --smoothing 50
+    Example: bert plot runs/lr_1e-4 runs/lr_3e-4 --output pictures
     """
 
     runs: Positional[list[Path]]
     """Run folders, plotted together; a folder of runs, such as the runs of several seeds, adds all of them."""
     output: Path
     """Folder of the pictures and the page; existing files are replaced."""
-    smoothing: Positive | None = None
-    """Steps in the moving average of a bold line; by default about a fortieth of the longest run."""
 
 
 class CompareSettings(Settings):
@@ -230,8 +228,6 @@ class CompareSettings(Settings):
     """Folder of a run."""
     second: Positional[Path]
     """Folder of the other run."""
-    smoothing: Positive | None = None
-    """Steps whose mean is compared; by default about a fortieth of the longer run."""
     json_file: JsonFile = None
 
 

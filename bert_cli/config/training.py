@@ -39,13 +39,12 @@ TENSORFLOW_ONLY = (
     "parallel.recompute_by",
     "parallel.optimizer_state_offload",
     "parallel.reduce_precision",
-    "parallel.trace",
 )
 
 
 def _only(engine: Engine) -> Unless:
     """Return the need of a setting that only one engine has."""
-    remedy = f"leave it out, or give --engine {engine}"
+    remedy = f"leave it out, or pass --engine {engine}"
     return Unless(lambda of: of.engine == engine, f"without engine {engine}", remedy)
 
 
@@ -98,7 +97,7 @@ class GlobalBatch(Settings):
         total = str(values.get("examples_per_step"))
         if is_auto and (is_given or total == "None"):
             problem = "auto computes the accumulation from examples_per_step"
-            remedy = "give examples_per_step instead of grad_acc_steps_per_replica"
+            remedy = "set examples_per_step instead of grad_acc_steps_per_replica"
             raise SettingError("micro_batch_size", problem, remedy)
         size = "1" if is_auto else str(values.get("micro_batch_size"))
         replicas = str(values.get("replicas", 1))
@@ -205,9 +204,9 @@ class Stage(Settings):
     dataset_dir: PathOrName | list[WeightedCorpus] | None = None
     """Records of the stage; by default the records of the run."""
     max_seq_length: Annotated[int, Field(ge=8)]
-    """Sequence length S of the stage."""
+    """Sequence length of the stage."""
     max_predictions_per_seq: Positive
-    """Maximum number P of masked positions of an example of the stage."""
+    """Maximum number of masked tokens of an example of the stage."""
     total_num_train_samples: Positive
     """Examples that the stage reads, rounded up to full steps."""
     micro_batch_size: Positive | None = None
@@ -229,7 +228,7 @@ class TrainSettings(Settings):
         "parallel.pipeline_stages": Unless(
             lambda of: of.engine == "tensorflow" or of.parallel.has_one_stage,
             "without engine tensorflow",
-            "give --parallel.layout auto, or give --engine tensorflow",
+            "pass --parallel.layout auto, or pass --engine tensorflow",
         ),
         "optimizer_opts.stochastic_rounding": ("precision", "float16"),
     }
@@ -241,7 +240,7 @@ class TrainSettings(Settings):
     bert_config: Fixed[ModelShape] = BertConfig()
     """The shape of the model."""
     max_seq_length: Fixed[Usual[Annotated[int, Field(ge=8)]]]
-    """Sequence length S of an example."""
+    """Sequence length of an example."""
     global_batch: Collective[GlobalBatch]
     """Examples of a step."""
     num_epochs: Usual[
@@ -252,7 +251,7 @@ class TrainSettings(Settings):
     total_num_train_samples: Usual[Positive | None] = None
     """Number of examples that the run reads, rounded up to full steps; an alternative to num_epochs."""
     engine: Usual[Engine] = "tensorflow"
-    """Framework of the steps: `tensorflow` supports pipelines, `jax` tensor parallelism; both share checkpoints."""
+    """Framework that trains: `tensorflow` supports pipelines, `jax` tensor parallelism; both share checkpoints."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
     cluster: Untracked[Cluster] = Cluster()
@@ -286,8 +285,6 @@ class TrainSettings(Settings):
     baselines: Untracked[Annotated[bool, Field(exclude_if=lambda is_on: is_on)]] = True
     """Compare the last scores with what a person would use instead, learned from the same training examples: the most
     frequent label, regression on words, BM25, the frequencies of tokens. It takes some ten seconds."""
-    max_skipped_steps: Collective[Positive] = 20
-    """Stop the run after this many non-finite gradients in a row."""
     tensorboard_dir: Untracked[Path | None] = None
     """Write TensorBoard event files to this folder."""
     wandb: Untracked[Wandb] = Wandb()
@@ -362,7 +359,7 @@ class TrainSettings(Settings):
         if self.knows_its_model:
             self.parallel.check_model(model)
         if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
-            problem = "and num_epochs both give the length of the run"
+            problem = "and num_epochs both set the length of the run"
             raise SettingError("total_num_train_samples", problem, "leave out one of them")
         longest = model.max_position_embeddings
         if self.knows_its_model and self.max_seq_length > longest:

@@ -22,16 +22,12 @@ class PredictSettings(Answering):
     Example: bert predict runs/mine --input texts.txt
     """
 
-    NEEDS = {
-        "question": "context",
-        "context": "question",
-        "second": "text",
-    }
+    NEEDS = {"question": "context", "context": "question", "second": "text"}
 
     model: Positional[PathOrName]
     """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     text: Positional[str | None] = None
-    """A single text; give several texts in a file or through standard input."""
+    """A single text; for several, use a file or standard input."""
     task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
     """fill-mask, question-answering, text-classification, token-classification, embed, or similarity, which ranks
     the texts of --input by their similarity to TEXT. By default the task that the model was trained for."""
@@ -41,7 +37,7 @@ class PredictSettings(Answering):
     second: str | None = None
     """The second text of a pair, for text-classification."""
     question: str | None = None
-    """A question, for question-answering; give several questions as JSON lines."""
+    """A question, for question-answering; for several, use JSON lines."""
     context: str | None = None
     """The text that contains the answer."""
     batch_size: Positive = 32
@@ -72,7 +68,7 @@ class PredictSettings(Answering):
         is_search = self.task == "similarity" and sources == ["text", "input"]
         if len(sources) > 1 and not is_search:
             problem = f"cannot be combined with {sources[0]}"
-            raise SettingError(sources[1], problem, "give one of them")
+            raise SettingError(sources[1], problem, "use one of them")
 
 
 class ServeSettings(Settings):
@@ -111,7 +107,7 @@ class ExportSettings(Settings):
         "compare_on": Unless(
             lambda of: of.format == "static" or of.precision != "float32",
             "with an exact export",
-            "leave it out, or give --precision int8 or --format static",
+            "leave it out, or pass --precision int8 or --format static",
         ),
     }
 

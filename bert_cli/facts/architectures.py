@@ -160,7 +160,7 @@ def head_of_class(name: str) -> Head | None:
     return None
 
 
-def shape_of(values: Mapping[str, Any], context: Any = None) -> BertConfig:
+def shape_of(values: Mapping[str, Any], context: object = None) -> BertConfig:
     """Return the shape that settings describe.
 
     Raises ValidationError. Fields of other architectures must have their defaults: the settings.json of older runs of
@@ -203,7 +203,7 @@ def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
     return fields
 
 
-def _validate(value: Any, info: ValidationInfo) -> Any:
+def _validate(value: object, info: ValidationInfo) -> Any:
     return shape_of(value, info.context) if isinstance(value, Mapping) else value
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from bert_cli.config.markers import Hidden
 from bert_cli.config.settings import Depth, Probability, SettingError, Settings, Size
 from bert_cli.facts.products import Product
+from bert_cli.files import JSONObject
 
 
 class BertConfig(Settings):
@@ -117,12 +118,12 @@ class BertConfig(Settings):
         """Return the standard deviation of the initial values of a weight."""
         return self.initializer_range
 
-    def to_hf(self) -> dict[str, Any]:
+    def to_hf(self) -> JSONObject:
         """Return the entries of a `config.json` that describe the shape."""
         return self.model_dump(mode="json", exclude={"architecture"})
 
     @classmethod
-    def from_hf(cls, described: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf(cls, described: Mapping[str, Any]) -> JSONObject:
         """Return the settings that a `config.json` has; both have the same defaults."""
         return {name: described[name] for name in cls.model_fields if name in described}
 
@@ -135,12 +136,12 @@ class BertConfig(Settings):
                 raise SettingError(name, problem, "choose a number that does")
 
     @pydantic.model_serializer(mode="wrap")
-    def _write_architecture(self, handler: Any, info: Any) -> dict[str, Any]:
+    def _write_architecture(self, handler: Any, info: pydantic.SerializationInfo) -> JSONObject:
         """Leave `bert` out, so that runs from before `architecture` was a setting resume.
 
         Other architectures are always written.
         """
-        values: dict[str, Any] = handler(self)
+        values: JSONObject = handler(self)
         if self.architecture == "bert" and not info.exclude_unset:
             values.pop("architecture", None)
         if self.architecture != "bert" and info.exclude_unset:

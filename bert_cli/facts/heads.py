@@ -108,9 +108,7 @@ POOL = Block(
     parts={"pool": "bert.pooler"},
 )
 MEAN_POOL = Block(
-    name="mean_pool",
-    layer="bert_cli.model.layers:MeanPooling",
-    saved=lambda of: of.wide * of.bsd,
+    name="mean_pool", layer="bert_cli.model.layers:MeanPooling", saved=lambda of: of.wide * of.bsd
 )
 PRETRAINING = Head(
     name="heads",

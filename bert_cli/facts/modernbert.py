@@ -12,6 +12,7 @@ from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Block
 from bert_cli.facts.products import BatchShape, Product
+from bert_cli.files import JSONObject
 
 Theta = Annotated[float, Field(gt=1.0)]
 RENAMED = {"layer_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}
@@ -31,7 +32,7 @@ MAX_SCORED = 2048
 QUERIES = 512
 """Queries of a global layer whose scores are in memory together."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-FIXED: Mapping[str, Any] = {**BIASES, "decoder_bias": True, "classifier_activation": "gelu"}
+FIXED: Mapping[str, object] = {**BIASES, "decoder_bias": True, "classifier_activation": "gelu"}
 """Entry of `config.json` -> its only supported value."""
 
 
@@ -127,7 +128,7 @@ class ModernBertConfig(BertConfig):
         depth = 2 * self.num_hidden_layers
         return self.initializer_range / (depth**0.5 if is_output else 1.0)
 
-    def to_hf(self) -> dict[str, Any]:
+    def to_hf(self) -> JSONObject:
         """Return the entries of a `config.json`, both those that transformers 4.48 and those that 5.x reads."""
         described = super().to_hf()
         # No entry of theirs means the dropout of the attention output alone.
@@ -145,7 +146,7 @@ class ModernBertConfig(BertConfig):
         )
 
     @classmethod
-    def from_hf(cls, described: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf(cls, described: Mapping[str, Any]) -> JSONObject:
         """Return the settings that a `config.json` has, whichever spelling it uses.
 
         Raises ValidationError for biases, layers that are not global at a regular distance, and
@@ -180,7 +181,7 @@ def layer_types(layers: int, every: int) -> list[str]:
     return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
 
 
-def _refusal(name: str, value: Any, problem: str) -> ValidationError:
+def _refusal(name: str, value: object, problem: str) -> ValidationError:
     context = {"error": ValueError(problem)}
     error = InitErrorDetails(type="value_error", loc=(name,), input=value, ctx=context)
     return ValidationError.from_exception_data("config.json", [error])

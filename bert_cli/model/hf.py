@@ -193,11 +193,11 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
     for name in SWITCHES:
         if described.get(name):
             problem = "makes it another model than an encoder of this tool"
-            remedy = "give another model, or correct it if the weights were trained without"
+            remedy = "use another model, or correct it if the weights were trained without"
             raise CheckpointError(f"{where} ({name} {described[name]!r})", problem, remedy)
     kind = described.get("model_type", "bert")
     if kind not in ARCHITECTURES:
-        raise CheckpointError(f"{where} (model_type {kind})", "is not a BERT", "give a BERT model")
+        raise CheckpointError(f"{where} (model_type {kind})", "is not a BERT", "use a BERT model")
     shape = ARCHITECTURES[kind].shape
     try:
         return shape.model_validate({**shape.from_hf(described), "architecture": kind})
@@ -224,7 +224,7 @@ def check_hf_config(
     ]
     if differing:
         problem = f"describes another model: {'; '.join(differing)}"
-        raise CheckpointError(where, problem, "give the same bert_config")
+        raise CheckpointError(where, problem, "use the same bert_config")
 
 
 def vocabulary_tensors(config: BertConfig) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ def _current_names(
         value = renamed.pop(copy)
         if not np.array_equal(renamed.setdefault(original, value), value):
             problem = f"differs from {original}, which is the same weight in this model"
-            raise CheckpointError(f"{copy} ({where})", problem, "give a model with tied weights")
+            raise CheckpointError(f"{copy} ({where})", problem, "use a model with tied weights")
     return renamed
 
 

@@ -59,7 +59,7 @@ class Layer(keras.layers.Layer):
         """A key that is equal for layers that may share one trace."""
         # Such layers have equal classes and attributes, also in their inner layers. The values of their weights and the
         # dropout ids may differ. A layer with an attribute that cannot be compared shares no trace.
-        values: list[Any] = [type(self), self.dtype_policy.name]
+        values: list[object] = [type(self), self.dtype_policy.name]
         for name, value in vars(self).items():
             if name.startswith("_") or name in NOT_IN_TRACE_KEY:
                 continue

@@ -161,7 +161,7 @@ def _weight(ideal: float, backward: float, correction: float = 1.0, rate: float 
     return Factor(forward, backward, forward * correction, quotient, rate * quotient)
 
 
-def check_trained_with(described: Mapping[str, Any], scaling: str | None, where: str) -> None:
+def check_trained_with(described: Mapping[str, object], scaling: str | None, where: str) -> None:
     """Raise ConfigError for weights, described by the config.json `where`, that were trained with another scaling."""
     # Without scaling any checkpoint can be used: it has the weights of a plain BERT.
     trained = described.get("scaling")

@@ -116,7 +116,7 @@ class Node(NamedTuple):
     full_name: str  # name of a variable in TensorFlow
 
 
-def is_object_based(names: Mapping[str, Any]) -> bool:
+def is_object_based(names: Mapping[str, object]) -> bool:
     """Return whether these are the names of a TensorFlow 2 checkpoint."""
     return any(name.endswith(VARIABLE) for name in names)
 
@@ -146,19 +146,19 @@ def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict
     if unknown or not renamed:
         names = f"{len(unknown)} variables are not BERT's: {', '.join(sorted(unknown))}"
         problem = names if unknown else "holds no variables of BERT"
-        raise CheckpointError(where, problem, "give a checkpoint of google-research/bert")
+        raise CheckpointError(where, problem, "use a checkpoint of google-research/bert")
     return renamed
 
 
-def config_of(content: Any) -> JSONObject:
+def config_of(content: object) -> JSONObject:
     """Return the contents of a bert_config.json as a Hugging Face config.json, which has the same names."""
     if not isinstance(content, Mapping):
         where = f"bert_config.json ({type(content).__name__})"
-        raise CheckpointError(where, "is not a JSON object", "give Google's file")
+        raise CheckpointError(where, "is not a JSON object", "use Google's file")
     described = {name: value for name, value in content.items() if not IGNORED.fullmatch(name)}
     if unknown := sorted({*described} - {*BertConfig.model_fields, "model_type"}):
         where = f"bert_config.json ({', '.join(unknown)})"
-        raise CheckpointError(where, "are not settings of BERT", "give Google's file")
+        raise CheckpointError(where, "are not settings of BERT", "use Google's file")
     return {"model_type": "bert", **described}
 
 
@@ -190,7 +190,7 @@ def from_tf2(
         raise CheckpointError(
             where,
             f"is a TensorFlow 2 checkpoint that has {problem}",
-            "give one of transformers' TFBert models or of Graphcore's example, or save the model with "
+            "use one of transformers' TFBert models or of Graphcore's example, or save the model with "
             "transformers' save_pretrained",
         )
     tensors: dict[str, Array] = {}

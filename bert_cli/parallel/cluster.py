@@ -91,9 +91,9 @@ def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
         where = f"{source} ({worker})"
         match = re.fullmatch(r"(?:[^\s:/\[\]]+|\[[^\s\[\]]+\]):(\d{1,5})", worker)
         if not match or not 0 < int(match[1]) < 65_536:
-            raise ConfigError(where, "is not host:port", "give an address to each process")
+            raise ConfigError(where, "is not host:port", "write one such address for each process")
         if list(workers).count(worker) > 1:
-            raise ConfigError(where, "occurs twice", "give each process another port")
+            raise ConfigError(where, "occurs twice", "use another port for each process")
     if not 0 <= rank < len(workers):
         problem = f"is not a rank of {len(workers)} processes"
         raise ConfigError(f"{source} (rank {rank})", problem, "ranks count from 0")
@@ -116,7 +116,7 @@ class _TFConfig(BaseModel):
 
 
 def _from_tf_config(text: str) -> Processes:
-    remedy = 'give {"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 0}}'
+    remedy = 'set {"cluster": {"worker": [...]}, "task": {"type": "worker", "index": 0}}'
     try:
         config = _TFConfig.model_validate_json(text)
     except ValidationError as error:
@@ -217,19 +217,23 @@ def wait_for_processes(
             with suppress(OSError):  # reported by `bind_to_interface`
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
         while True:
-            missing = {rank: at for rank, at in missing.items() if not _is_listening(at)}
+            problems = {rank: _problem_of(at) for rank, at in missing.items()}
+            missing = {rank: at for rank, at in missing.items() if problems[rank]}
             if not missing:
                 stack.pop_all()
                 return listener
             if rendezvous.stop_requested():
                 raise StoppedWhileJoiningError
-            names = ", ".join(f"rank {rank} ({at})" for rank, at in missing.items())
+            names = ", ".join(
+                f"rank {rank} ({at}: {problems[rank]})" for rank, at in missing.items()
+            )
             now = time.monotonic()
             if now - began > rendezvous.register_seconds:
                 raise DeviceError(
                     f"cluster ({names})",
                     f"cannot be reached within {rendezvous.register_seconds:g} s",
-                    "check that all processes are started and listen on the interface of their addresses",
+                    "check that all processes are started and listen on the interface of their addresses; "
+                    "--cluster.start-within-seconds sets the time",
                 )
             if now - reported > rendezvous.report_after_seconds:
                 reported = now
@@ -260,31 +264,50 @@ def _listen(worker: str) -> socket.socket:
         raise DeviceError(f"cluster ({worker})", problem, remedy) from error
 
 
-def _is_listening(worker: str) -> bool:
+def _problem_of(worker: str) -> str:
+    """Return why a process does not accept a connection, or an empty text if it does."""
     host, _, port = worker.rpartition(":")
-    with suppress(OSError):
+    try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-        return True
-    return False
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def find_interface(processes: Processes, bind_address: str | None) -> tuple[Processes, str | None]:
     """Return the processes with the addresses to use, and the interface, None for every interface.
 
-    Processes on one host use its loopback. Raises ConfigError if no interface of this host has the name or address.
+    Processes on one host use its loopback. Raises ConfigError if no interface of this host has the name or address, or
+    if the address of this process in `processes` is on another interface.
     """
     if bind_address is not None:
-        interfaces = psutil.net_if_addrs()
-        for name, entries in interfaces.items():
-            if bind_address in (name, *(entry.address for entry in entries)):
-                return processes, name
+        interfaces = {
+            name: [entry.address for entry in entries if entry.family != psutil.AF_LINK]
+            for name, entries in psutil.net_if_addrs().items()
+        }
         where = f"cluster.bind_address ({bind_address})"
-        remedy = ", ".join(interfaces)
-        raise ConfigError(where, "is not an interface of this host", f"give one of {remedy}")
+        chosen = [name for name, at in interfaces.items() if bind_address in (name, *at)]
+        if not chosen:
+            remedy = f"set one of {', '.join(interfaces)}"
+            raise ConfigError(where, "is not an interface of this host", remedy)
+        host = processes.workers[processes.rank].rpartition(":")[0].strip("[]")
+        addresses, resolved = interfaces[chosen[0]], _addresses_of(host)
+        if set(addresses).isdisjoint(resolved):
+            theirs = ", ".join(resolved) or "nothing"
+            problem = f"has {', '.join(addresses)}, but {host} resolves to {theirs}"
+            raise ConfigError(where, problem, "set the interface of that address")
+        return processes, chosen[0]
     if len(processes.local_ranks) < processes.count:
         return processes, None
     ports = [worker.rpartition(":")[2] for worker in processes.workers]
     return replace(processes, workers=tuple(f"127.0.0.1:{port}" for port in ports)), "lo"
+
+
+def _addresses_of(host: str) -> list[str]:
+    """Return the addresses of a host's name, none if it does not resolve."""
+    with suppress(OSError):
+        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
+    return []
 
 
 def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:

@@ -33,7 +33,7 @@ def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
         raise DeviceError(
             f"GPUs ({len(gpus)} on {os.uname().nodename})",
             f"cannot be divided evenly among {count} processes",
-            "give a number of --processes that divides them, or choose some by CUDA_VISIBLE_DEVICES",
+            "use a number of --processes that divides them, or choose some by CUDA_VISIBLE_DEVICES",
         )
     each = len(gpus) // count
     return gpus[local_rank * each : (local_rank + 1) * each]
@@ -72,7 +72,7 @@ def device_memory(kind: str, processes: Processes) -> int:
         return min(int(line) for line in done.stdout.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         problem = f"does not report the memory of the GPUs ({error})"
-        remedy = "give pipeline_stages instead of parallel.layout auto"
+        remedy = "set pipeline_stages instead of parallel.layout auto"
         raise DeviceError("nvidia-smi", problem, remedy) from error
 
 

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -105,10 +104,8 @@ class Engine(ABC):
     """Whether `update` calls `stop_requested` before each micro-batch."""
     compiles_in_first_step = False
     """Whether the first update compiles what it needs, so that `compile` before it only costs a micro-batch more."""
-    traced_steps = 0
-    """Number of steps that a trace still has to record; 0 without a trace."""
 
-    record: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    record: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Entered around each part of an update: `forward_backward`, `reduction`, `optimizer`."""
 
     @property
@@ -189,10 +186,6 @@ class Engine(ABC):
     def _all_reduced(self, numbers: Mapping[str, float]) -> dict[str, float]:
         totals = self.group.all_reduce(list(numbers.values()))
         return dict(zip(numbers, map(float, totals), strict=True))
-
-    def write_trace(self, path: Path) -> None:
-        """Write the times of each stage's work on each micro-batch. Only for an engine that has `traced_steps`."""
-        raise NotImplementedError
 
 
 def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:

@@ -15,9 +15,9 @@ from bert_cli.processes import print_error
 POLL_SECONDS = 1.0  # of the watchdog
 
 
-def lost_process(rank: int | None) -> DeviceError:
-    """Return the error of a process that has lost another process, of unknown rank if `rank` is None."""
-    which = "another process" if rank is None else f"rank {rank}"
+def lost_process(rank: int | None, workers: Sequence[str]) -> DeviceError:
+    """Return the error of a process that lost one of `workers` (host:port), of unknown rank if `rank` is None."""
+    which = "another process" if rank is None else f"rank {rank} ({workers[rank]})"
     remedy = "read its last message, then start the same command again to continue from the last checkpoint"
     return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
 

@@ -72,7 +72,7 @@ def supervise(processes: Sequence[Process], grace_seconds: float) -> None:
     if failed is not None:
         kind = KINDS.get(failed.code or 0, DeviceError)
         how = _how_it_ended(failed.code)
-        raise kind(str(failed.process), how, "when that is fixed the same command continues")
+        raise kind(str(failed.process), how, "fix this, then run the same command to continue")
 
 
 class _Child:

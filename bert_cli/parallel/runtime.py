@@ -51,8 +51,6 @@ class Layout:
     offload_moments: bool = False
     reduce_precision: str = "float32"
     compile: str = "auto"
-    traced_steps: int = 0
-    """Steps that are recorded for a trace."""
 
     @property
     def devices_of_replica(self) -> int:
@@ -141,6 +139,6 @@ def divide_devices(
     if len(names) < local * each:
         where = f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)"
         problem = f"needs {count(local * each, kind)}, but finds {len(names)}"
-        remedy = "give --parallel.layout auto to choose one that fits, with the same numbers"
+        remedy = "pass --parallel.layout auto to choose one that fits, with the same numbers"
         raise DeviceError(where, problem, remedy)
     return tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))

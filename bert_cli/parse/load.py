@@ -22,13 +22,7 @@ from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, read_json
 from bert_cli.parse.help import help_text
-from bert_cli.parse.old_names import (
-    FORMER,
-    adapt,
-    instead_of,
-    our_name,
-    why_no_effect,
-)
+from bert_cli.parse.old_names import FORMER, adapt, instead_of, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.processes import print_help
 
@@ -105,7 +99,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
     parent = raw.pop("extends", None)
     if not isinstance(parent, str | None):
-        remedy = "give the name of one JSON file"
+        remedy = "write the name of one JSON file"
         raise ConfigError(f"extends ({path})", f"got {parent!r}", remedy)
     below = Loaded({})
     if parent:
@@ -136,7 +130,7 @@ def _over(below: Loaded, above: Loaded) -> Loaded:
     )
 
 
-def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
+def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
     """Return the values of a file or a command line under our keys; keys without effect are left out.
 
     `shown` returns the form in which a key was given. Raises ConfigError for a setting under two names.
@@ -159,8 +153,8 @@ def _rename(raw: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
             if second is not None:
                 if value in (None, keys[second]):
                     continue
-                problem = f"is the old name of {shown(new)}, which is also given ({shown(second)})"
-                raise ConfigError(shown(old), problem, "give one of them")
+                problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"
+                raise ConfigError(shown(old), problem, "use one of them")
             renamed[new] = old
             values = merge(_nest(new, value), values)
     return Loaded(values, {}, no_effect, renamed)
@@ -172,7 +166,7 @@ def _nest(path: str, value: Any) -> JSONObject:
     return dict(value)
 
 
-def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each dotted path with its value; an empty group is a leaf."""
     for name, value in values.items():
         path = f"{above}.{name}" if above else name
@@ -182,7 +176,7 @@ def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+def merge(under: Mapping[str, object], over: Mapping[str, object]) -> JSONObject:
     """Return `under` updated with `over`, group by group; lists are replaced."""
     merged = dict(under)
     for name, value in over.items():
@@ -192,7 +186,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
     return merged
 
 
-def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+def override(under: Mapping[str, object], over: Mapping[str, object]) -> JSONObject:
     """Return `merge`, but a value of `over` also removes the values of `under` that contradict it.
 
     A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
@@ -245,10 +239,21 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     if changed & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
         raw.pop("about", None)
-    values, left_out = adapt(override(_default_groups(settings), raw), settled.renamed, settings)
-    no_effect = {origins.get(name, name): why for name, why in left_out.items()}
-    loaded = replace(settled, values=values, no_effect={**settled.no_effect, **no_effect})
+    loaded = _adapted(settings, replace(settled, values=raw), origins)
     return validate(settings, loaded), loaded
+
+
+def load_file(settings: type[Model], path: Path) -> Model:
+    """Return the settings of a file, such as a run's settings.json. Raises ConfigError with every mistake."""
+    return validate(settings, _adapted(settings, read_config(path), {}))
+
+
+def _adapted(settings: type[Model], settled: Loaded, flags: Mapping[str, str]) -> Loaded:
+    """Return the values that a command can use; `flags` are the flags that set some of them."""
+    raw = override(_default_groups(settings), settled.values)
+    values, left_out = adapt(raw, settled.renamed, settings)
+    no_effect = {flags.get(name, name): why for name, why in left_out.items()}
+    return replace(settled, values=values, no_effect={**settled.no_effect, **no_effect})
 
 
 def describe(settings: BaseModel, loaded: Loaded) -> str:
@@ -289,7 +294,7 @@ def validate(settings: type[Model], loaded: Loaded) -> Model:
         raise combine(list({str(error): error for error in errors}.values())) from failure
 
 
-def _is_opened(settings: type[Settings], values: Mapping[str, Any]) -> Callable[[str], bool]:
+def _is_opened(settings: type[Settings], values: Mapping[str, object]) -> Callable[[str], bool]:
     """Return the function that tells whether the command opens the path of a setting."""
     has_files = bool(values.get("train_file") and values.get("validation_file"))
     has_examples = has_files or bool(values.get("generated_dataset"))
@@ -297,7 +302,7 @@ def _is_opened(settings: type[Settings], values: Mapping[str, Any]) -> Callable[
     return lambda name: settings.OPENS_FILES and not (has_examples and name in records)
 
 
-def changed(settings: Model, **values: Any) -> Model:
+def changed(settings: Model, **values: object) -> Model:
     """Return a validated copy of settings with other values; a mapping changes values of a group.
 
     Raises ConfigError.
@@ -342,9 +347,9 @@ def _setting_error(
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":
-        return ConfigError(where, "is not given", _how_to_give(settings, path))
+        return ConfigError(where, "is missing", _how_to_give(settings, path))
     if item["type"] == "bool_parsing":
-        return ConfigError(where, f"got {item['input']!r}, not a boolean", "give true or false")
+        return ConfigError(where, f"got {item['input']!r}, not a boolean", "use true or false")
     if item["type"] == "value_error":
         return ConfigError(where, message)
     expected = message.partition(", unable to parse")[0]
@@ -394,4 +399,4 @@ def _how_to_give(settings: type[BaseModel], path: str) -> str:
     needed = [option for option in inside if option.is_required] or inside
     flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
     in_config = " or set it in a config (--config FILE)" if "about" in settings.model_fields else ""
-    return f"give {flags}{in_config}" if flags else "set it there"
+    return f"pass {flags}{in_config}" if flags else "set it there"

@@ -30,7 +30,7 @@ class Old(NamedTuple):
     remedy: str = ""
     """What to do instead. Without `values` it refuses the key."""
 
-    def takes(self, value: Any) -> bool:
+    def takes(self, value: object) -> bool:
         """Return whether the key is accepted with a value."""
         return str(value).lower() in self.values if self.values else not self.remedy
 
@@ -86,13 +86,15 @@ OLD = (
     Old("grace_seconds", values=("30", "30.0")),
     Old("reduce_bucket_megabytes", values=("64",)),
     Old("decay_shape", values=("1-sqrt",)),
+    Old("max_skipped_steps", values=("20",)),
+    Old("trace", values=("none",), remedy="leave it out; `bert bench` measures the parts of a step"),
     Old("expand_templates", values=FALSE,
-        remedy="give --with wikiextractor, or --templates with the text of more templates"),
+        remedy="pass --with wikiextractor, or --templates with the text of more templates"),
     Old("texts", values=FALSE,
         remedy="leave it out: an export takes token ids and has the tokenizer; `bert predict` takes --text"),
-    Old("compile_only", values=FALSE, remedy="give --dry-run, which also runs two steps"),
+    Old("compile_only", values=FALSE, remedy="pass --dry-run, which also runs two steps"),
     Old("objective=tsdae", why="is no longer supported, as no measurement shows a gain over simcse",
-        remedy="give simcse; finish a run of tsdae with the version that began it"),
+        remedy="use simcse; finish a run of tsdae with the version that began it"),
     # Keys without an equivalent.
     Old("distillation", remedy="leave it out, or finish a pre-training run that has a teacher with the version "
         "that began it"),
@@ -100,8 +102,8 @@ OLD = (
     Old("push", remedy="leave it out, and upload the folder of the export: hf upload OWNER/NAME OUT"),
     Old("budget_hours", remedy="leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours"),
     Old("train_file",
-        remedy="give --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
-    Old("num_train_steps", remedy="give --total-num-train-samples, the steps times the examples of a step"),
+        remedy="pass --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
+    Old("num_train_steps", remedy="pass --total-num-train-samples, the steps times the examples of a step"),
     Old("input_file_path", remedy="it is a positional argument, as in `bert preprocess INPUT OUT`"),
     Old("output_file_path", remedy="it is a positional argument, as in `bert preprocess INPUT OUT`"),
 )  # fmt: skip
@@ -139,7 +141,7 @@ def old_names_of(path: str) -> list[str]:
     return names[1:]
 
 
-def why_no_effect(path: str, value: Any) -> str | None:
+def why_no_effect(path: str, value: object) -> str | None:
     """Return why a key with this value does nothing, "" if it has the value that it always has; None for others."""
     old = FORMER.get(path.rpartition(".")[2])
     return old.why if old is not None and old.takes(value) else None
@@ -170,7 +172,7 @@ def ignored_keys(*, has_configs: bool) -> dict[str, Literal[1, "*"]]:
 
 
 def adapt(
-    values: Mapping[str, Any], renamed: Mapping[str, str], settings: type[BaseModel]
+    values: JSONObject, renamed: Mapping[str, str], settings: type[BaseModel]
 ) -> tuple[JSONObject, dict[str, str]]:
     """Return the values that a command can use, and the reason for each value that is left out.
 

@@ -23,14 +23,7 @@ from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
-from bert_cli.parse.old_names import (
-    FALSE,
-    TRUE,
-    ignored_keys,
-    instead_of,
-    old_names_of,
-    our_name,
-)
+from bert_cli.parse.old_names import FALSE, TRUE, ignored_keys, instead_of, old_names_of, our_name
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
@@ -38,7 +31,7 @@ NULL = ("null", "None")
 # Program -> the remedy for words that it does not take.
 SURPLUS = {
     "bert launch": "write bert launch -- COMMAND [options]",
-    "bert predict": "give several texts in a file, --input FILE, or one per line on standard input",
+    "bert predict": "write several texts to a file, --input FILE, or one per line on standard input",
 }
 
 
@@ -175,7 +168,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     )
 
 
-def _with_default(text: str, default: Any, required: bool) -> str:
+def _with_default(text: str, default: object, required: bool) -> str:
     if isinstance(default, bool):
         default = "yes" if default else "no"
     elif isinstance(default, list):
@@ -249,9 +242,10 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         except json.JSONDecodeError as error:
             if key in by_key:
                 where = f"{flag_of(key)} ({error.doc})"
-                raise ConfigError(where, f"is not valid JSON ({error.msg})", "fix that") from error
+                problem = f"is not valid JSON ({error.msg})"
+                raise ConfigError(where, problem, "check quotes, commas and brackets") from error
             first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
-            remedy = f"give a setting of the group, such as {first}; see {program} --help"
+            remedy = f"set a value of the group, such as {first}; see {program} --help"
             where = f"{program} ({flag_of(key)})"
             in_json = f", in JSON ({error.msg})" if error.doc.startswith("{") else ""
             problem = f"is a group of settings{in_json}"
@@ -260,7 +254,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
 
 
 def _value_parser(
-    by_key: Mapping[str, Option], ignored: Mapping[str, Any]
+    by_key: Mapping[str, Option], ignored: Mapping[str, Literal[1, "*"]]
 ) -> argparse.ArgumentParser:
     """Return the parser of values: every flag takes a text, and required flags may be missing.
 
@@ -377,5 +371,5 @@ def split_log_level(words: Sequence[str]) -> tuple[str, list[str]]:
         parsed, rest = parser.parse_known_args(before_dashes)
     except argparse.ArgumentError as error:
         known = ", ".join(LOG_LEVELS)
-        raise ConfigError("--log-level", f"takes one of {known}", "give one of them") from error
+        raise ConfigError("--log-level", f"takes one of {known}", "use one of them") from error
     return parsed.log_level, [*rest, *words[len(before_dashes) :]]

@@ -37,7 +37,7 @@ MORE_IDLE = 0.05
 CPU_POSITIONS = 4096
 
 
-AUTO = "give --parallel.layout auto to choose a layout that fits, with the same results"
+AUTO = "pass --parallel.layout auto to choose a layout that fits, with the same results"
 
 
 # --- idle time, traffic and the choice of a layout
@@ -117,9 +117,8 @@ def propose(work: Workload, kind: str, devices: int, memory: int, processes: int
     offload = "optimizer-state-offload" if work.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
-        f"no layout fits: the best one needs {format_bytes(least)} on its fullest device, and {USABLE:.0%} of "
-        f"a device's memory is usable, so devices need {format_bytes(least / USABLE)}",
-        f"give --parallel.recompute, --parallel.{offload}, or a smaller "
+        f"no layout fits: the run needs {format_bytes(least / USABLE)} on each device, with {1 - USABLE:.0%} left free",
+        f"use --parallel.recompute, --parallel.{offload}, or a smaller "
         "global_batch.micro_batch_size with more accumulation",
     )
 
@@ -142,7 +141,7 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
         numbers["grad-acc-steps-per-replica"] = each // micro_batch
         flags = " ".join(f"--global-batch.{name} {number}" for name, number in numbers.items())
         where = f"global_batch ({count(replicas, 'micro-batch' if is_auto else 'replica')} a step)"
-        remedy = f"give {flags}"
+        remedy = f"pass {flags}"
     raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
 
 

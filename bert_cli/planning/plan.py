@@ -149,10 +149,7 @@ def length_of(order: TrainSettings, decay_from: int | None = None) -> Length:
 
 
 def make_plan(
-    work: Workload,
-    length: Length,
-    corpus_examples: int | None,
-    sequences_per_example: float = 1.0,
+    work: Workload, length: Length, corpus_examples: int | None, sequences_per_example: float = 1.0
 ) -> Plan:
     """Return the plan of a run on a corpus of this size (None: synthetic examples), rounded up to full steps.
 

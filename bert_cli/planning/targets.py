@@ -127,8 +127,8 @@ def find_target(name: str) -> Target:
     if len(sizes) != max(1, accelerator.axes) or 0 in sizes:
         form = "x".join("222"[: accelerator.axes]) if accelerator.axes else "8"
         problem = f"must end with {count(max(1, accelerator.axes), 'number')} above 0"
-        raise ConfigError(where, problem, f"give such as {kind}:{form}")
+        raise ConfigError(where, problem, f"for example {kind}:{form}")
     if accelerator.kind == "GPU" and sizes[0] > DEVICES_OF_A_HOST:
         problem = f"the table has the speed of NVLink between {DEVICES_OF_A_HOST} GPUs of a host"
-        raise ConfigError(where, problem, f"give at most {kind}:{DEVICES_OF_A_HOST}")
+        raise ConfigError(where, problem, f"use at most {kind}:{DEVICES_OF_A_HOST}")
     return Target(name, accelerator, math.prod(sizes))

@@ -57,7 +57,7 @@ def _check_command(settings: LaunchSettings) -> None:
     several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
     if name not in several:
         remedy = (
-            "give a command after --, such as `bert launch --processes 2 -- pretrain --config ...`"
+            "write a command after --, such as `bert launch --processes 2 -- pretrain --config ...`"
         )
         raise ConfigError(f"bert launch ({name})", f"can only start {', '.join(several)}", remedy)
     kind = COMMANDS[name].settings_class()
@@ -120,7 +120,7 @@ def _free_ports(count: int, first: int | None) -> list[int]:
         return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
     ports = list(range(first, first + count))
     if used := list(itertools.filterfalse(_is_free, ports)):
-        remedy = "give another port, or leave it out to use free ports"
+        remedy = "use another port, or leave it out to use free ports"
         raise ConfigError(f"--port ({used[0]})", "is in use on this host", remedy)
     return ports
 

@@ -35,6 +35,7 @@ from bert_cli.files import (
     LockUnsupportedError,
     atomic_folder,
     crc32c_of_files,
+    file_crc32c,
     lock_file,
     read_json,
     verify_files,
@@ -199,7 +200,7 @@ def remove_partial_checkpoints(folder: Path) -> list[str]:
     for path in folder.glob("step_*"):
         if CHECKPOINT.fullmatch(path.name) and not (path / STATE).is_file():
             problem = f"is a checkpoint without {STATE}"
-            raise CheckpointError(str(path), problem, "remove or rename it")
+            raise CheckpointError(str(path), problem, "move it out of the run's folder")
     for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)
     partial = sorted(folder.glob(f"{PARTIAL}*"))
@@ -222,7 +223,7 @@ def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
 def read_best(folder: Path) -> Best | None:
     """Return best.json of a run, None if there is none. Raises CheckpointError for a file that is not valid."""
     path = folder / BEST
-    remedy = "remove it to choose the best checkpoint again"
+    remedy = "move it out of the run's folder to choose the best checkpoint again"
     return read_json(path, Best, CheckpointError, remedy) if path.exists() else None
 
 
@@ -251,12 +252,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def save(
-    folder: Path,
-    state: StateCopy,
-    form: Format,
-    *,
-    fixed: JSONObject,
-    settings: JSONObject,
+    folder: Path, state: StateCopy, form: Format, *, fixed: JSONObject, settings: JSONObject
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
@@ -314,12 +310,18 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
 
 
 def add_to_card(path: Path, section: str) -> None:
-    """Put the section of the baselines at the end of a checkpoint's card, which has no checksum from then on."""
+    """Put the section of the baselines at the end of a checkpoint's card, unless an older version wrote none."""
+    if not (path / card.CARD).is_file():
+        return
     state = read_json(path / STATE, JSONObject, CheckpointError, _remove(path))
-    if state["crc32c"].pop(card.CARD, None):
-        write_json_atomically(path / STATE, with_checksum(state))
     text = (path / card.CARD).read_text(encoding="utf-8").partition(card.BASELINES)[0]
-    write_atomically(path / card.CARD, f"{text.rstrip()}\n\n{section}".encode())
+    content = f"{text.rstrip()}\n\n{section}".encode()
+    # Meanwhile the card has no checksum, so that a kill leaves a checkpoint that can be read.
+    state["crc32c"].pop(card.CARD, None)
+    write_json_atomically(path / STATE, with_checksum(state))
+    write_atomically(path / card.CARD, content)
+    state["crc32c"][card.CARD] = file_crc32c(path / card.CARD)
+    write_json_atomically(path / STATE, with_checksum(state))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
@@ -382,7 +384,7 @@ class Saved:
 
 
 def _remove(path: Path) -> str:
-    return f"remove {path} to continue from the checkpoint before it"
+    return f"move {path} out of the run's folder to continue from the checkpoint before it"
 
 
 def resume(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy.special import entr
 
 from bert_cli.data.examples.reader import BLOCK, ExampleStream
+from bert_cli.files import JSONObject
 from bert_cli.train.history import Run
 
 ENTROPY = "unigram_entropy"
@@ -68,7 +69,7 @@ def compared_steps(total_steps: int) -> int:
 
 
 def find_warning(
-    settings: Mapping[str, Any], total_steps: int, steps: Iterable[tuple[int, Mapping[str, Any]]]
+    settings: JSONObject, total_steps: int, steps: Iterable[tuple[int, Mapping[str, float | None]]]
 ) -> str | None:
     """Return a warning for the last steps of a run and their metrics, None if there is none.
 

@@ -13,6 +13,7 @@ from typing import Any
 from bert_cli.errors import DataError
 from bert_cli.files import STATE, JSONObject, is_locked, read_json
 from bert_cli.parse.load import leaves
+from bert_cli.statistics import Score
 from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,
@@ -147,11 +148,11 @@ class Run:
                 return scores
         return {}
 
-
-def bounds_of(folder: Path) -> dict[str, JSONObject]:
-    """Return the bounds of the intervals in scores.json by the names of the scores; none in older runs."""
-    bounds: dict[str, JSONObject] = _read_object(folder / SCORES).get(INTERVALS, {})
-    return bounds
+    @cached_property
+    def intervals(self) -> dict[str, Score]:
+        """Return the scores with their intervals, none in older runs."""
+        stored = _read_object(self.folder / SCORES).get(INTERVALS, {})
+        return {name: Score.of(self.scores[name], bounds) for name, bounds in stored.items()}
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:
@@ -189,11 +190,11 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
             problem = f"contains no run with {METRICS}" if folder.is_dir() else "no such folder"
-            remedy = "give the --save-ckpt-path of a run, which `bert runs` lists"
+            remedy = "use the --save-ckpt-path of a run, which `bert runs` lists"
             raise DataError(f"{where} ({folder})", problem, remedy)
         for run in below:
             if runs.setdefault(run.folder.resolve(), run) is not run:
-                raise DataError(f"{where} ({run.folder})", "is given twice", "give each run once")
+                raise DataError(f"{where} ({run.folder})", "is named twice", "name each run once")
     return list(runs.values())
 
 
@@ -210,7 +211,8 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror})", "fix that") from error
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(str(path), problem, "check its permissions") from error
 
 
 def _finite(value: Any) -> float | None:
@@ -222,4 +224,4 @@ def _read_object(path: Path) -> JSONObject:
     """Return a JSON object, empty if the file is absent."""
     if not path.is_file():
         return {}
-    return read_json(path, JSONObject, DataError, "fix it or remove it")
+    return read_json(path, JSONObject, DataError, "copy it again, or move it away")

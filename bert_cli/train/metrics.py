@@ -85,7 +85,7 @@ def read_line(line: bytes, path: Path) -> tuple[int, JSONObject] | None:
     except UnicodeDecodeError as error:
         where = f"{path} ({line[:20]!r}...)"
         problem = f"is not UTF-8 ({error.reason})"
-        raise DataError(where, problem, "remove that line, or the file") from None
+        raise DataError(where, problem, "correct or remove that line") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
@@ -112,6 +112,12 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
     return "  ".join(parts)
 
 
+def in_words(metrics: Metrics) -> str:
+    """Return the masked-LM accuracy as `1 of 20 hidden words right`; empty for another task."""
+    accuracy = metrics.get("mlm_accuracy")
+    return "" if accuracy is None else f"{20 * accuracy:.0f} of 20 hidden words right"
+
+
 def _format_speed(metrics: Metrics) -> str:
     examples = metrics["examples_per_second"]
     tokens = metrics["tokens_per_second"]
@@ -133,10 +139,6 @@ def format_losses(metrics: Metrics) -> str:
         if not head.startswith(HELD_OUT):
             text = f" ({', '.join(accuracies)})" if accuracies else ""
             parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
-    if BITS_PER_BYTE in metrics:
-        parts.append(f"bits per byte {metrics[BITS_PER_BYTE]:.4f}")
-    if PROBE in metrics:
-        parts.append(f"probe {100 * metrics[PROBE]:.1f} %")
     return "  ".join(parts)
 
 
@@ -233,18 +235,19 @@ class ProgressBar(TerminalBar):
         super().__init__(sys.stdout, text, total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested
-        self.metrics = ""
+        self.metrics: tuple[str, ...] = ("",)
 
     def lines(self) -> Sequence[str]:
         """Return the metrics, and the message about the end of the run."""
-        return (self.metrics, STOPPING) if self.stop_requested() else (self.metrics,)
+        return (*self.metrics, STOPPING) if self.stop_requested() else self.metrics
 
     def after_step(self, step: int, metrics: Metrics) -> None:
         """Show a step that has just ended."""
         seconds = metrics.get("seconds_left")
         left = "" if seconds is None else f"{format_duration(seconds)} left"
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
-        self.metrics = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
+        columns = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
+        self.metrics = (*filter(None, [in_words(metrics)]), columns)
         percentage = f"{100 * step / self.total_steps:.1f} %"
         self.show(f"step {step:,}/{self.total_steps:,}  {percentage}", step, left)
 
@@ -252,7 +255,9 @@ class ProgressBar(TerminalBar):
 # --- trackers
 
 
-def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitStack) -> Reporter:
+def tensorboard(
+    folder: Path, hyperparameters: Mapping[str, object], closing: ExitStack
+) -> Reporter:
     """Return a reporter that writes TensorBoard's event files, with hyperparameters."""
 
     def start(stack: ExitStack) -> Reporter:
@@ -283,7 +288,7 @@ def tensorboard(folder: Path, hyperparameters: Mapping[str, Any], closing: ExitS
 
 
 def wandb(
-    settings: Mapping[str, Any], run_settings: Mapping[str, Any], folder: Path, closing: ExitStack
+    settings: JSONObject, run_settings: Mapping[str, object], folder: Path, closing: ExitStack
 ) -> Reporter:
     """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run."""
 

@@ -7,7 +7,7 @@
 # system that all nodes share.
 # Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU.
 # Adjust: partition, account, number of nodes, GPUs and tasks per node, time limit. The time in --signal must be at least
-# one minute more than writing a checkpoint takes. MOST_RESTARTS limits the restarts of a run that makes no progress.
+# one minute more than writing a checkpoint takes. MOST_RESTARTS (3) starts in a row that do not advance the step end the job.
 # SLURM sends SIGTERM to the processes of the run before the time limit and at preemption. The run saves a checkpoint and
 # exits with the code STOPPED, or with 0 if it is complete.
 #SBATCH --job-name=bert
@@ -29,7 +29,21 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 [ $# -gt 0 ] || set -- pretrain --config configs/pretrain_base_128_phase1.json --parallel.layout auto
 restarts=${SLURM_RESTART_COUNT:-0}
 stopped=${STOPPED:-75}
-echo "preemptible: job $SLURM_JOB_ID, restart $restarts"
+most=${MOST_RESTARTS:-3}
+
+# The job's log has the step at which each of its starts began and ended.
+log=$(readlink "/proc/$$/fd/1")
+last_step() {
+    grep -oE '^run: (continues from .*\(step|stopped at step) [0-9,]+' "$log" | grep -oE '[0-9,]+$' | tail -n 1
+}
+step=$(last_step 2> /dev/null) || step=0
+echo "preemptible: job $SLURM_JOB_ID, restart $restarts, step $step"
+starts=$(grep "^preemptible: job $SLURM_JOB_ID, restart" "$log" 2> /dev/null | tail -n $((most + 1))) || starts=
+if [ "$restarts" -ge "$most" ] && [ "$(grep -c ", step $step\$" <<< "$starts")" -gt "$most" ]; then
+    echo "preemptible: the last $most starts did not advance step $step; allow more time before the signal or the time limit," \
+        "then submit it again" >&2
+    exit "$stopped"
+fi
 
 # A job that was cancelled, or requeued by SLURM itself, is COMPLETING. Requeueing it would restart a cancelled job.
 is_ours_to_requeue() {
@@ -42,17 +56,15 @@ code=0
 srun --distribution=block bert "$@" --require-gpu --exit-code-when-stopped "$stopped" || code=$?
 case $code in
     0) exit 0 ;;
-    "$stopped" | 143) ;; # 143: SIGTERM came before the run installed its handler
-    # 2 to 4: mistakes that a restart would repeat; 5, of devices: requeued by hand, after a look at the message.
+    # 5: a process or a device is lost; 137: SIGKILL; 143: SIGTERM came before the run installed its handler.
+    "$stopped" | 5 | 137 | 143) ;;
+    # 2 to 4: mistakes that a restart would repeat.
     *) exit "$code" ;;
 esac
 if ! is_ours_to_requeue; then
     echo "preemptible: the run was stopped; SLURM decides whether job $SLURM_JOB_ID is requeued"
-elif [ "$restarts" -ge "${MOST_RESTARTS:-100}" ]; then
-    echo "preemptible: the run was stopped and job $SLURM_JOB_ID was restarted $restarts times; check that the run" \
-        "makes progress, and submit it again" >&2
 else
-    echo "preemptible: the run was stopped before its last step; requeueing job $SLURM_JOB_ID"
+    echo "preemptible: the run ended before its last step; requeueing job $SLURM_JOB_ID"
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 fi

@@ -77,7 +77,7 @@ UNIT = {"scaling": "unit"}
         (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
         (layout([["emb", "hid*3", *LAST]], [0]), "lists emb, hid*3, enc_out, pool, heads; the model has emb, hid*2"),
         (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
-        (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stage; give one for each stage"),
+        (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stage; set one for each stage"),
         (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
         ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
@@ -106,15 +106,14 @@ AUTO = {"layout": "auto", **TWO_STAGES}
 @pytest.mark.parametrize(
     ("engine", "parallel", "remedy"),
     [
-        ("jax", TWO_STAGES, "give --parallel.layout auto, or give --engine tensorflow"),
-        ("jax", {"schedule": "GPipe"}, "leave it out, or give --engine tensorflow"),
-        ("jax", {"recompute_by": "stage", "recompute": True}, "leave it out, or give --engine tensorflow"),
-        ("jax", {"optimizer_state_offload": True}, "leave it out, or give --engine tensorflow"),
-        ("jax", {"reduce_precision": "bfloat16"}, "leave it out, or give --engine tensorflow"),
-        ("jax", {"trace": "a.json"}, "leave it out, or give --engine tensorflow"),
-        ("tensorflow", {"tensor": 2}, "leave it out, or give --engine jax"),
-        ("tensorflow", {"tensor": [2, 2]}, "leave it out, or give --engine jax"),
-        ("tensorflow", {"shard_weights": True}, "leave it out, or give --engine jax"),
+        ("jax", TWO_STAGES, "pass --parallel.layout auto, or pass --engine tensorflow"),
+        ("jax", {"schedule": "GPipe"}, "leave it out, or pass --engine tensorflow"),
+        ("jax", {"recompute_by": "stage", "recompute": True}, "leave it out, or pass --engine tensorflow"),
+        ("jax", {"optimizer_state_offload": True}, "leave it out, or pass --engine tensorflow"),
+        ("jax", {"reduce_precision": "bfloat16"}, "leave it out, or pass --engine tensorflow"),
+        ("tensorflow", {"tensor": 2}, "leave it out, or pass --engine jax"),
+        ("tensorflow", {"tensor": [2, 2]}, "leave it out, or pass --engine jax"),
+        ("tensorflow", {"shard_weights": True}, "leave it out, or pass --engine jax"),
     ],
 )  # fmt: skip
 def test_an_engine_refuses_the_settings_of_the_other_by_name(engine, parallel, remedy, config):
@@ -178,7 +177,7 @@ def test_a_run_has_a_number_of_epochs_or_of_samples(config):
     flags = ["--total-num-train-samples", "40", "--num-epochs", "5"]
     both = config({"total_num_train_samples": 40, "num_epochs": 5})
     for words in (flags, both):
-        assert "both give the length" in rejection(finetune.SquadSettings, *words)
+        assert "both set the length" in rejection(finetune.SquadSettings, *words)
 
 
 def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkeypatch):
@@ -211,6 +210,22 @@ def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys
     settings, _ = load(BenchPretrainSettings, words[2:], "bert bench pretrain")
     assert (settings.global_batch.replicas, settings.steps) == (2, 3)
     assert settings.parallel.layout == "auto"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], 20),
+        (["--sequence-length", "384"], 56),
+        (["--sequence-length", "512"], 76),
+        (["--sequence-length", "64"], 10),
+        (["--sequence-length", "512", "--masked-lm-prob", "0.3"], 154),
+        (["--sequence-length", "512", "--mask-tokens", "20"], 20),
+    ],
+)
+def test_the_number_of_masked_tokens_follows_from_the_length(flags, expected):
+    words = ["in", "out", "--vocab", "vocab", *flags]
+    assert load(TokenizeSettings, words, "bert tokenize")[0].mask_tokens == expected
 
 
 def test_a_manifest_records_marked_settings_and_later_ones_only_where_they_are_set():

@@ -93,6 +93,7 @@ def train(folder, engine, *more):
         assert left.read_bytes() == right.read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_toy_of_one_file_and_one_row_trains_resumes_and_plans_on_both_engines(tmp_path, toy):
     train(tmp_path / "tensorflow", "tensorflow", "doctor")

@@ -48,7 +48,7 @@ COMPLETE = {
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
+@pytest.mark.parametrize("engine", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
 def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_path):
     configs = {
         "sharded": CONFIG,

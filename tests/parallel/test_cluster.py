@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 
 import psutil
@@ -153,13 +154,15 @@ def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_end
             ),
         )
     printed = capsys.readouterr().err
-    assert f" s for rank 1 ({absent}) to start" in printed and other not in printed
+    assert (
+        f" s for rank 1 ({absent}: Connection refused) to start" in printed and other not in printed
+    )
 
 
 def test_a_process_that_does_not_start_and_a_port_in_use_are_errors():
     here, absent = free_ports(2)
     rendezvous = Rendezvous(register_seconds=0.1, retry_seconds=0.01)
-    with pytest.raises(DeviceError, match=rf"rank 0 \({absent}\)\): cannot be reached"):
+    with pytest.raises(DeviceError, match=rf"rank 0 \({absent}: .*\)\): cannot be reached"):
         wait_for_processes(Processes((absent, here), 1), rendezvous)
     uses = socket.create_server(("", int(here.rpartition(":")[2])))
     with uses, pytest.raises(DeviceError, match=rf"cluster \({here}\): its port cannot be opened"):
@@ -170,11 +173,23 @@ def test_one_host_uses_its_loopback_and_several_every_interface_or_the_chosen_on
     here = Processes(("node1:20000", "node1:20001"), 1, "SLURM")
     found, name = find_interface(here, None)
     assert (found.workers, found.rank, name) == (("127.0.0.1:20000", "127.0.0.1:20001"), 1, "lo")
-    several = Processes(("node1:20000", "node2:20000"), 0, "SLURM")
+    several = Processes(("127.0.0.1:20000", "node2:20000"), 0, "SLURM")
     assert find_interface(several, None) == (several, None)
     assert find_interface(several, "lo") == find_interface(several, "127.0.0.1") == (several, "lo")
-    with pytest.raises(ConfigError, match=r"cluster.bind_address \(ib7\): .* give one of .*lo"):
+    with pytest.raises(ConfigError, match=r"cluster.bind_address \(ib7\): .* set one of .*lo"):
         find_interface(several, "ib7")
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses"), [("192.0.2.1", "192.0.2.1"), ("no-such-host.invalid", "nothing")]
+)
+def test_an_interface_must_have_the_address_of_its_host(host, addresses):
+    several = Processes(("node1:20000", f"{host}:20000"), 1)
+    with pytest.raises(ConfigError) as error:
+        find_interface(several, "lo")
+    assert re.search(
+        rf"\(lo\): has 127.0.0.1.*, but {host} resolves to {addresses};", str(error.value)
+    )
 
 
 def connect(address: str, port: int) -> socket.socket:

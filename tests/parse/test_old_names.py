@@ -170,9 +170,9 @@ def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(tmp_path):
 
 def test_two_names_of_a_setting_are_rejected(tmp_path):
     text = rejection(tmp_path, "pretrain", log_every_steps=3)
-    assert "global_batches_per_log: is the old name of log_every_steps, which is also given" in text
+    assert "global_batches_per_log: is the old name of log_every_steps, which is also set" in text
     text = rejection(tmp_path, "pretrain", "--wandb-project-name", "p", "--wandb-name=n")
-    assert "also given (--wandb-project-name)" in text
+    assert "also set (--wandb-project-name)" in text
     for flags in ("--no-enable-wandb", "--wandb.enabled"), ("--no-wandb.enabled", "--enable-wandb"):
         text = rejection(tmp_path, "pretrain", *flags)
         assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
@@ -183,7 +183,7 @@ def test_two_names_with_one_value_are_one_setting_as_in_the_settings_of_an_old_r
         settings, _ = loaded(tmp_path, "glue", output_dir=old, save_ckpt_path="runs/a")
         assert str(settings.save_ckpt_path) == "runs/a"
     text = rejection(tmp_path, "glue", output_dir="b", save_ckpt_path="runs/a")
-    assert "output_dir: is the old name of save_ckpt_path, which is also given" in text
+    assert "output_dir: is the old name of save_ckpt_path, which is also set" in text
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
@@ -279,9 +279,9 @@ COMMANDS = [
     ("pretrain", ["--wandb-name", "mine", "--name", "first", "--logging", "DEBUG"], ("wandb.name", "first")),
     ("pretrain", ["--ipu-config.matmul-available-memory-proportion-per-pipeline-stage", "0.2"], ("seed", 1984)),
     ("pretrain", ["--generated-dataset=true", "--compile-only", "false"], ("generated_dataset", True)),
-    ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "give --dataset-dir, the folder"),
+    ("pretrain", ["--train-file", "00.tfrecord", "--num-train-steps", "4"], "pass --dataset-dir, the folder"),
     ("pretrain", ["--num-train-steps", "4"], "--total-num-train-samples, the steps times the examples"),
-    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; give a setting of the group, such as "),
+    ("pretrain", ["--ipu-config"], "(--ipu-config): is a group of settings; set a value of the group, such as "),
     ("squad", ["--do-validation", "true", "--pretrained-ckpt-path", "./c/2/"], ("pretrained_ckpt_path", "./c/2/")),
     ("squad", ["--do-training=no", "--save-ckpt-path", "a/"], ("save_ckpt_path", "a")),
     ("glue", ["--glue-task", "mrpc", "--do-validation", "true", "--do-test", "false"], ("glue_task", "mrpc")),

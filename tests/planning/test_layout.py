@@ -225,9 +225,9 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
 @pytest.mark.parametrize("is_auto", [False, True])
 def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
     before = shipped("pretrain_demo_128_phase1")
-    with pytest.raises(ConfigError, match="among 2 processes; give --g") as error:
+    with pytest.raises(ConfigError, match="among 2 processes; pass --g") as error:
         layout.check_processes(before.batch, 2, is_auto=is_auto)
-    flags = error.value.remedy.removeprefix("give ").split()
+    flags = error.value.remedy.removeprefix("pass ").split()
     changed = shipped("pretrain_demo_128_phase1", *flags)
     layout.check_processes(changed.batch, 2, is_auto=is_auto)
     assert (changed.batch.micro_batch_size, changed.batch.replicas) == (16, 2)
@@ -238,7 +238,7 @@ def test_too_little_memory_is_refused_with_the_least_that_is_enough():
     given = shipped(LARGE)
     with pytest.raises(ConfigError, match=r"no layout fits.*--parallel.recompute") as caught:
         propose(given, "GPU", 4, 10**9)
-    least = float(re.search(r"devices need ([\d.]+) GB", str(caught.value))[1])
+    least = float(re.search(r"the run needs ([\d.]+) GB", str(caught.value))[1])
     propose(given, "GPU", 4, int((least + 0.06) * GB))
     with pytest.raises(ConfigError, match="no layout fits"):
         propose(given, "GPU", 4, int((least - 0.06) * GB))
@@ -318,7 +318,7 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
     with pytest.raises(
-        ConfigError, match=r"give --parallel.recompute, --parallel.shard-weights, or"
+        ConfigError, match=r"use --parallel.recompute, --parallel.shard-weights, or"
     ):
         propose(with_jax(), "GPU", 8, 10**9)
 

@@ -167,7 +167,7 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
     with pytest.raises(ConfigError, match=problem):
         plan_of(planned(num_epochs=3), None)
     for changes, problem in (
-        ({"total_num_train_samples": 40}, "both give the length"),
+        ({"total_num_train_samples": 40}, "both set the length"),
         ({"stages": [STAGE]}, "no effect with stages"),
     ):
         with pytest.raises(ConfigError, match=problem):

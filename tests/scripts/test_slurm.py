@@ -66,7 +66,7 @@ class Job(subprocess.Popen[str]):
         path = f"{folder / 'bin'}:{os.environ['PATH']}"
         slurm = {"SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "1", "PATH": path}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **slurm, **more}
-        with self.path.open("w") as log:
+        with self.path.open("a") as log:
             super().__init__(
                 [JOBS / name, *map(str, words)], cwd=folder, env=environment, text=True,
                 start_new_session=True, stdout=log, stderr=log,
@@ -150,21 +150,33 @@ def test_a_job_file_starts_the_run_in_every_task_with_its_flags(name, submit, tm
     ("code", "restarts", "exit_code", "requests", "state"),
     [
         (75, 3, 0, 2, "RUNNING"),
-        (75, 7, 75, 1, "RUNNING"),  # too often
         (143, 0, 0, 2, "RUNNING"),
-        (5, 0, 5, 0, "RUNNING"),
+        (5, 0, 0, 2, "RUNNING"),
+        (3, 0, 3, 0, "RUNNING"),
         (75, 0, 75, 1, "COMPLETING"),  # cancelled, or requeued by SLURM itself
     ],
 )
 def test_only_a_run_that_was_stopped_before_its_end_is_requeued(
     code, restarts, exit_code, requests, state, submit, tmp_path
 ):
-    variables = {"SLURM_RESTART_COUNT": str(restarts), "MOST_RESTARTS": "7", "STATE": state}
+    variables = {"SLURM_RESTART_COUNT": str(restarts), "STATE": state}
     job = submit("preemptible.sh", "pretrain", srun=f"import sys; sys.exit({code})", **variables)
     assert job.wait() == exit_code, job.log()
     path = tmp_path / "requests"
     lines = path.read_text().splitlines() if path.exists() else []
     assert lines == ["show job 4711", "requeue 4711"][:requests]
+
+
+def test_a_job_ends_when_three_starts_have_not_advanced_the_step(submit):
+    steps = "[0, 5, 5, 1234, 1234, 1234, 1234]"
+    line = f"print('run: stopped at step', format({steps}[int(restart)], ','), 'and saved')"
+    stops = f"import os, sys; restart = os.environ['SLURM_RESTART_COUNT']; {line}; sys.exit(75)"
+    codes = []
+    for restart in range(8):
+        job = submit("preemptible.sh", "pretrain", srun=stops, SLURM_RESTART_COUNT=str(restart))
+        codes.append(job.wait())
+    assert codes == [0] * 7 + [75], job.log()
+    assert "the last 3 starts did not advance step 1,234; allow more time" in job.log()
 
 
 @pytest.mark.parametrize(("name", "code"), [("one_node.sh", 75), ("preemptible.sh", 0)])

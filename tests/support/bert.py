@@ -130,7 +130,10 @@ def _server() -> socket.socket:
         pytest.skip("--fast: starts a process that imports TensorFlow")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, __file__, str(theirs.fileno())]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     server = subprocess.Popen(words, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     assert ours.recv(100) == b"ready", "the server of forked processes did not start"

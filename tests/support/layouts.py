@@ -31,7 +31,6 @@ LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
     "2x2": (2, [["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
     "5 stages on 4 devices": (1, [["emb"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0]),
     "1x2 without pool": (1, [["emb", "hid"], ["hid*3"], ["enc_out", "heads"]], [0, 1, 0]),
-    "2x2 without pool": (2, [["emb", "hid*2"], ["hid*2"], ["enc_out", "heads"]], [0, 1, 0]),
     "gather alone": (1, [["emb", "hid*2"], ["enc_out"], ["pool"], ["heads"]], [0, 1, 2, 0]),
 }  # fmt: skip
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from bert_cli.parallel.cluster import find_processes
 from bert_cli.parallel.launcher import Process, supervise
 from bert_cli.parse.load import load
 from bert_cli.tasks import launch
-from bert_cli.train.checkpoint import complete_checkpoints
 
 TINY = flags_of(TINY_RUN)
 
@@ -184,20 +182,3 @@ def test_a_process_killed_or_cut_off_is_named_and_none_stays(remote, monkeypatch
         assert_gone(*PIDS)
         for path in PIDS:
             path.unlink()
-
-
-@pytest.mark.slow
-def test_two_processes_train_and_a_request_to_stop_saves_once(tmp_path):
-    words = ["--save-ckpt-path", str(tmp_path), "--total-num-train-samples", "4000000"]
-    command = ["pretrain", *TINY, *words, "--global-batch.replicas", "2"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    launch_words = [sys.executable, "-m", "bert_cli", "launch", "--processes", "2", "--", *command]
-    text = ""
-    with subprocess.Popen(launch_words, **streams) as launcher:
-        while "[0] step " not in text and launcher.poll() is None:
-            text += launcher.stdout.readline()
-        launcher.send_signal(signal.SIGINT)
-        text += launcher.stdout.read()
-    assert launcher.returncode == 0, text
-    assert "2 processes from TF_CONFIG" in text and "stopped at step" in text
-    assert len(complete_checkpoints(tmp_path)) == 1

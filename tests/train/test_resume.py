@@ -51,7 +51,7 @@ def failure(path: Path, fresh, fixed=FIXED, settings=None) -> str:
 MAY_CHANGE = {
     # Where things are, how often they are done, and what is reported.
     "about", "save_ckpt_path", "pretrained_ckpt_path", "checkpoint_every_steps", "checkpoint_every_minutes",
-    "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps", "max_skipped_steps",
+    "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps",
     "tensorboard_dir", "wandb", "exit_code_when_stopped", "dry_run", "compile", "deterministic",
     "dataset_cache", "cache_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
@@ -164,7 +164,9 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
         (saved / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
         message = failure(saved, fresh)
         assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
-        assert message.endswith(f"remove {saved} to continue from the checkpoint before it")
+        assert message.endswith(
+            f"move {saved} out of the run's folder to continue from the checkpoint before it"
+        )
         (saved / name).write_bytes(content)
     assert bytes_of(fresh[0]) == before
     # Checkpoints of older versions have no checksums.
@@ -248,7 +250,7 @@ def test_an_odd_state_is_an_error_with_path_field_and_remedy(saved, fresh, odd, 
     change_state(saved, odd)
     message = failure(saved, fresh)
     assert message.startswith(f"{saved / STATE}{where}")
-    assert f"remove {saved} to continue" in message
+    assert f"move {saved} out of the run's folder to continue" in message
 
 
 def test_a_branch_of_a_state_without_its_schedule_is_an_error(saved, fresh):

@@ -10,7 +10,14 @@ from support.terminal import Terminal
 
 from bert_cli.train.checkpoint import write_best
 from bert_cli.train.loop import STOPPING
-from bert_cli.train.metrics import Forecast, Pace, ProgressBar, format_step, jsonl_reporter
+from bert_cli.train.metrics import (
+    Forecast,
+    Pace,
+    ProgressBar,
+    format_step,
+    in_words,
+    jsonl_reporter,
+)
 
 METRICS = {
     "mlm_loss": 7.5,
@@ -73,6 +80,12 @@ def test_a_line_of_the_log_has_losses_speed_and_the_time_left_if_it_is_known():
     assert format_step(12, 1000, shown | {"skipped": 3}).endswith(" tokens/s  3 skipped")
 
 
+def test_the_accuracy_of_a_masked_lm_is_also_a_number_of_words():
+    assert in_words(METRICS) == "2 of 20 hidden words right"
+    assert in_words({"mlm_accuracy": 0.046}) == "1 of 20 hidden words right"
+    assert in_words({"accuracy": 0.5}) == ""
+
+
 def test_the_pace_excludes_the_first_step_and_the_time_between_steps():
     now = 0.0
     pace = Pace(10, clock=lambda: now)
@@ -113,6 +126,7 @@ def test_the_progress_bar_shows_the_step_the_metrics_and_that_a_stop_was_request
         screen = bar.live.console.file.getvalue()
     for part in ("step 10/2,000", "step 1,500/2,000", "75.0 %", "1 h 01 min left", "a line above"):
         assert part in screen
+    assert screen.index("2 of 20 hidden words right") < screen.index("mlm 7.5")
     assert "lr 1.00e-04  gradient 2  123.4 examples/s  9,876 tokens/s" in screen
     assert STOPPING not in screen
     with bar_on(Terminal(), stop=True) as bar:

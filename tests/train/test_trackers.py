@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -155,6 +156,14 @@ def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(tmp_path, of
         assert run.run_id == (tmp_path / name / "wandb_id").read_text()
         assert (run.run_id == "s4mple1d") == (name == "sweep")
         assert (run.entity, run.display_name, list(run.tags)) == ("team", name, ["t"])
+
+
+def test_a_run_without_the_extra_of_its_tracker_does_not_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main([*TINY, "--save-ckpt-path", str(tmp_path / "run"), "--wandb.enabled"]) == 2
+    message = capsys.readouterr().err
+    assert "bert: wandb.enabled: needs the extra 'wandb'; pip install" in message
+    assert not (tmp_path / "run").exists()
 
 
 # Waits of a second instead of twenty.

@@ -11,7 +11,7 @@ import math
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -227,7 +227,7 @@ def _folder_report(name: str, source: Records) -> JSONObject:
     }
 
 
-def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
+def find_warnings(report: JSONObject) -> Iterator[Finding]:
     """Yield a finding for each property of the records that is bad for training."""
     for name, check in CHECKS.items():
         value = report[name]
@@ -256,7 +256,7 @@ def find_warnings(report: Mapping[str, Any]) -> Iterator[Finding]:
 # --- as text
 
 
-def _table(report: Mapping[str, Any]) -> list[str]:
+def _table(report: JSONObject) -> list[str]:
     """Return a line of text for each statistic; `-` is an unknown value."""
 
     def percent(name: str) -> str:

@@ -85,11 +85,11 @@ def _pack_length(settings: PackSettings, corpus: JSONObject) -> int:
     length = settings.sequence_length or stored
     if (pack_size := corpus.get("max_sequences_per_pack", 1)) > 1:
         problem = f"is packed already, with up to {pack_size} sequences in a pack"
-        raise DataError(f"input ({folder})", problem, "give the folder that it was packed from")
+        raise DataError(f"input ({folder})", problem, "use the folder that it was packed from")
     refuse_inside(settings.out, folder, "which would then contain the records of both")
     if length < stored:
         problem = f"the records in {folder} have {stored} positions, which may all be filled"
-        raise DataError(f"sequence_length ({length})", problem, f"give {stored} or more")
+        raise DataError(f"sequence_length ({length})", problem, f"use {stored} or more")
     return length
 
 

@@ -265,7 +265,7 @@ def _check_buckets(source: Records, buckets: int, step: int) -> None:
     records = f"the {len(source)} records in {source.folder}"
     if source.max_sequences_per_pack > 1:
         problem = f"need examples of one sequence, but {records} are packs"
-        raise ConfigError(where, problem, "leave out length_buckets, or give records without packs")
+        raise ConfigError(where, problem, "leave out length_buckets, or use records without packs")
     if not source.is_dynamic or len(source) < step:
         wrong = f"fewer than a step's {step}" if source.is_dynamic else "static and already padded"
         remedy = "leave the buckets out, or make more records with --masking dynamic"
@@ -385,7 +385,7 @@ class Stages(ExampleStream):
             problem = "are packs"
         if problem:
             listed = ", ".join(str(source.folder) for source in self.sources)
-            remedy = "give records of one vocabulary that are not packed"
+            remedy = "use records of one vocabulary that are not packed"
             raise DataError(f"stages ({listed})", problem, remedy)
         self.batching = first.batching
         self.folder = first.folder

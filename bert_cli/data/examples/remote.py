@@ -9,17 +9,17 @@ the others wait. fsspec's own caches know neither checksums nor complete folders
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bert_cli.data.io.runner import plan_disk_space, run_in_threads
 from bert_cli.data.records.corpus import COPY_LOCK, CORPUS, parse_corpus
 from bert_cli.errors import BertError, ConfigError, DataError, needs_extra, redact
 from bert_cli.files import (
     DISK_IS_FULL,
+    JSONObject,
     LockUnsupportedError,
     atomic_file,
     file_crc32c,
@@ -31,7 +31,7 @@ from bert_cli.processes import print_error, print_line
 CONNECTIONS = 8  # one connection to object storage gives some 50 MB/s
 SMALL = 1 << 24  # bytes; smaller files without records are verified when a copy is opened
 
-File = Mapping[str, Any]  # an entry of corpus.json: name, bytes, crc32c
+File = JSONObject  # an entry of corpus.json: name, bytes, crc32c
 
 
 def local_copy(url: str, cache: Path) -> Path:
@@ -112,7 +112,7 @@ class Remote:
             remedy = f"{needs_extra('remote')}, for s3:// and http://; gs:// needs gcsfs, and az:// adlfs"
             raise ConfigError(f"dataset_dir ({where})", problem, remedy) from error
         except FileNotFoundError:
-            remedy = "give the address of a complete folder of records, from `bert tokenize` or `bert index`"
+            remedy = "use the address of a complete folder of records, from `bert tokenize` or `bert index`"
             raise DataError(where, "does not exist", remedy) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_IS_FULL:

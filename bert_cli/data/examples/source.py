@@ -167,7 +167,7 @@ class Records:
         for name, value, stored, command, fits in sizes:
             if value != stored and not (self.is_dynamic and fits):
                 problem = f"the {corpus['format']} records in {self.folder} have {stored}"
-                remedy = f"give {stored}, or records made with `bert {command} {value}`"
+                remedy = f"use {stored}, or records made with `bert {command} {value}`"
                 raise DataError(f"{name} ({value})", problem, remedy)
 
 

@@ -45,7 +45,7 @@ class SyntheticStream(ExampleStream):
         if not 1 <= self.pack_size <= longest:
             problem = f"{sequence_length} positions hold 1 to {longest} synthetic sequences"
             where = f"max_sequences_per_pack ({self.pack_size})"
-            raise ConfigError(where, problem, "give such a number")
+            raise ConfigError(where, problem, f"use a number from 1 to {longest}")
         self.batching = batching
         self.seed = seed
         self.sequence_length = sequence_length

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +96,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             rows[-1].append((where, cells))
     rows = list(filter(None, rows))
     if not rows:
-        remedy = "give a CoNLL file, with a word and its label on each line"
+        remedy = "use a CoNLL file, with a word and its label on each line"
         raise DataError(str(path), "contains no sentences", remedy)
     column = _word_column(rows)
     words = [[cells[column] for _, cells in sentence] for sentence in rows]
@@ -111,7 +110,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
         if len(label_names) < 2:
             problem = "has no entity: the label in the last column of each line is O"
-            raise DataError(str(path), problem, "give a file whose last column labels entities")
+            raise DataError(str(path), problem, "use a file whose last column labels entities")
     numbers = label_numbers(flat, label_names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
@@ -235,8 +234,8 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def of_words(
-    sentences: Sentences, features: Features, values: npt.NDArray[Any]
-) -> list[npt.NDArray[Any]]:
+    sentences: Sentences, features: Features, values: npt.NDArray[np.generic]
+) -> list[npt.NDArray[np.generic]]:
     """Return the values of each sentence's words: of `values` [T], the entry at each word's first piece."""
     ends = np.cumsum([len(words) for words in sentences.words])
     return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])
@@ -274,18 +273,18 @@ def entity_samples(
 
     def counts(kind: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many entities of a type each sentence has right, predicted and labelled [3, n]."""
-        sides = [(true & found, found, true) for true, found in pairs]
+        sides = [(labelled & guessed, guessed, labelled) for labelled, guessed in pairs]
         return np.array(
             [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in sides]
         ).T
 
-    right, found, true = counts()
+    right, guessed, labelled = counts()
     columns = {
-        "f1": (2 * right, found + true),
-        "precision": (right, found),
-        "recall": (right, true),
+        "f1": (2 * right, guessed + labelled),
+        "precision": (right, guessed),
+        "recall": (right, labelled),
     }
     for kind in sorted({name for entities in gold for name, *_ in entities}):
-        right, found, true = counts(kind)
-        columns[f"f1_{kind}"] = (2 * right, found + true)
+        right, guessed, labelled = counts(kind)
+        columns[f"f1_{kind}"] = (2 * right, guessed + labelled)
     return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}

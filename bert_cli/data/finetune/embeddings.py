@@ -60,7 +60,8 @@ def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str
         pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
         scores.append(_number(tables.label_of(row, columns[2], where), where))
     if len({*scores}) < 2:
-        raise DataError(str(path), "has the same score in every row", "give pairs with several")
+        problem = "all scores are equal"
+        raise DataError(str(path), problem, "use different scores, as rank correlation needs")
     return pairs, np.array(scores, np.float32)
 
 
@@ -86,7 +87,7 @@ class Retrieval:
     def examples(self) -> Examples:
         """Return the identity of the queries; those with the same first relevant document are a group."""
         first = [min((n for n in grades if grades[n]), default=None) for grades in self.relevant]
-        groups = [f"query {n}" if one is None else one for n, one in enumerate(first)]
+        groups = [f"query {n}" if row is None else row for n, row in enumerate(first)]
         return identify(self.queries, groups)
 
 
@@ -107,7 +108,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
         relevant.setdefault(query, {})[numbers[document]] = max(0.0, _number(score, where))
     if not any(grade for grades in relevant.values() for grade in grades.values()):
-        raise DataError(str(qrels), "names no relevant document", "give another file")
+        raise DataError(str(qrels), "names no relevant document", "use another file")
     texts = [queries[name] for name in relevant]
     return Retrieval(texts, list(documents.values()), list(relevant.values()))
 
@@ -178,8 +179,8 @@ def retrieval_samples(
             gain, ideal_gain = (
                 float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
             )
-            found = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
-            values[row] = [gain / ideal_gain, *found]
+            recalls = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
+            values[row] = [gain / ideal_gain, *recalls]
     columns = zip(names, values.T, strict=True)
     return {name: sample_of(retrieval.examples, "ratio", of, counts) for name, of in columns}
 
@@ -277,7 +278,7 @@ def _settings(path: Path) -> JSONObject:
 
 def _refusal(path: Path, entry: str, value: object) -> CheckpointError:
     problem = "is not applied by this tool, and the vectors depend on it"
-    remedy = "give another model, or correct or remove the entry if the vectors may lack it"
+    remedy = "use another model, or correct or remove the entry if the vectors may lack it"
     return CheckpointError(f"{path} ({entry} {value!r})", problem, remedy)
 
 

@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.examples.reader import Batching, Stream
 from bert_cli.data.random import record_at
-from bert_cli.data.records.formats import Batch
+from bert_cli.data.records.formats import Array, Batch
 from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
-from bert_cli.files import atomic_file
+from bert_cli.files import JSONObject, atomic_file
 from bert_cli.processes import print_line
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
@@ -35,7 +35,7 @@ CACHE_FORMAT = 3  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
 Numbers = npt.NDArray[np.int64]
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Features:
             digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()[:32]
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """Return all arrays by name, for a cache or a fingerprint."""
         names = ("tokens", "segments", "ends")
-        plain: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in names}
+        plain: dict[str, Array] = {name: getattr(self, name) for name in names}
         # The old name of position labels: a new name would change the fingerprint in existing checkpoints.
         groups = {"labels": self.labels, "place_labels": self.position_labels}
         columns = {
@@ -89,7 +89,7 @@ class Features:
     @staticmethod
     def of(arrays: Arrays) -> "Features":
         """Return the features that `arrays` hold; arrays with unknown names are ignored."""
-        groups: dict[str, dict[str, npt.NDArray[Any]]] = {"labels": {}, "place_labels": {}}
+        groups: dict[str, dict[str, Array]] = {"labels": {}, "place_labels": {}}
         for key, column in arrays.items():
             prefix, _, name = key.partition(".")
             if prefix in groups:
@@ -109,7 +109,7 @@ class Features:
         inside = np.arange(sequence_length) < self.lengths[numbers, None]
         # In padding, the index points at another example's token, which is zeroed.
         index = np.where(inside, self.starts[numbers, None] + np.arange(sequence_length), 0)
-        flat: dict[str, npt.NDArray[Any]] = {
+        flat: dict[str, Array] = {
             "input_ids": self.tokens,
             "segment_ids": self.segments,
             **self.position_labels,
@@ -247,9 +247,7 @@ class PackReader(TextReader):
         return {name: column[first : first + of_process] for name, column in columns.items()}
 
 
-def _placed(
-    shape: tuple[int, ...], index: npt.NDArray[Any], values: npt.NDArray[Any], fill: int = 0
-) -> npt.NDArray[Any]:
+def _placed(shape: tuple[int, ...], index: Array, values: Array, fill: int = 0) -> Array:
     """Return an array [*shape, ...] with values [n, ...] at flat indices."""
     dtype = np.float32 if values.dtype.kind == "f" else np.int32
     array = np.full((*shape, *values.shape[1:]), fill, dtype)
@@ -328,8 +326,8 @@ def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def cached(
-    folder: Path | None, made_from: Mapping[str, Any], build: Callable[[], Arrays]
-) -> dict[str, npt.NDArray[Any]]:
+    folder: Path | None, made_from: JSONObject, build: Callable[[], Arrays]
+) -> dict[str, Array]:
     """Return the arrays of `build`, from the cache if they were built from the same values before.
 
     `made_from` has everything the arrays depend on. Raises DataError when the folder cannot be written.
@@ -344,7 +342,7 @@ def cached(
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            print_line(f"{path}: is damaged; the features are built again")
+            print_line(f"{path}: is damaged; it is built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
     try:
@@ -353,7 +351,7 @@ def cached(
             np.savez(output, allow_pickle=False, **built)
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"cache_dir ({folder})", problem, "give another --cache-dir") from error
+        raise DataError(f"cache_dir ({folder})", problem, "use another --cache-dir") from error
     return built
 
 

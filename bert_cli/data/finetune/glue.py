@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
@@ -54,7 +52,7 @@ def _keywords(row: tables.Row, where: str) -> tuple[str, str]:
     """Return CSL's keywords and its abstract; a pair that is too long loses the end of the abstract."""
     words = row.get("keyword")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise DataError(where, "'keyword' is not a list of strings", "get the file again")
+        raise DataError(where, "'keyword' is not a list of strings", "download the file again")
     return " ".join(words), tables.text_of(row, "abst", where)
 
 
@@ -63,14 +61,14 @@ def _marked(row: tables.Row, where: str) -> tuple[str]:
     text = tables.text_of(row, "text", where)
     target = row.get("target")
     if not isinstance(target, dict):
-        raise DataError(where, "'target' is not an object", "get the file again")
+        raise DataError(where, "'target' is not an object", "download the file again")
     spans = []
     for name, marks in (("span1", "__"), ("span2", "[]")):
         span = tables.text_of(target, f"{name}_text", where)
         begin = target.get(f"{name}_index")
         if not isinstance(begin, int) or not span or text[begin : begin + len(span)] != span:
             problem = f"{name} '{span}' is not at character {begin} of the text"
-            raise DataError(where, problem, "get the file again")
+            raise DataError(where, problem, "download the file again")
         spans.append((begin, begin + len(span), marks))
     # From the right, so that the marks do not shift the other span.
     for begin, end, marks in sorted(spans, reverse=True):
@@ -112,7 +110,7 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
             texts.append(tuple(tables.text_of(row, column, where) for column in task.columns))
         ids.append(next((str(row[column]) for column in task.ids if column in row), str(number)))
     if not texts:
-        raise DataError(str(path), "contains no labelled rows", "get the file again")
+        raise DataError(str(path), "contains no labelled rows", "download the file again")
     names = task.label_names
     if names is None and not task.is_regression:
         names = _label_names(path.parent, task)
@@ -126,7 +124,7 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
     for name in names:
         if (task_folder / name).is_file():
             return task_folder / name
-    remedy = f"give the folder that contains {task.folders[0]}, or {task.folders[0]} itself"
+    remedy = f"use the folder that contains {task.folders[0]}, or {task.folders[0]} itself"
     raise DataError(str(task_folder / names[0]), "no such file", remedy)
 
 
@@ -151,7 +149,7 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
             remarks[SHORT_ROW] += 1
         else:
             problem = f"has {len(cells)} of {len(columns)} columns"
-            raise DataError(where, problem, "get the file again")
+            raise DataError(where, problem, "download the file again")
 
 
 def _labels(
@@ -179,7 +177,7 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
 
 
 def write_server_file(
-    path: Path, name: str, examples: tables.TextExamples, predictions: npt.NDArray[Any]
+    path: Path, name: str, examples: tables.TextExamples, predictions: tables.Column
 ) -> None:
     """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
 

@@ -84,7 +84,7 @@ class _File(BaseModel, strict=True):
 
 
 def _read(path: Path) -> list[Question]:
-    remedy = "give a SQuAD file, or fix it"
+    remedy = "use a file in the form of SQuAD's"
     parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
     paragraphs = [paragraph for article in parsed.data for paragraph in article.paragraphs]
     has_answers = any(row.answers for paragraph in paragraphs for row in paragraph.qas)
@@ -134,7 +134,7 @@ def read_squad(
     remarks = remark_lines(ids)
     if not questions:
         reasons = "; ".join(remarks) or "the file contains no questions"
-        raise DataError(str(path), f"nothing to read: {reasons}", "give another file")
+        raise DataError(str(path), f"nothing to read: {reasons}", "use another file")
     return questions, remarks
 
 
@@ -143,16 +143,16 @@ def _fault(
 ) -> tuple[str, str] | None:
     """Return the problem of a question and its remedy, or None."""
     if question.id in names:
-        return "comes twice", "give each question its own id"
+        return "comes twice", "use another id for each question"
     if not question.context.strip():
-        return "has an empty context", "fix or leave out the paragraph"
+        return "has an empty context", "write its text, or leave out the paragraph"
     if question.is_impossible and not version_2:
         problem = "is marked impossible or has no answer, which SQuAD 1.1 does not allow"
-        return problem, "give --version-2"
+        return problem, "pass --version-2"
     if question.is_impossible and question.answers:
         return "is marked impossible and has answers", "leave out one of them"
     if training and not question.is_impossible and not question.answers:
-        return "has no answers", "give a training file"
+        return "has no answers", "use a training file"
     return None
 
 
@@ -175,7 +175,7 @@ def gold_of(questions: Sequence[Question]) -> Gold:
     for row in questions:
         if not row.answers and not version_2:
             problem = "has no answers to score against"
-            raise DataError(f"question '{row.id}'", problem, "give a development file")
+            raise DataError(f"question '{row.id}'", problem, "use a development file")
     texts = {row.id: tuple(answer.text for answer in row.answers) for row in questions}
     examples = identify(texts, [row.context for row in questions])
     return Gold(texts, version_2, examples)

@@ -51,7 +51,7 @@ class Windows:
     remarks: tuple[str, ...] = ()
 
 
-def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[Any]]:
+def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[np.generic]]:
     """Return the windows as arrays by name, for a cache."""
     columns = {name: getattr(windows, name) for name in COLUMNS}
     remarks = np.array(windows.remarks, np.str_)
@@ -392,7 +392,7 @@ def read_null_threshold(run: Path) -> float | None:
     path = run / NULL_THRESHOLD
     if not path.is_file():
         return None
-    return read_json(path, _Threshold, DataError, "remove it, or score the run again").threshold
+    return read_json(path, _Threshold, DataError, "move it away and score the run again").threshold
 
 
 def with_null_threshold(

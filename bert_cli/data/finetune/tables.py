@@ -34,7 +34,7 @@ from bert_cli.data.io.rows import (
 from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
-from bert_cli.files import write_atomically
+from bert_cli.files import write_output
 from bert_cli.statistics import Examples, Sample, identify, sample_of
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -120,7 +120,7 @@ def decoded(data: bytes, source: str) -> str:
     check_encoding(data, source)
     text = files.decode(data, source).removeprefix("\ufeff")
     if not text.strip():
-        raise DataError(source, "is empty", "give examples, such as one on each line")
+        raise DataError(source, "is empty", "write examples, such as one on each line")
     return text
 
 
@@ -145,12 +145,7 @@ def json_lines(lines: Iterable[str], source: str) -> Rows:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file completely or not at all. Raises DataError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise DataError(str(path), problem, "choose another folder") from error
+    write_output(path, "".join(f"{line}\n" for line in lines), "output")
 
 
 def label_of(row: Row, name: str, where: str) -> str:
@@ -163,7 +158,7 @@ def label_of(row: Row, name: str, where: str) -> str:
     word = (str(value).lower() if isinstance(value, bool) else str(value)).strip()
     if value is None or isinstance(value, list | dict) or word.lower() in MISSING:
         problem = f"'{name}' is empty or not a label ({repr(value)[:40]})"
-        raise DataError(where, problem, "give each row a label, or leave the row out")
+        raise DataError(where, problem, "write a label in each row, or leave the row out")
     check_text(word, where)
     return word
 
@@ -222,7 +217,7 @@ def read_table(
         if label_column is not None:
             words.append((where, label_of(row, label_column, where)))
     if not texts:
-        raise DataError(str(path), "contains no rows", "give a file that contains examples")
+        raise DataError(str(path), "contains no rows", "use a file that contains examples")
     if files.format_by_name(path) == "tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
@@ -231,7 +226,7 @@ def read_table(
         check_spellings(words)
         names = tuple(label_names or sorted_labels(word for _, word in words))
         if len(names) < 2:
-            remedy = "give a file with two labels or more, or another --label-column"
+            remedy = "use a file with two labels or more, or another --label-column"
             raise DataError(f"{path} ({label_column})", f"has one label, '{names[0]}'", remedy)
     labels = None if names is None else label_numbers(words, names)
     return examples_of(texts, labels, list(map(str, range(len(texts)))), names, remarks)
@@ -273,7 +268,7 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
     elif kind == "plain":
         if len(needed) > 1:
             problem = f"has a text on each line, not the columns {listed(needed)}"
-            raise DataError(str(path), problem, "give a table with these columns")
+            raise DataError(str(path), problem, "use a table with these columns")
         for number, line in enumerate(read_lines(path), 1):
             if line.strip():
                 yield f"{path} (line {number})", {needed[0]: line}
@@ -322,7 +317,7 @@ def held_out_rows(
         count = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
         held[rows[permute(np.arange(count), len(rows), seed, stratum)]] = True
     if not held.any():
-        remedy = "give more examples, or a validation file"
+        remedy = "use more examples, or a validation file"
         problem = "no label has two examples, so none can be held out"
         raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
     return held

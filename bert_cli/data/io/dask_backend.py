@@ -118,7 +118,7 @@ class _Cluster:
                 f"{self.output.step.name} ({shard.output.as_posix()})",
                 f"{error.allowed_failures + 1} workers were killed while they processed this shard "
                 f"(the last: {error.last_worker.address}), usually because memory ran out",
-                "give the workers more memory and run the command again; it keeps what is finished",
+                "start the workers with more memory and run the command again; it keeps what is finished",
             ) from None
         _wait_for(results / shard.output.name, "this machine")
         os.replace(results, self.output.work_folder(shard) / "out")
@@ -157,7 +157,7 @@ def _connect(scheduler: str) -> "Client":
     where = f"scheduler ({scheduler})"
     path = Path(scheduler)
     address = scheduler
-    remedy = "start `dask scheduler` and give the address that it prints, as tcp://HOST:8786"
+    remedy = "start `dask scheduler` and pass the address that it prints, as tcp://HOST:8786"
     if path.is_file():
         address = str(read_json(path, JSONObject, ConfigError, remedy).get("address"))
     if not ADDRESS.fullmatch(address):

@@ -28,7 +28,7 @@ POOLED_FILES = 64
 POOLED_CHARACTERS = 1 << 13
 """The beginnings of files of a corpus, which show its margin together."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-FIELD_REMEDY = "give the field with the text as --text-field"
+FIELD_REMEDY = "pass the field with the text as --text-field"
 
 Kind = Literal["document", "body", "outside"]  # of a line
 

@@ -282,7 +282,7 @@ def report_damage(part: Part) -> Iterator[None]:
     except DamagedError as error:
         kind = part.compression or part.format
         problem = f"the {kind} data are damaged or cut off ({error})"
-        raise DataError(str(part.path), problem, "get the file again") from error
+        raise DataError(str(part.path), problem, "download or copy the file again") from error
 
 
 def decode(data: bytes, source: Part | str, offset: int = 0) -> str:
@@ -396,7 +396,7 @@ def bundle(parts: Sequence[Part], size: float) -> list[list[Part]]:
     return bundles
 
 
-def shard_of(output: Path, parts: Sequence[Part], **arguments: Any) -> Shard:
+def shard_of(output: Path, parts: Sequence[Part], **arguments: object) -> Shard:
     """Return the shard that makes `output` from `parts`; its function gets `parts` and `arguments`."""
     inputs = tuple(dict.fromkeys(part.path for part in parts))
     size = sum(part.size for part in parts)

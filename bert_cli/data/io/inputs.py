@@ -80,7 +80,7 @@ def find_files(source: Path, manifest: Manifest) -> list[Path]:
         files = visible_files(source)
     if not files:
         problem = "holds no files" if source.exists() else "does not exist"
-        raise DataError(where, problem, "give a text, or the output folder of the previous step")
+        raise DataError(where, problem, "use a text, or the output folder of the previous step")
     return files
 
 
@@ -136,7 +136,7 @@ def recognise_all(
     parts = [part for part in files.values() if part is not None]
     if not parts:
         more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
-        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "give files with text")
+        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "use files with text")
     notes = []
     if empty and not manifest:
         notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
@@ -153,5 +153,5 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
     for name in sorted(APPLIES.keys() & names):
         if not APPLIES[name] & formats:
             problem = f"has no effect, the input is {', '.join(sorted(formats))}"
-            remedy = "leave it out, or give the format of the files as --input-format"
+            remedy = "leave it out, or pass the format of the files as --input-format"
             raise ConfigError(f"--{name.replace('_', '-')}", problem, remedy)

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -71,7 +70,7 @@ class Shard:
 
     inputs: tuple[Path, ...]
     output: Path
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     weight: int | None = None
     prepare: Callable[[Path], tuple[Path, ...]] | None = None
 
@@ -164,7 +163,7 @@ class OutputFolder:
         )
         if changes and any(self.done.rglob("*.shard")):
             problem = f"holds shards made with other settings ({changes})"
-            remedy = "use the same settings, remove the folder or choose another"
+            remedy = "use the same settings, move the folder away, or choose another"
             raise DataError(f"out ({self.out})", problem, remedy)
         return True
 
@@ -208,7 +207,7 @@ class OutputFolder:
         # A hidden folder belongs to the step that contains it.
         root = self.out.parent if self.out.name.startswith(".") else self.out
         problem = f"was made from inputs ({inputs}) that have changed since"
-        remedy = f"remove {root} or choose another folder (names, sizes and modification times are compared)"
+        remedy = f"move {root} away, or choose another folder (names, sizes and modification times are compared)"
         return DataError(str(self.out / marker.output), problem, remedy)
 
     def commit(self, shard: Shard, stats: Stats) -> None:
@@ -338,7 +337,7 @@ def recorded_settings(out: Path, step: str) -> JSONObject | None:
     path = out / DONE / "settings.json"
     if not path.exists():
         return None
-    remedy = f"remove {out} or choose another folder"
+    remedy = f"move {out} away, or choose another folder"
     record = files.read_json(path, _StepRecord, DataError, remedy)
     if record.step != step:
         raise DataError(f"out ({out})", f"holds the output of `bert {record.step}`", remedy)
@@ -354,7 +353,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a finished step, empty for another folder. Raises DataError for a damaged file."""
     if not (folder / MANIFEST).exists():
         return {}
-    remedy = "remove it and run the step that writes it to its end"
+    remedy = "move it away and run the step that writes it to its end"
     manifest = files.read_json(folder / MANIFEST, _Manifest, DataError, remedy)
     return manifest.model_dump(exclude_unset=True)
 

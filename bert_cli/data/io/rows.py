@@ -113,13 +113,13 @@ def parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(where, f"is not JSON ({error})", "fix it or get the file again") from error
+        raise DataError(where, f"is not JSON ({error})", "correct it or copy it again") from error
 
 
-def check_object(value: Any, where: str) -> JSONObject:
+def check_object(value: object, where: str) -> JSONObject:
     """Return a JSON value that is an object. Raises DataError for any other value."""
     if not isinstance(value, dict):
-        raise DataError(where, "is not a JSON object", "give one object per line or item")
+        raise DataError(where, "is not a JSON object", "write one object per line or item")
     return value
 
 
@@ -139,7 +139,7 @@ def check_columns(
 ) -> None:
     """Raise DataError for a column that is absent or occurs twice."""
     names = list(columns)
-    remedy = remedy or "name the columns in the first line, or give another one"
+    remedy = remedy or "name the columns in the first line, or name another one"
     for name in needed:
         if name not in names:
             near = nearest(name, names)

@@ -5,7 +5,6 @@ corpus.offsets, memory-mapped, has the byte where each record starts, so opening
 """
 
 import os
-from collections.abc import Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -86,17 +85,17 @@ def read_corpus(folder: Path) -> JSONObject:
     path = folder / CORPUS
     refuse_unfinished(folder)
     if not path.exists():
-        remedy = "give a complete folder of records, from `bert tokenize` or `bert index`"
+        remedy = "use a complete folder of records, from `bert tokenize` or `bert index`"
         if any(folder.glob("step_*/")):
             remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
         raise DataError(str(path), "does not exist", remedy)
     if copy := _remedy_of_a_copy(folder):
         remedy = copy
     elif step := recorded_step(folder):
-        remedy = f"remove it and run the same `bert {step}` again, which keeps the records"
+        remedy = f"move it away and run the same `bert {step}` again, which keeps the records"
     else:
         vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
-        remedy = f"remove it and run `bert index {folder} --vocab {vocab}` with their vocabulary"
+        remedy = f"move it away and run `bert index {folder} --vocab {vocab}` with their vocabulary"
     corpus = read_json(path, Corpus, DataError, remedy)
     return corpus.model_dump(exclude_unset=True)
 
@@ -114,7 +113,7 @@ def refuse_unfinished(folder: Path) -> None:
         raise DataError(f"folder ({folder})", problem, "run the step again to continue")
 
 
-def number_of_copies(folder: Path, corpus: Mapping[str, Any]) -> int | None:
+def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
     """Return the duplication factor of static records; None where it is not recorded."""
     if corpus["format"] != "static":
         return None

@@ -19,7 +19,8 @@ from bert_cli.data.records import tfrecord
 from bert_cli.data.records.tfrecord import Feature, Ints
 from bert_cli.errors import DataError
 
-Batch = dict[str, npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Batch = dict[str, Array]
 """The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples."""
 
 # The columns, in this order; weights are float32, all others int32.
@@ -79,7 +80,7 @@ def find_features(payloads: Sequence[bytes], names: Iterable[str]) -> dict[str, 
 # --- writing
 
 
-def static_payloads(block: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
+def static_payloads(block: Mapping[str, Array]) -> Iterator[bytes]:
     """Serialize masked examples [B], the inverse of `parse_static`; packed ones have `position_ids`."""
     features: list[Feature] = []
     for name in PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES:
@@ -204,7 +205,7 @@ def parse_static(
         if wrong:
             where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
             problem = f"are not static records of these lengths (features {', '.join(wrong)})"
-            raise DataError(where, problem, "give the lengths that the records were made with")
+            raise DataError(where, problem, "use the lengths that the records were made with")
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
@@ -230,9 +231,9 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     yield "masked_lm_positions names a position twice", is_twice_B
 
 
-def _column(lists: list[bytes], length: int, name: str) -> npt.NDArray[Any]:
+def _column(lists: list[bytes], length: int, name: str) -> Array:
     """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
-    values: npt.NDArray[Any]
+    values: Array
     if _kind(name) == "float":
         values = np.frombuffer(b"".join(lists), "<f4")
         lengths = {len(payload) / 4 for payload in lists}
@@ -337,7 +338,7 @@ def pack_columns(
 
     packed: Batch = {}
 
-    def put(name: str, values: npt.NDArray[Any], where: npt.NDArray[np.bool_], empty: int) -> None:
+    def put(name: str, values: Array, where: npt.NDArray[np.bool_], empty: int) -> None:
         packed[name] = np.full(
             where.shape, empty, np.float32 if _kind(name) == "float" else np.int32
         )

@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +97,7 @@ def record_files(folder: Path) -> list[Path]:
         packed = [path.name for path in visible_files(folder) if path.suffixes[:1] == [".tfrecord"]]
         problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
         problem += f", only {packed[0]}" if packed else ""
-        remedy = "unpack them first" if packed else "give a folder of records"
+        remedy = "unpack them first" if packed else "use a folder of records"
         raise DataError(f"folder ({folder})", problem, remedy)
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
@@ -151,7 +149,7 @@ def write_index(path: Path) -> int:
                 refuse_compressed(path)
                 problem = "no record starts here, or the record is truncated"
                 where = f"{path} (byte {offset} of {size})"
-                raise DataError(where, problem, "make the file again, it is corrupt")
+                raise DataError(where, problem, "make or copy the file again, it is damaged")
             out.write(b"%d %d\n" % (offset, length))
             offset += length
             file.seek(length - tfrecord.HEAD_BYTES, os.SEEK_CUR)
@@ -161,7 +159,7 @@ def write_index(path: Path) -> int:
 # --- corpus.json
 
 
-def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
+def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
     `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
@@ -206,7 +204,7 @@ def write_corpus(folder: Path, description: Mapping[str, Any]) -> JSONObject:
     return corpus
 
 
-def describe(vocabulary: Vocabulary, **values: Any) -> JSONObject:
+def describe(vocabulary: Vocabulary, **values: object) -> JSONObject:
     """Return the description of records: the values that follow from their vocabulary, and `values`."""
     config = {"tokenizer_class": tokenizer.LIBRARY_CLASS, **tokenizer.TOKENS}
     if vocabulary.notation is WORDPIECE:
@@ -241,7 +239,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     """Describe another tool's records by their first record; write the vocabulary into their folder."""
     if vocab is None:
         problem = "has no corpus.json, so another tool made its records"
-        raise DataError(f"folder ({folder})", problem, "give their vocabulary: --vocab vocab.txt")
+        raise DataError(f"folder ({folder})", problem, "pass their vocabulary: --vocab vocab.txt")
     path = next((path for path in record_files(folder) if path.stat().st_size), None)
     if path is None:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
@@ -256,7 +254,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     features = {name: lists[0] for name, lists in find_features([payload], STATIC_FEATURES).items()}
     if missing := [name for name, values in features.items() if not values]:
         problem = f"is not a tf.train.Example with {', '.join(missing)}"
-        raise DataError(where, problem, "give records of masked examples")
+        raise DataError(where, problem, "use records of masked examples")
     vocabulary = _find_vocabulary(vocab)
     lists = [features["input_ids"], features["masked_lm_positions"]]
     length, predictions = tfrecord.parse_varints(lists)[1].tolist()
@@ -266,7 +264,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     if ids[0] != cls or ids.max() >= count:
         first = f"the first record starts with id {ids[0]} and has ids up to {ids.max()}"
         problem = f"is not the vocabulary of {path}: {first}, but [CLS] has id {cls} of {count}"
-        remedy = "give the vocabulary that the records were made with"
+        remedy = "use the vocabulary that the records were made with"
         raise DataError(f"vocab ({vocab})", problem, remedy)
     vocabulary.save(folder)
     sizes = {"sequence_length": length, "mask_tokens": predictions}

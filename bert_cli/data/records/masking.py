@@ -7,15 +7,15 @@ nor on the process that draws it. A mask covers single tokens, whole words, or s
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking
 from bert_cli.data.random import Ints, Keys, bits
+from bert_cli.data.records.formats import Batch
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
 Flags = npt.NDArray[np.bool_]
@@ -60,7 +60,7 @@ def mask_examples(
     labels_B: Ints | Flags,
     keys_B: Keys,
     recipe: MaskRecipe,
-) -> dict[str, npt.NDArray[Any]]:
+) -> Batch:
     """Mask rows of tokens and return all columns of the examples, int32 and weights float32.
 
     `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. Of each row
@@ -117,7 +117,7 @@ def continuations(tokens_BS: Ints, is_text_BS: Flags, is_continuation_V: Flags) 
     return continues_BS
 
 
-def unmasked(batch: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
+def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
     """Return the tokens [B, S] of masked examples before masking."""
     tokens_BS = np.array(batch["input_ids"], np.int32)
     row, column = np.nonzero(batch["masked_lm_weights"] > 0)
@@ -182,7 +182,7 @@ def _span_lengths(drawn: Keys, masking: Masking) -> Int64s:
 
 def _replace(
     tokens_BS: Ints, positions_BP: Int64s, draws_BP: Int64s, keys_B: Keys, recipe: MaskRecipe
-) -> dict[str, npt.NDArray[Any]]:
+) -> Batch:
     """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros.
 
     The kind of replacement is drawn at the position in `draws`, a random token at its own position.

@@ -151,7 +151,7 @@ def warn_of_truncation(
     print_line(
         f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and are "
         f"lost: a pair has {counts['tokens'] / counts['records']:.0f} tokens before truncation, because {cause}; or "
-        "give --no-nsp, which uses every token"
+        "pass --no-nsp, which uses every token"
     )
 
 
@@ -161,7 +161,7 @@ def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
     if settings.nsp and vocabulary.notation is BYTE_LEVEL:
         where = f"nsp (true, with the vocabulary {settings.vocab})"
         problem = f"models with {BYTE_LEVEL.name} have no sentence pairs"
-        raise ConfigError(where, problem, "give --no-nsp")
+        raise ConfigError(where, problem, "pass --no-nsp")
     return vocabulary
 
 
@@ -220,7 +220,7 @@ def _check_documents(number: int, parts: Sequence[Part]) -> None:
     if number < 2:
         where = f"{_span(parts)} ({count(number, 'document')} in the group)"
         problem = "a random next sentence must come from another document"
-        remedy = "raise --group-files, separate documents by blank lines, or give --no-nsp"
+        remedy = "raise --group-files, separate documents by blank lines, or pass --no-nsp"
         raise DataError(where, problem, remedy)
 
 

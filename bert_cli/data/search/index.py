@@ -115,7 +115,7 @@ class Index:
             finally:
                 self.table.rollback()
 
-    def _value(self, query: str, *values: Any) -> Any:
+    def _value(self, query: str, *values: object) -> Any:
         with report_damage(self.path):
             return (self.table.execute(query, values).fetchone() or [None])[0]
 
@@ -123,7 +123,7 @@ class Index:
         """Return what is recorded under a name, or None."""
         return self._value("SELECT value FROM facts WHERE name = ?", name)
 
-    def record(self, **facts: Any) -> None:
+    def record(self, **facts: object) -> None:
         """Record values under names."""
         self.table.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
@@ -150,7 +150,7 @@ class Index:
             key = self._add("passages(document, start, stop)", owner, start, stop)
             self._add("words(rowid, text)", key, words.indexed(text))
 
-    def _add(self, columns: str, *row: Any) -> int:
+    def _add(self, columns: str, *row: object) -> int:
         marks = ", ".join("?" * len(row))
         return self.table.execute(f"INSERT INTO {columns} VALUES ({marks})", row).lastrowid or 0
 

@@ -254,7 +254,7 @@ def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int])
                 raise DataError(
                     f"download ({url})",
                     f"{error}, {failures + 1} times in a row",
-                    "check the network and run the command again, it continues; or give another server as "
+                    "check the network and run the command again, it continues; or use another server as "
                     "--mirror, or `bert extract` a dump that you have",
                 ) from None
             pause = PAUSES[failures]

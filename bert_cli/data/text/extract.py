@@ -90,7 +90,7 @@ def _check_damage(counts: Stats, settings: ExtractSettings, path: Path) -> None:
     more = f", and in {len(damage) - 1} more places" if damage[1:] else ""
     problem = f"{damage[0]}{more}; the text of {counts.documents:,} articles is in {settings.out}"
     if not settings.keep_damaged:
-        remedy = "get the dump again, or add --keep-damaged to this command to accept that text"
+        remedy = "run `bert download` again, or add --keep-damaged to accept that text"
         raise DataError(f"dump ({path})", problem, remedy)
     print_line(f"extract: the dump {problem}")
 
@@ -110,7 +110,7 @@ def _command(settings: ExtractSettings) -> list[str]:
         problem = f"is not a valid command line ({error})"
         raise ConfigError(where, problem, "close the quotation") from error
     if not command or shutil.which(command[0]) is None:
-        raise ConfigError(where, "no such program", "install it or give its path")
+        raise ConfigError(where, "no such program", "install it or use its path")
     return command
 
 
@@ -182,7 +182,7 @@ def extract_chunk(
                     file.write(_run_program(pages, command, header, dump_path))
                 except ToolFailedError as error:
                     where = f"{name} (pages {_described(titles[0])} to {_described(titles[-1])})"
-                    remedy = "fix it; it takes a dump as its last argument and prints the text"
+                    remedy = "correct the program: it must take a dump as its last argument and print the text"
                     raise DataError(where, f"the program fails ({error})", remedy) from None
         else:
             file.writelines(_documents(pages, site_of(header, rules), failures))

@@ -8,11 +8,10 @@ stop of Japanese.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.config.markers import recorded
@@ -253,7 +252,7 @@ def language_code(language: str) -> str:
     return NLTK_CODES.get(language, language.lower().replace("_", "-"))
 
 
-def choose_splitter(requested: str, language: str, begun: Mapping[str, Any]) -> tuple[str, str]:
+def choose_splitter(requested: str, language: str, begun: JSONObject) -> tuple[str, str]:
     """Return the splitter and the language's name; both stay as in an output folder that was begun."""
     if begun and language_code(begun["language"]) == language_code(language):
         language = begun["language"]
@@ -283,7 +282,7 @@ def load_splitter(name: str, language: str) -> Split:
     code = language_code(language)
     if not CODE.fullmatch(code):
         problem = "sentencex does not know this name"
-        raise ConfigError(f"language ({language})", problem, "give the ISO 639 code, such as `en`")
+        raise ConfigError(f"language ({language})", problem, "use the ISO 639 code, such as `en`")
     segment: Split = partial(sentencex.segment, code)
     pattern = ENDS.get(code.partition("-")[0])
     if pattern is None:
@@ -295,8 +294,8 @@ def check_punkt(language: str, out: Path, begun_with: str | None) -> None:
     """Raise DataError without Punkt's data for a language, and for a folder begun with learned parameters."""
     if begun_with == "learned":
         problem = "was begun with parameters of Punkt that an earlier version learned from the text"
-        raise DataError(f"out ({out})", problem, "give another folder, or move this one away")
-    remedy = "give --sentence-splitter sentencex and a new folder"
+        raise DataError(f"out ({out})", problem, "use another folder, or move this one away")
+    remedy = "pass --sentence-splitter sentencex and use a new folder"
     if language_code(language) not in NLTK_NAMES:
         raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)
     try:

@@ -47,10 +47,10 @@ def find_dump(path: Path) -> Path:
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4])
             problem = f"holds {len(dumps)} dumps ({names})" if dumps else "holds no dump"
-            raise DataError(f"dump ({path})", problem, "give one file")
+            raise DataError(f"dump ({path})", problem, "use one file")
         return dumps[0]
     if not path.is_file():
-        raise DataError(f"dump ({path})", "no such file", "run `bert download`, or give a dump")
+        raise DataError(f"dump ({path})", "no such file", "run `bert download`, or use a dump")
     return path
 
 
@@ -191,7 +191,7 @@ class Dump:
         begin = text.find(b"<page>")
         if begin < 0 or b"<mediawiki" not in text[:begin]:
             problem = f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})"
-            remedy = "give a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst"
+            remedy = "use a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst"
             raise DataError(f"dump ({self.path})", problem, remedy)
         header = text[:begin]
         rest = text[begin:]

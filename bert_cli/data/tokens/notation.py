@@ -92,17 +92,17 @@ def read_notation(
     json.loads(json.dumps(parts), object_hook=lambda part: patterns.append(part.get("Regex")))
     if unknown := {*filter(None, patterns)} - PATTERNS:
         problem = "is a regular expression of no known tokenizer, whose time has no bound"
-        raise DataError(f"{path} ({min(unknown)!r})", problem, "give another tokenizer")
+        raise DataError(f"{path} ({min(unknown)!r})", problem, "use another tokenizer")
     kind = (description.get("model") or {}).get("type")
     if kind == "WordPiece":
         return description, WORDPIECE
     if kind == "BPE" and '"ByteLevel"' in json.dumps(description.get("pre_tokenizer")):
         if path.name != TOKENIZER_FILE:
-            problem = f"is {BYTE_LEVEL.name} under another name than {TOKENIZER_FILE}"
-            raise DataError(str(path), problem, "rename it")
+            problem = f"is {BYTE_LEVEL.name}, whose file is always {TOKENIZER_FILE}"
+            raise DataError(str(path), problem, f"rename it to {TOKENIZER_FILE}")
         return description, BYTE_LEVEL
     problem = f"is neither {WORDPIECE.name} nor {BYTE_LEVEL.name}"
-    remedy = "give a model of BERT or ModernBERT that has such a tokenizer"
+    remedy = "use a model of BERT or ModernBERT whose tokenizer is of these kinds"
     raise DataError(f"{path} (model.type {kind})", problem, remedy)
 
 

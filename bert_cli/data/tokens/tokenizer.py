@@ -11,12 +11,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class Normalization:
             object.__setattr__(self, "strip_accents", None)  # so that equal values are equal
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, cased: bool) -> Self:
+    def of(cls, config: JSONObject, *, cased: bool) -> Self:
         """Return the normalization of a tokenizer_config.json; `cased` applies if it does not state the case."""
         lower = config.get("do_lower_case")
         chinese = config.get("tokenize_chinese_chars")
@@ -154,7 +154,7 @@ def read_vocabulary(
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as text ({error})"
-        raise DataError(f"vocabulary ({path})", problem, "give a vocab.txt") from error
+        raise DataError(f"vocabulary ({path})", problem, "use a vocab.txt") from error
     digest = hashlib.sha256(data).hexdigest()
     if sha256 not in (None, digest):
         problem = "is not the vocabulary that the records were made with"
@@ -200,7 +200,7 @@ def vocabulary_bytes(
             if name != "vocab" and actual != value and not is_default:
                 where = f"{path} ({part}.{name})"
                 problem = f"is {actual!r}, but BERT has {value!r}"
-                raise DataError(where, problem, "give a BERT model's vocabulary")
+                raise DataError(where, problem, "use a BERT model's vocabulary")
     if sorted(pieces.values()) != [*range(len(pieces))]:
         raise DataError(f"{path} (model.vocab)", "has ids without a piece", COPY_AGAIN)
     text = "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__))
@@ -210,7 +210,7 @@ def vocabulary_bytes(
 def _check_special(where: str, pieces: Iterable[str]) -> None:
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     if missing:
-        raise DataError(where, f"lacks {' '.join(missing)}", "give a model that has them")
+        raise DataError(where, f"lacks {' '.join(missing)}", "use a model that has them")
 
 
 def tokenizer_config(normalization: Normalization) -> JSONObject:
@@ -404,7 +404,7 @@ class TokenizerFolder:
             number = library.token_to_id(token.content)
             if token.id not in (None, number):
                 where = f"{self.folder} (added token {token.content!r}, id {token.id})"
-                problem = f"its id would be {number}, as ids before it have no token"
+                problem = f"the ids of added tokens have a gap, so it would get the id {number}"
                 raise DataError(where, problem, COPY_AGAIN)
         if tokens and self._part(CONFIG_FILE, ConfigFile).split_special_tokens:
             library.encode_special_tokens = True
@@ -418,7 +418,7 @@ class TokenizerFolder:
         if not _is_length(longest):
             where = f"{self.folder / CONFIG_FILE} (model_max_length)"
             problem = f"is {longest!r}"
-            raise DataError(where, problem, "give it as a number of tokens, or leave it out")
+            raise DataError(where, problem, "write it as a number of tokens, or leave it out")
         return int(longest)
 
     def for_model(self, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
@@ -468,7 +468,7 @@ class TokenizerFolder:
         return Normalization.of(config, cased=False) if is_known else None
 
 
-def _is_length(value: Any) -> TypeGuard[int | float]:
+def _is_length(value: object) -> TypeGuard[int | float]:
     """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
     return isinstance(value, int | float) and 1 <= value < math.inf
 

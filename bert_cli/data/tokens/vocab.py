@@ -63,7 +63,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
             problem = f"no such file or folder with {tokenizer.VOCAB_FILE} or {TOKENIZER_FILE}"
-            raise DataError(f"vocabulary ({name})", problem, "give one, or a model on the hub")
+            raise DataError(f"vocabulary ({name})", problem, "name one, or a model on the hub")
         path = tokenizer.vocabulary_path(_download(name))
     verify_checkpoint(path.parent, but=(".safetensors",))
     config_path = path.with_name(tokenizer.CONFIG_FILE)
@@ -72,7 +72,7 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
         config_path = path
         config = tokenizer.normalizer_entries(read_json(path, JSONObject, DataError, COPY_AGAIN))
     elif config_path.is_file():
-        config = read_json(config_path, JSONObject, DataError, "fix or remove it")
+        config = read_json(config_path, JSONObject, DataError, "copy it again or move it away")
     vocabulary = tokenizer.read_vocabulary(path)
     if config.get("do_lower_case", not cased) == cased:
         raise _wrong_case(name, cased, f"{config_path} says do_lower_case {json.dumps(cased)}")
@@ -85,53 +85,28 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     if added := tokenizer.TokenizerFolder(path.parent).added_tokens:
         listed = ", ".join(token.content for token in added[:3])
         problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
-        remedy = f"give a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
+        remedy = f"use a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
         raise DataError(f"vocabulary ({name})", problem, remedy)
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
 
 def _download(name: str) -> Path:
-    """Return the folder of a model's tokenizer files, from the hub or its cache."""
-    from huggingface_hub.errors import EntryNotFoundError
+    """Return the folder of a model's tokenizer files, from the hub, or from its cache where that cannot be reached."""
+    from huggingface_hub import snapshot_download
 
     print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")
-    paths: list[Path] = []
-    absent: Exception | None = None
+    files = [tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE]
+    reason = "it has no such file"
     try:
-        for file in (tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE):
-            try:
-                paths.append(_download_file(name, file))
-            except EntryNotFoundError as error:
-                absent = absent or error
-        if paths and tokenizer.has_tokenizer(paths[0].parent):
-            return paths[0].parent
-    except (OSError, ValueError) as error:  # the hub's errors are OSErrors
-        absent = error
-    reason = f"{type(absent).__name__}: {str(absent).strip().splitlines()[0]}"
+        folder = Path(snapshot_download(name, allow_patterns=files))
+        if tokenizer.has_tokenizer(folder):
+            return folder
+    except Exception as error:  # the hub's client raises a dozen kinds
+        first = error.__cause__ or error  # that of the connection
+        reason = f"{type(first).__name__}: {str(first).strip().splitlines()[0]}"
     problem = f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} ({reason})"
-    remedy = "check the name and the network, or give the path of a vocab.txt"
-    raise DataError(f"vocabulary ({name})", problem, remedy) from absent
-
-
-def _download_file(name: str, file: str) -> Path:
-    """Return a file of a model on the hub, or its cached copy where the hub cannot be reached.
-
-    Its metadata are requested first, because without a network the download itself would retry for 23 s.
-    """
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    from huggingface_hub.errors import RepositoryNotFoundError as ModelNotFoundError
-
-    try:
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file))
-    except (EntryNotFoundError, ModelNotFoundError, ValueError):
-        raise
-    except Exception as error:  # any error of the HTTP client
-        try:
-            return Path(huggingface_hub.hf_hub_download(name, file, local_files_only=True))
-        except LocalEntryNotFoundError:
-            raise LocalEntryNotFoundError(str(error) or type(error).__name__) from error
-    return Path(huggingface_hub.hf_hub_download(name, file))
+    remedy = "check the name and the network, or use the path of a vocab.txt"
+    raise DataError(f"vocabulary ({name})", problem, remedy)
 
 
 def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
@@ -155,7 +130,7 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
     where = f"--cased ({json.dumps(cased)}, with the vocabulary {name})"
-    return ConfigError(where, problem, f"{'leave out' if cased else 'give'} --cased")
+    return ConfigError(where, problem, f"{'leave out' if cased else 'pass'} --cased")
 
 
 # --- training
@@ -288,14 +263,14 @@ def _train(
     library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
-        remedy = "give a folder that `bert preprocess` wrote"
+        remedy = "use a folder that `bert preprocess` wrote"
         raise DataError(f"input ({settings.input})", "no text", remedy)
     fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
         problem = f"is less than the {least} special tokens and letters of this text"
         enough = int(settings.size) + least - size
-        remedy = f"give at least {'+' if settings.extend else ''}{enough}"
+        remedy = f"use at least {'+' if settings.extend else ''}{enough}"
         raise ConfigError(f"--size ({settings.size})", problem, remedy)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,

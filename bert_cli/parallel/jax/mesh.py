@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,8 +77,9 @@ while time.monotonic() < until and any(
 class Links:
     """The connections between rank 0 and the other ranks, and the ranks that are lost."""
 
-    def __init__(self, lost_after_seconds: int = 0) -> None:
+    def __init__(self, lost_after_seconds: int = 0, workers: Sequence[str] = ()) -> None:
         self.lost_after_seconds = lost_after_seconds
+        self.workers = workers
         self.sockets: dict[int, socket.socket] = {}
         self.lost: list[int] = []
         self.waiting_since = math.inf  # in a collective
@@ -109,7 +110,7 @@ class Links:
         for thread in threading.enumerate():
             if thread.name == "save":  # a checkpoint
                 thread.join()
-        print_error(f"bert: {lost_process(self.lost[0])}")
+        print_error(f"bert: {lost_process(self.lost[0], self.workers)}")
         os._exit(DeviceError.exit_code)
 
 
@@ -155,7 +156,7 @@ class JaxProcessGroup(ProcessGroup):
                 time.sleep(0.1)
             if not self.links.lost:
                 raise
-            raise lost_process(self.links.lost[0]) from error
+            raise lost_process(self.links.lost[0], self.links.workers) from error
         finally:
             self.links.waiting_since = math.inf
 
@@ -226,7 +227,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     elif kind == "GPU":
         gpus = ",".join(map(str, _gpus(processes)[:needed]))
         jax.config.update("jax_cuda_visible_devices", gpus)
-    links = Links(rendezvous.lost_after_seconds)
+    links = Links(rendezvous.lost_after_seconds, processes.workers)
     if processes.count > 1:
         processes = _join(processes, rendezvous, links)
     is_cpu = kind == "CPU"
@@ -276,7 +277,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
         client = _jax.get_distributed_runtime_client(f"{host}:{service}", rank, **options)
         client.connect()
         if _kind() == "CPU":
-            _use_equal_threads(client, processes)
+            _use_equal_threads(client, processes, rendezvous.register_seconds)
     except (OSError, RuntimeError, ValueError) as error:
         raise not_connected(processes, error) from error
     state = distributed.global_state
@@ -291,13 +292,12 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
     return processes
 
 
-def _use_equal_threads(client: Any, processes: Processes) -> None:
+def _use_equal_threads(client: Any, processes: Processes, seconds: float) -> None:
     """Make XLA use as many threads on each rank as the fewest cores of a rank: it divides sums among threads."""
     cores = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or len(os.sched_getaffinity(0))
     client.key_value_set(f"bert_cores_{processes.rank}", str(cores))
-    wait = int(1000 * Rendezvous.register_seconds)
     keys = (f"bert_cores_{rank}" for rank in range(processes.count))
-    numbers = [int(client.blocking_key_value_get(key, wait)) for key in keys]
+    numbers = [int(client.blocking_key_value_get(key, int(1000 * seconds))) for key in keys]
     fewest = min(numbers)
     if fewest < max(numbers):
         os.environ["PJRT_NPROC"] = str(fewest)  # XLA reads it when it starts

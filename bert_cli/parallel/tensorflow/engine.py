@@ -10,9 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -44,14 +42,7 @@ from bert_cli.parallel.tensorflow.mesh import (
     abort_collectives,
     device_group,
 )
-from bert_cli.parallel.tensorflow.pipeline import (
-    Channel,
-    MicroBatches,
-    StageWorker,
-    Trace,
-    Work,
-    work_of,
-)
+from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWorker, Work, work_of
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
 
@@ -131,7 +122,6 @@ class TensorFlowEngine(Engine):
         layout = mesh.layout
         self.seed = seed
         self.schedule = layout.schedule
-        self.trace = Trace(layout.traced_steps)
         head = replicas[0][-1].head
         assert head is not None
         self.head = head
@@ -146,8 +136,8 @@ class TensorFlowEngine(Engine):
                     group = device_group(mesh, replica, device)
                     row.append(DeviceUpdate(stages, group, optimizer, layout, mesh.host))
         self._is_one_stage = len(replicas) == len(replicas[0]) == self.group.world_size == 1
-        # The threads of several stages need all functions traced before; a trace should not contain compilation.
-        self.compiles_in_first_step = self._is_one_stage and not layout.traced_steps
+        # The threads of several stages need all functions traced before.
+        self.compiles_in_first_step = self._is_one_stage
         # A GPU computes asynchronously.
         self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
@@ -168,15 +158,6 @@ class TensorFlowEngine(Engine):
                     else ReplicatedVariable(variables)
                 )
         return slots
-
-    @property
-    def traced_steps(self) -> int:  # type: ignore[override]
-        """Steps that are still to be recorded by the trace."""
-        return max(0, self.trace.steps)
-
-    def write_trace(self, path: Path) -> None:
-        """Write the times of each stage's work on each micro-batch."""
-        self.trace.write(path, self.group.rank)
 
     def compile(self, batch: Batch) -> None:
         """Trace everything in the main thread, because Keras is not thread-safe."""
@@ -246,7 +227,6 @@ class TensorFlowEngine(Engine):
         except StoppedBetweenMicroBatchesError:
             self.clear_gradients()
             raise
-        self.trace.steps -= 1
         rows = [sums for replica in workers for sums in replica[-1].sums]
         # Rounded once: the same sums in every layout.
         return {name: math.fsum(float(sums[name]) for sums in rows) for name in sorted(rows[0])}
@@ -320,8 +300,7 @@ class TensorFlowEngine(Engine):
             channels = [None, *(Channel(abandoned) for _ in stages[1:]), None]
             workers.append([])
             for n, stage in enumerate(stages):
-                span = partial(self.trace.span, replica, n)
-                worker = StageWorker(stage, micro_batches, channels[n], channels[n + 1], span)
+                worker = StageWorker(stage, micro_batches, channels[n], channels[n + 1])
                 workers[-1].append(worker)
         return workers
 

@@ -120,6 +120,7 @@ class TensorFlowProcessGroup(ProcessGroup):
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.processes.rank, mesh.processes.count)
+        self._workers = mesh.processes.workers
         key = (mesh.number + 1) * KEYS_OF_MESH
         group = DeviceGroup(key, self.world_size, self.rank, mesh.host)
         self._functions = [
@@ -155,7 +156,7 @@ class TensorFlowProcessGroup(ProcessGroup):
         try:
             yield
         except SIGNS_OF_LOSS as error:
-            raise lost_process(rank_in(str(error), self.rank)) from error
+            raise lost_process(rank_in(str(error), self.rank), self._workers) from error
 
 
 group_of = TensorFlowProcessGroup
@@ -222,7 +223,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     gpus = gpus_of(processes)
     if gpus and layout.reduce_precision == "bfloat16":
         problem = "NCCL's sums in TensorFlow are not known to support it"
-        raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "give float16")
+        raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "use float16")
     if gpus:
         divide_devices(list(map(str, gpus)), "GPU", processes, layout)  # before the join
     try:

@@ -5,20 +5,15 @@ previous stage, a backward pass for the gradient of the next stage. The last sta
 micro-batch together. No worker reads a value on the host: on a GPU a tensor may be sent before it is computed.
 """
 
-import json
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, Tensor
 from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
@@ -53,40 +48,6 @@ def work_of(schedule: str, stage: int, stages: int, micro_batches: int) -> list[
     for number in range(micro_batches - ahead):
         work += [Work("forward", ahead + number), Work("backward", number)]
     return work + [Work("backward", n) for n in range(micro_batches - ahead, micro_batches)]
-
-
-class Trace:
-    """Records the times of each stage's work on each micro-batch in the first steps, for chrome://tracing or Perfetto.
-
-    A row is a stage of a replica, a bar a pass of a micro-batch; on a GPU a bar shows the time of the submission.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps  # that are still to be recorded
-        self.events: list[dict[str, str | float]] = []
-        self.began = time.perf_counter()
-
-    @contextmanager
-    def span(self, replica: int, stage: int, kind: str, micro_batch: int) -> Iterator[None]:
-        """Record the duration of the block, unless all steps are recorded."""
-        start = time.perf_counter()
-        yield
-        if self.steps > 0:
-            times = {"ts": start - self.began, "dur": time.perf_counter() - start}
-            microseconds = {name: round(1e6 * seconds, 1) for name, seconds in times.items()}
-            event = {"name": f"{kind} {micro_batch}", "cat": kind, "ph": "X"}
-            self.events.append({**event, **microseconds, "tid": f"replica {replica} stage {stage}"})
-
-    def write(self, path: Path, rank: int) -> None:
-        """Write the bars in Chrome's trace format. Raises DataError where the file cannot be written."""
-        events = [{**event, "pid": f"rank {rank}"} for event in self.events]
-        events.sort(key=lambda event: float(event["ts"]))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
-        except OSError as error:
-            problem = f"cannot be written ({error.strerror})"
-            raise DataError(f"parallel.trace ({path})", problem, "choose another file") from error
 
 
 class MicroBatches(NamedTuple):
@@ -133,14 +94,13 @@ class Channel:
 class StageWorker:
     """Runs the work of one stage of one replica in one step.
 
-    `before` and `after` lead to the neighbouring stages; `span` is entered around each pass.
+    `before` and `after` lead to the neighbouring stages.
     """
 
     stage: Stage
     micro_batches: MicroBatches
     before: Channel | None
     after: Channel | None
-    span: Callable[[str, int], AbstractContextManager[None]]
     saved: dict[int, tuple[Tensors, Saved]] = field(default_factory=dict)
     sums: list[Tensors] = field(default_factory=list)
     """The head's sums of each micro-batch, in the last stage."""
@@ -160,9 +120,8 @@ class StageWorker:
     def _forward(self, number: int) -> None:
         assert self.after is not None
         hidden = self._receive_hidden(number)
-        with self.span("forward", number):
-            columns = self.stage.columns(self.micro_batches.columns(number))
-            output, saved = self.stage.forward(hidden, columns, self.micro_batches.key(number))
+        columns = self.stage.columns(self.micro_batches.columns(number))
+        output, saved = self.stage.forward(hidden, columns, self.micro_batches.key(number))
         self.saved[number] = columns, saved
         self.after.forward.put((number, output))
 
@@ -170,19 +129,17 @@ class StageWorker:
         assert self.after is not None
         gradient = self.after.receive(self.after.backward, number)
         columns, saved = self.saved.pop(number)
-        with self.span("backward", number):
-            key = self.micro_batches.key(number)
-            gradient = self.stage.backward(saved, columns, key, gradient)
+        key = self.micro_batches.key(number)
+        gradient = self.stage.backward(saved, columns, key, gradient)
         self._send_gradient(number, gradient)
 
     def _forward_backward(self, number: int) -> None:
         hidden = self._receive_hidden(number)
         batches = self.micro_batches
-        with self.span("forward-backward", number):
-            columns = self.stage.columns(batches.columns(number))
-            gradient, sums = self.stage.forward_backward(
-                hidden, columns, batches.key(number), batches.counts, batches.loss_scale
-            )
+        columns = self.stage.columns(batches.columns(number))
+        gradient, sums = self.stage.forward_backward(
+            hidden, columns, batches.key(number), batches.counts, batches.loss_scale
+        )
         self.sums.append(sums)
         self._send_gradient(number, gradient)
 

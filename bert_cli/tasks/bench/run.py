@@ -5,8 +5,6 @@ Imports are a part of the measured start.
 
 import shlex
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import psutil
 
@@ -23,15 +21,17 @@ from bert_cli.text import count, format_bytes, format_duration
 Row = JSONObject
 
 
-def run(settings: BenchSettings | BenchPretrainSettings | BenchSquadSettings) -> None:
-    """List the benchmarks, or measure a run and print its metrics."""
-    if isinstance(settings, BenchSettings):
-        rows = [
-            (name, benchmark.about, shlex.join(["bert", *benchmark.words]))
-            for name, benchmark in benchmarks().items()
-        ]
-        print_table(("name", "measures", "command"), rows)
-        return
+def list_benchmarks(settings: BenchSettings) -> None:
+    """Print the table of the standard benchmarks."""
+    rows = [
+        (name, benchmark.about, shlex.join(["bert", *benchmark.words]))
+        for name, benchmark in benchmarks().items()
+    ]
+    print_table(("name", "measures", "command"), rows)
+
+
+def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
+    """Measure a run and print its metrics."""
     start = {"python_and_settings": max(0.0, time.time() - psutil.Process().create_time())}
     began = time.perf_counter()
     with quiet_imports():
@@ -52,7 +52,7 @@ def format_flops(value: float) -> str:
     return f"{value / unit:,.1f} {name}FLOP/s"
 
 
-def _print_metrics(metrics: Mapping[str, Any]) -> None:
+def _print_metrics(metrics: JSONObject) -> None:
     described = metrics["machine"]
     step = metrics["step_seconds"]["median"]
     examples = "synthetic" if metrics["input"] == "synthetic" else "real"
@@ -83,7 +83,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
     print_table(("part of the start", "time"), times, right=(1,))
 
 
-def _metric_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _metric_rows(metrics: JSONObject) -> list[tuple[str, str, str]]:
     step = metrics["step_seconds"]
     checkpoint = metrics["checkpoint_wait_seconds"]
     low, median, high = (format_duration(step[name]) for name in ("low", "median", "high"))

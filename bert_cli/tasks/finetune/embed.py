@@ -18,8 +18,8 @@ from scipy.special import logsumexp, softmax
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.baselines import bm25
 from bert_cli.data.finetune.features import PackReader, TextReader
+from bert_cli.data.finetune.simple import bm25
 from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -41,7 +41,7 @@ def run(settings: EmbedSettings) -> None:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
     is_scored = settings.validation_file or settings.retrieval_file
     if settings.do_validation and not is_scored and len(settings.columns) == 1:
-        remedy = "give --validation-file or --retrieval-file, or --no-do-validation"
+        remedy = "pass --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
     finetune.run(settings, build, ("train_file",) if needs_texts else ())
@@ -133,12 +133,12 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
     queries = retrieval.queries
     every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
     try:
-        found = bm25(queries[::every], retrieval.documents)
+        best = bm25(queries[::every], retrieval.documents)
     except sqlite3.OperationalError as error:  # this SQLite has no FTS5
         print_line(f"baseline, BM25: left out ({error})")
         return {}
-    rankings = [None if n % every else found[n // every] for n in range(len(queries))]
-    name = "BM25" if every == 1 else f"BM25 of {len(found):,} queries"
+    rankings = [None if n % every else best[n // every] for n in range(len(queries))]
+    name = "BM25" if every == 1 else f"BM25 of {len(best):,} queries"
     return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}
 
 

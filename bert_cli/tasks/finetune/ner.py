@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from bert_cli.config.finetune import NerSettings
-from bert_cli.data.finetune.baselines import by_word
 from bert_cli.data.finetune.conll import (
     Sentences,
     entity_samples,
@@ -20,6 +19,7 @@ from bert_cli.data.finetune.conll import (
     word_features,
 )
 from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.simple import by_word
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line

@@ -62,7 +62,7 @@ def _read(
     path: Path | None = getattr(settings, which)
     if path is None:
         if settings.dataset_dir is None:
-            remedy = f"give --{which.replace('_', '-')}, or --dataset-dir with both files"
+            remedy = f"pass --{which.replace('_', '-')}, or --dataset-dir with both files"
             raise ConfigError(which, "is missing", remedy)
         version = "v2.0" if settings.version_2 else "v1.1"
         path = settings.dataset_dir / f"{'train' if training else 'dev'}-{version}.json"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
-from bert_cli.data.finetune import baselines
+from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.tables import (
@@ -34,7 +34,6 @@ from bert_cli.statistics import Sample
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.vectors import vectors_within
-from bert_cli.text import count
 
 FEW = 500  # training rows, below which vectors of the start are a baseline
 SECONDS = 10.0  # for these vectors
@@ -128,12 +127,11 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
 
 def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """Return the confusion matrix as text; rows are the true labels, columns the predicted labels."""
-    total = sum(map(sum, counts))
     rows = [["true", *names]]
     rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
     width = max(len(cell) for row in rows for cell in row)
     lines = ("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
-    return "\n".join([f"confusion of {count(total, 'text')} (columns: predicted)", *lines])
+    return "\n".join([f"confusion of {sum(map(sum, counts)):,} texts (columns: predicted)", *lines])
 
 
 # --- GLUE and CLUE
@@ -214,10 +212,10 @@ def _baselines(
     assert labels is not None
     names = [name for name in sets if name.startswith("validation")]
     held_out = [text for name in names for text in sets[name].joined]
-    usual = baselines.most_frequent(labels, len(held_out))
+    usual = simple.most_frequent(labels, len(held_out))
     columns = {"mean": usual[:, None]}
     if train.label_names is not None:
-        rows = baselines.sample_of(train.joined, labels)
+        rows = simple.sample_of(train.joined, labels)
         texts = [train.joined[row] for row in rows]
         predicted = {"majority class": usual}
         inputs: dict[str, Any] = {"words": (texts, held_out)}
@@ -229,7 +227,7 @@ def _baselines(
                 print_line(f"baseline, regression on {name}: left out, it takes too long")
                 continue
             size = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
-            column = baselines.by_regression(learned, labels[rows[: len(learned)]], tested)
+            column = simple.by_regression(learned, labels[rows[: len(learned)]], tested)
             predicted[f"regression on {name}{size}"] = column
         one_hot = np.eye(len(train.label_names), dtype=np.float32)
         columns = {name: one_hot[column] for name, column in predicted.items()}

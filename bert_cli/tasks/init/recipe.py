@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from bert_cli.config.training import Precision
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
@@ -24,7 +22,7 @@ from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 
 Goal = Literal["search", "labels", "fill-mask"]
-TABLE: Mapping[str, Any] = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
+TABLE: JSONObject = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
 PIECES_PER_WORD = 1.4  # for a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
 TRAINED = 0.9  # of the documents: the others are held out
@@ -112,7 +110,7 @@ class Recipe:
         """Add the value of a rule, with its source as the reason."""
         self.rows.append((rule, value, TABLE[rule]["source"]))
 
-    def add_config(self, command: str, what: str, seconds: float, **values: Any) -> None:
+    def add_config(self, command: str, what: str, seconds: float, **values: object) -> None:
         """Add the config of a command that takes so long."""
         self.seconds += seconds
         about = {
@@ -147,13 +145,13 @@ def choose(
         _add_pairs(chosen, seconds)
     if chosen.has_masked_lm:
         _add_masked_lm(chosen, seconds - chosen.seconds, rate)
-    low, high = (hours_of(factor * chosen.seconds) for factor in machine.spread)
+    times = dict.fromkeys(hours_of(factor * chosen.seconds) for factor in machine.spread)
     reason = "measured on this machine just now; a busy machine is slower"
     if not chosen.has_masked_lm:
         reason += "; of the training, which is an experiment"
     elif chosen.seconds < LITTLE_TIME * seconds:
         reason += "; the text is small: more text would use more of the time"
-    chosen.rows.append(("time", f"{hours_of(chosen.seconds)} ({low} to {high})", reason))
+    chosen.rows.append(("time", " to ".join(times), reason))
     return chosen
 
 
@@ -209,15 +207,18 @@ def new_model(
         needed = TABLE["size"]["tokens"] * layers * config.layer_matrices
         if min(available, fitting) >= needed:
             return size, config
-    subject = f"{seconds / USABLE / 3600:.2g} hours on this machine are"
-    remedy = "give more --hours, or continue from a model with --from MODEL"
+    subject = f"{seconds / USABLE / 3600:.2g} hours are too short to train from scratch: they read"
+    remedy = "raise --hours, or continue from a model with --from MODEL"
     read = fitting
     if available < needed:
-        read = available
-        subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: its {epochs} epochs are"
+        read = available / epochs  # as the table shows them
+        needed /= epochs
+        subject = (
+            f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: it has"
+        )
         remedy = "continue from a model with --from MODEL"
     tokens = f"{read / 1e6:.2g} million tokens, and the smallest model needs"
-    warnings.append(f"{subject} {tokens} {needed / 1e6:.0f} million; {remedy}")
+    warnings.append(f"{subject} {tokens} {needed / 1e6:.2g} million; {remedy}")
     return size, config
 
 
@@ -235,14 +236,14 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
     if epochs < 1:
         complete = f"an epoch of the text takes {hours_of(records * each)}"
         problem = f"{complete}, so the run reads {epochs:.0%} of it"
-        chosen.warnings.append(f"{problem}; give more --hours")
+        chosen.warnings.append(f"{problem}; raise --hours")
     return epochs
 
 
 def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
     """Return the error for hours that fit `fitting` examples only; enough examples take `seconds`."""
     problem = f"is time for {fitting:,.0f} {what} on this machine, too few to learn from"
-    remedy = f"give --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
+    remedy = f"use --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
     return ConfigError("hours (--hours)", problem, remedy)
 
 
@@ -274,15 +275,15 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         chosen.add_row("vocabulary", f"{config.vocab_size:,} new pieces")
     else:
         chosen.rows.append(("model", f"{chosen.name}, {shown}", "--from"))
-        chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
-    chosen.add_row("length", f"{length}: about {records:,} records, {tokens:,.0f} tokens")
+        if chosen.new_pieces:
+            chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
+    chosen.add_row("length", f"{length}: about {records:,} training examples, {tokens:,.0f} tokens")
     chosen.add_row("epochs", f"{epochs:g}, {examples:,} examples")
     chosen.add_row("batch", f"{batch}, {count(updates, 'update')}")
     chosen.add_row("learning rate", f"{rate:g}")
     chosen.add_row("warm-up", f"{warmup:.0%}")
     chosen.add_row("masks", f"{predictions} of {length}")
     chosen.add_row("precision", machine.precision)
-    chosen.add_row("bits per byte", _expected_bits(chosen, examples))
     chosen.add_config(
         "pretrain",
         f"A masked LM of the text, {chosen.name}",
@@ -314,16 +315,6 @@ def optimizer(rate: float, warmup: float, precision: str) -> JSONObject:
     schedule = {"schedule_name": "up_down", "max_learning_rate": rate, "warmup_frac": warmup}
     scaling = {"loss_scaling": "dynamic"} if precision == "mixed_float16" else {}
     return {"name": "AdamW", "max_gradient_norm": 1.0, **scaling, "learning_rate": schedule}
-
-
-def _expected_bits(chosen: Recipe, examples: int) -> str:
-    curve = TABLE["bits per byte"]
-    config = chosen.config
-    is_known = (config.num_hidden_layers, config.hidden_size) == (curve["layers"], curve["width"])
-    if chosen.start is None or not is_known:
-        return "not known for this model"
-    bits = np.interp(examples, curve["examples"], curve["bits"])
-    return f"about {bits:.1f} if the text is similar"
 
 
 def _add_pairs(chosen: Recipe, seconds: float) -> None:

@@ -51,7 +51,7 @@ def run(settings: InitSettings) -> None:
     if check_new_folder(settings.out, origin):
         return
     if (settings.input / "corpus.json").exists():
-        remedy = "give the text that they were made of"
+        remedy = "use the text that they were made of"
         raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
     form = settings.input_format
     field = settings.text_field
@@ -59,7 +59,7 @@ def run(settings: InitSettings) -> None:
     opened = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     parts, reading = opened[:2]
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
-    keep = "to keep them, give the output of `bert preprocess --line-breaks keep`"
+    keep = "to keep them, use the output of `bert preprocess --line-breaks keep`"
     report_joined_lines("init", parts, reading, keep)
     facts = text.read_facts(parts, reading, vocabulary)
     print_line(f"init: {text.describe(facts)}")

@@ -98,7 +98,7 @@ def read_facts(
     if len(lengths) < MIN_DOCUMENTS or sum(lengths) < MIN_WORDS:
         problem = f"has {count(len(lengths), 'document')} of {count(sum(lengths), 'word')}"
         remedy = (
-            f"give at least {MIN_WORDS:,} words in {MIN_DOCUMENTS} documents: a part of the documents is "
+            f"use at least {MIN_WORDS:,} words in {MIN_DOCUMENTS} documents: a part of the documents is "
             "held out, to score the model on"
         )
         raise DataError(f"input ({parts[0].path})", problem, remedy)

@@ -21,12 +21,12 @@ from bert_cli.text import format_bytes, format_duration
 EXTRAS = {"TPU": "compile-tpu", "GPU": "compile-cuda"}
 PLATFORMS = {"TPU": "tpu", "GPU": "cuda"}
 REMEDY = (
-    "give --parallel.recompute, --parallel.shard-weights, a smaller micro-batch, a larger slice by --parallel.tensor, "
+    "use --parallel.recompute, --parallel.shard-weights, a smaller micro-batch, a larger slice by --parallel.tensor, "
     "or a device with more memory"
 )
 
 
-def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
+def describe_target(settings: TrainSettings, target: Target) -> list[object]:
     """Return the target's devices, as JAX describes them.
 
     Raises ConfigError without the compiler for the target, or for a shape that the compiler does not know.
@@ -46,10 +46,10 @@ def describe_target(settings: TrainSettings, target: Target) -> list[Any]:
             raise ConfigError(where, needs_extra(EXTRAS[accelerator.kind])) from None
         except ahead_of_time.CompilerError as error:
             problem = f"the compiler does not know this shape ({error})"
-            raise ConfigError(where, problem, "give a published slice, such as v5e:2x4") from None
+            raise ConfigError(where, problem, "use a published slice, such as v5e:2x4") from None
 
 
-def report(order: TrainSettings, work: Workload, target: Target, devices: list[Any]) -> None:
+def report(order: TrainSettings, work: Workload, target: Target, devices: list[object]) -> None:
     """Compile the step for the devices of a target and print its memory.
 
     A run of several stages is compiled for the stage that needs the most memory.
@@ -105,7 +105,7 @@ def micro_batch(order: TrainSettings, work: Workload) -> Batch:
 
 
 def _compiled(
-    order: TrainSettings, work: Workload, kind: str, devices: list[Any]
+    order: TrainSettings, work: Workload, kind: str, devices: list[object]
 ) -> tuple[Any, int]:
     """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
     from bert_cli.parallel.jax import ahead_of_time

@@ -331,7 +331,7 @@ def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
     (_, free) = machine.memory()
     if needed > layout.USABLE * free:
         problem = f"not computed: the model needs {format_bytes(needed)}, and {format_bytes(free)} are free"
-        remedy = "end other programs on this machine, or give --no-build"
+        remedy = "end other programs on this machine, or pass --no-build"
         report.add("warning", FIRST_LOSS, problem, remedy)
         return
     source = draft.start.source
@@ -360,12 +360,7 @@ def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
 
 
 def judge(
-    report: Report,
-    work: Workload,
-    losses: Mapping[str, float],
-    notes: str,
-    *,
-    is_trained: bool,
+    report: Report, work: Workload, losses: Mapping[str, float], notes: str, *, is_trained: bool
 ) -> None:
     """Check that losses are near the losses of equal probabilities, or lower if the weights were trained."""
     vocab_size = work.model.vocab_size

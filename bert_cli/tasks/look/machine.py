@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import psutil
 
@@ -61,7 +61,7 @@ class Finding:
     what: str
     found: str
     remedy: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     """The values of the check, for --json."""
     kind: type[BertError] = DeviceError
     """Class of an error, which decides the exit code."""
@@ -83,11 +83,11 @@ class Report:
         if not self.quiet:
             print_line(str(finding))
 
-    def add(self, level: Level, what: str, text: str, remedy: str = "", **values: Any) -> None:
+    def add(self, level: Level, what: str, text: str, remedy: str = "", **values: object) -> None:
         """Add the result of a check, with a remedy unless it passed."""
         self._add(Finding(level, what, text, "" if level == "ok" else remedy, values))
 
-    def error(self, what: str, error: BertError, **values: Any) -> None:
+    def error(self, what: str, error: BertError, **values: object) -> None:
         """Add an error with which the run would end."""
         problem = f"{error.where}: {error.problem}" if error.problem else error.where
         problem, remedy = (" ".join(text.split()) for text in (problem, error.remedy))
@@ -223,9 +223,7 @@ def check_processor(report: Report) -> None:
     if quota is not None and quota < number:
         problem = f"the container may use the time of {quota:g} of {number} cores"
         problem += ", but TensorFlow starts a thread for each"
-        remedy = (
-            f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or give the container complete cores"
-        )
+        remedy = f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or assign whole cores to the container"
         report.add("warning", "processor", problem, remedy, **values)
 
 
@@ -241,7 +239,7 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
     """Compare the engine with the devices that it runs on."""
     if kind == "CPU" and engine == "jax":
         text = "jax is slower than TensorFlow on a CPU (docs/engines.md)"
-        remedy = "give --engine tensorflow, unless the run divides weights among devices"
+        remedy = "pass --engine tensorflow, unless the run divides weights among devices"
         report.add("warning", "engine", text, remedy)
     else:
         if engine == "tensorflow" and kind == "GPU":
@@ -258,5 +256,5 @@ def check_precision(report: Report, precision: str, kind: str) -> None:
         return
     better = "mixed_bfloat16" if flags & FAST_INSTRUCTIONS["mixed_bfloat16"] else "float32"
     problem = "this processor has no instructions for it, so it is no faster than float32"
-    remedy = f"give --precision {better}, unless this is a trial of a GPU run"
+    remedy = f"pass --precision {better}, unless this is a trial of a GPU run"
     report.add("warning", "precision", f"{precision}: {problem}", remedy)

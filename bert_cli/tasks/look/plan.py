@@ -1,4 +1,4 @@
-"""`bert plan`: estimate the memory and the idle time of a layout, and propose a better layout.
+"""`bert plan`: estimate the memory and the idle time of a layout, or propose one.
 
 Only arithmetic on the settings: nothing is built and TensorFlow is not loaded, so the layouts of a cluster can be
 compared on a laptop. `bert pretrain` and `parallel.layout auto` use the same estimates.
@@ -51,7 +51,7 @@ def run(settings: Planning) -> None:
     if requested.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number and the memory of the devices"
         missing = "--memory" if devices else "--devices"
-        raise ConfigError("parallel.layout (auto)", problem, f"give {missing}")
+        raise ConfigError("parallel.layout (auto)", problem, f"pass {missing}")
     if memory is not None:
         chosen = layout.choose(requested, kind, devices or 1, memory, processes)
     elif requested.batch.examples_per_step is not None:
@@ -65,8 +65,6 @@ def run(settings: Planning) -> None:
         _check_memory(chosen, kind, memory)
     if chosen is not requested:
         print_line(f"as flags:\n  {_flags(chosen)}")
-    if devices is not None and memory is not None:
-        _print_alternatives(requested, {layout.shape(chosen)}, kind, devices, memory, processes)
     if target is not None:
         ahead_of_time.report(order, chosen, target, described)
 
@@ -94,7 +92,7 @@ def _check_memory(work: Workload, kind: str, memory: int) -> None:
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
     if not layout.fits(work, kind, memory):
-        remedy = "give --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
+        remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
     print_line(f"fits: {needed}; {usable}")
     for line in layout.idle_memory(work, kind, memory):
@@ -165,31 +163,13 @@ def _check_devices(work: Workload, devices: int | None, processes: int) -> None:
     replicas = work.batch.replicas
     each = len(estimate(work))
     needed = replicas * each
-    remedy = "give --parallel.layout auto to choose a layout that fits"
+    remedy = "pass --parallel.layout auto to choose a layout that fits"
     layout.check_processes(work.batch, processes)
     if devices is not None and needed > devices:
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
     if devices is not None and needed < devices:
         print_line(f"{devices - needed} of {count(devices, 'device')} unused")
-
-
-def _print_alternatives(
-    requested: Workload, seen: set[str], kind: str, devices: int, memory: int, processes: int
-) -> None:
-    """Print the choices of `auto`, with and without recomputation, whose shapes are not in `seen`."""
-    choices = {"--parallel.layout auto": requested}
-    if not requested.parallel.recompute:
-        flags = "--parallel.layout auto --parallel.recompute"
-        choices[flags] = requested.with_parallel(recompute=True)
-    for flags, choice in choices.items():
-        try:
-            shape = layout.shape(layout.propose(choice, kind, devices, memory, processes))
-        except ConfigError:
-            continue
-        if shape not in seen:
-            print_line(f"{flags} chooses {shape}")
-        seen.add(shape)
 
 
 def _flags(work: Workload) -> str:

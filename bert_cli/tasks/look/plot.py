@@ -87,9 +87,9 @@ def run(settings: PlotSettings) -> None:
     names = names_of(runs)
     empty = [str(entry.folder) for entry in runs if not entry.steps]
     if len(empty) == len(runs):
-        remedy = "wait for the first one, or give other runs"
+        remedy = "wait for the first one, or name other runs"
         raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
-    window = window_for(runs, settings.smoothing)
+    window = window_for(runs)
     pictures = {
         title: draw(title, panels, runs, names, window)
         for title, panels in pictures_of(runs).items()

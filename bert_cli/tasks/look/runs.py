@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table
-from bert_cli.statistics import difference
+from bert_cli.statistics import Score, describe, difference
 from bert_cli.tasks.look.summary import (
     differing_settings,
     in_words,
@@ -48,7 +47,7 @@ def run(settings: RunsSettings) -> None:
     """Print the runs as a table or write them as JSON. Raises DataError for a folder that does not exist."""
     for folder in settings.folders:
         if not folder.is_dir():
-            raise DataError(f"folders ({folder})", "no such folder", "give one that contains runs")
+            raise DataError(f"folders ({folder})", "no such folder", "use one that contains runs")
     runs = {
         entry.folder.resolve(): entry
         for folder in settings.folders
@@ -65,9 +64,7 @@ def run(settings: RunsSettings) -> None:
                 print_line(printable(f"{entry['run']}: {entry['warning']}"))
     else:
         folders = ", ".join(map(str, settings.folders))
-        print_line(
-            f"{printable(folders)}: no runs; a run is a folder that was given as --save-ckpt-path"
-        )
+        print_line(f"{printable(folders)}: no runs; a run is the folder of a --save-ckpt-path")
 
 
 def _describe(run: Run) -> JSONObject:
@@ -81,8 +78,8 @@ def _describe(run: Run) -> JSONObject:
             "held_out": run.scores or history.held_out(run.last_evaluated),
             "state": run.state,
         }
-        if bounds := history.bounds_of(run.folder):
-            described["intervals"] = bounds
+        if run.intervals:
+            described["intervals"] = {name: score.bounds for name, score in run.intervals.items()}
         if warning := health.warning_of(run):
             described["warning"] = warning
     except Exception as error:  # an edited file may hold anything; the other runs are still listed
@@ -95,7 +92,7 @@ def _describe(run: Run) -> JSONObject:
     return described
 
 
-def _losses(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return losses by short name, bits per byte and the probe's accuracy; None for a value that is not finite."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
@@ -104,7 +101,7 @@ def _losses(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(described: JSONObject) -> tuple[str, ...]:
     written = "never"
     if described["written"] is not None:
         seconds = time.time() - datetime.fromisoformat(described["written"]).timestamp()
@@ -114,27 +111,29 @@ def _row(described: Mapping[str, Any]) -> tuple[str, ...]:
     if described["state"] == "unreadable":
         return described["run"], "?", "", "", "", "", described["why"], written
     total = described["total_steps"]
-    held_out = (described["held_out"], described.get("intervals", {}))
+    held_out = described["held_out"]
     return (
         described["run"],
         described["what"],
         f"{described['step']:,}",
         "?" if total is None else f"{total:,}",
         _metrics_cell(described["losses"]),
-        _metrics_cell(*(_losses(part) or part for part in held_out)),
+        _intervals_cell(described) or _metrics_cell(_losses(held_out) or held_out),
         described["state"],
         written,
     )
 
 
-def _metrics_cell(
-    metrics: Mapping[str, float | None], bounds: Mapping[str, Mapping[str, Any]] | None = None
-) -> str:
-    """Return `mlm 6.3499  nsp 0.6833`, with intervals and n where they are known, or a single loss without its name."""
+def _intervals_cell(described: JSONObject) -> str:
+    """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
+    bounds = [*described.get("intervals", {}).items()][:MAX_METRICS]
+    scores = {name: Score.of(described["held_out"][name], of) for name, of in bounds}
+    return describe(scores) if scores else ""
+
+
+def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
+    """Return `mlm 6.3499  nsp 0.6833`, or a single loss without its name."""
     texts = {name: "not finite" if v is None else f"{v:.4f}" for name, v in metrics.items()}
-    for name, of in (bounds or {}).items():
-        interval = "" if of["low"] is None else f" [{of['low']:.4f}, {of['high']:.4f}]"
-        texts[name] += f"{interval} n {of['n']:,}"
     if list(texts) == ["loss"]:
         return texts["loss"]
     cells = [f"{name} {text}" for name, text in texts.items()]
@@ -155,8 +154,8 @@ def compare(settings: CompareSettings) -> None:
     sides = [_open(folder, where) for where, folder in folders.items()]
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
-        raise DataError(where, "is the same run as the first", "give another run")
-    window = window_for([*sides[0], *sides[1]], settings.smoothing)
+        raise DataError(where, "is the same run as the first", "name another run")
+    window = window_for([*sides[0], *sides[1]])
     names = names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]
@@ -189,16 +188,16 @@ def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
     A difference is paired: it has no bounds where the sides have scored other examples.
     """
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
-    found: JSONObject = {}
+    intervals: JSONObject = {}
     for name in samples[0][0]:
         first, second = ([run[name] for run in runs if name in run] for runs in samples)
         pairs = {"first": (first, []), "second": (second, []), "difference": (second, first)}
-        found[score_name(name)] = {
+        intervals[score_name(name)] = {
             what: difference(*pair).bounds
             for what, pair in pairs.items()
-            if first and len({one.examples.digest for side in pair for one in side}) == 1
+            if first and len({sample.examples.digest for side in pair for sample in side}) == 1
         }
-    return found
+    return intervals
 
 
 def _open(folder: Path, where: str) -> list[Run]:
@@ -206,15 +205,15 @@ def _open(folder: Path, where: str) -> list[Run]:
     inner = [entry.folder for entry in runs if entry.folder != folder]
     if any(entry.parent != folder or not entry.name.startswith("seed_") for entry in inner):
         problem = f"contains {count(len(inner), 'run')}"
-        raise DataError(f"{where} ({folder})", problem, f"give one of them, such as {inner[0]}")
+        raise DataError(f"{where} ({folder})", problem, f"name one of them, such as {inner[0]}")
     for entry in runs:
         if not entry.steps:
-            remedy = "wait for the first one, or give another run"
+            remedy = "wait for the first one, or name another run"
             raise DataError(f"{where} ({entry.folder})", f"has no step in {METRICS} yet", remedy)
     return runs
 
 
-def _print(described: Mapping[str, Any]) -> None:
+def _print(described: JSONObject) -> None:
     first, second = described["runs"]
     names = (first["name"], second["name"])
     settings = described["settings"].items()
@@ -251,7 +250,7 @@ def _print(described: Mapping[str, Any]) -> None:
         )
 
 
-def _bounds(name: str, bounds: Mapping[str, Any] | None) -> str:
+def _bounds(name: str, bounds: Mapping[str, float | None] | None) -> str:
     if bounds is None or bounds["low"] is None:
         return ""
     return f" [{in_words(name, bounds['low'])}, {in_words(name, bounds['high'])}] n {bounds['n']:,}"

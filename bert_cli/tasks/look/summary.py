@@ -7,7 +7,6 @@ that are not finite are left out of means and counted.
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +42,8 @@ def smoothed(values: Array, window: int) -> Array:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def window_for(runs: Sequence[Run], window: int | None) -> int:
-    """Return `window`, or by default 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
-    if window is not None:
-        return window
+def window_for(runs: Sequence[Run]) -> int:
+    """Return the steps of a mean: 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
     limit = max((len(run.steps) for run in runs), default=0) / 40
     return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
 
@@ -120,7 +117,7 @@ def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, dict[str, floa
     return spreads
 
 
-def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[Any]]:
+def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[object]]:
     """Return the settings that differ between flat settings: dotted name -> each value, or `ABSENT`."""
     names = dict.fromkeys(name for row in settings for name in row)
     values_by_name = {name: [row.get(name, ABSENT) for row in settings] for name in names}
@@ -154,7 +151,7 @@ def in_words(name: str, value: float | None) -> str:
     return f"{value:,.1f}" if "per second" in name else f"{value:.4f}"
 
 
-def value_in_words(value: Any) -> str:
+def value_in_words(value: object) -> str:
     """Return a setting's value as in a config, and strings without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 

@@ -49,11 +49,7 @@ def build_engine(work: Workload, mesh: Mesh, labels: int = 2, *, trains: bool = 
 
 
 def model_of(
-    work: Workload,
-    labels: int = 2,
-    *,
-    trains: bool = True,
-    has_values: bool = True,
+    work: Workload, labels: int = 2, *, trains: bool = True, has_values: bool = True
 ) -> Model:
     """Return the model of the work; without `has_values` its weights are zeros."""
     factors = factors_of(work)
@@ -79,10 +75,7 @@ def factors_of(work: Workload) -> scaling.Table:
 
 
 def optimizer_for(
-    work: Workload,
-    factors: scaling.Table,
-    names: Sequence[str],
-    random_bits: RandomBits,
+    work: Workload, factors: scaling.Table, names: Sequence[str], random_bits: RandomBits
 ) -> Optimizer:
     """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
     options = work.optimizer

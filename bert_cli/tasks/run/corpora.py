@@ -140,7 +140,7 @@ def _open_stage(
     corpora = stage.corpora
     if not corpora:
         remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
-        raise ConfigError("dataset_dir", "is missing", f"give --dataset-dir, {remedy}")
+        raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
     if order.length_buckets is not None and len(corpora) > 1:
         problem = "has no effect on several corpora: their steps mix examples of all lengths"
         remedy = "leave it out, or pack with --max-sequences-per-pack"
@@ -151,7 +151,7 @@ def _open_stage(
     for source in sources:
         if (pieces := source.corpus["vocab_size"]) > rows:
             problem = f"has a vocabulary of {pieces}, but the model's is {rows}"
-            remedy = f"give --bert-config.vocab-size {pieces}"
+            remedy = f"pass --bert-config.vocab-size {pieces}"
             raise ConfigError(f"dataset_dir ({source.folder})", problem, remedy)
     if len(sources) == 1:
         return Reader(sources[0], batching, order.length_buckets)
@@ -181,9 +181,7 @@ def text_checks(stream: ExampleStream, order: PretrainSettings) -> Iterator[Chec
         yield of_vocabulary(order.bert_config.vocab_size, tokens)
 
 
-def open_held_out(
-    order: PretrainSettings, name: str = "validation_dir", read: Read = RecordFolder
-) -> ExampleStream | None:
+def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStream | None:
     """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
     They have the sequence length of the last stage. `name` is the setting that messages name.
@@ -230,7 +228,7 @@ def _folder_of(path: str, order: PretrainSettings, name: str) -> Path:
     if not is_here:
         return local_copy(path, order.dataset_cache.expanduser())
     if not Path(path).is_dir():
-        remedy = "give a folder of records made by `bert tokenize`"
+        remedy = "use a folder of records made by `bert tokenize`"
         raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)
 
@@ -253,7 +251,7 @@ def refuse_another_vocabulary(
     remedy = "train new weights without --pretrained-ckpt-path"
     if ours != theirs and run is not None and run in model.parents:
         problem = f"holds a run whose vocabulary differs from the records in {corpus}"
-        remedy = "use another folder for a new run, or give this run its own records"
+        remedy = "use another folder for a new run, or use this run's own records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
     for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
         if their_token is not None and our_token != their_token:

@@ -7,6 +7,7 @@ one JSON object.
 
 import json
 import math
+import os
 import statistics
 import zlib
 from collections.abc import Callable, Sequence
@@ -31,12 +32,12 @@ from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
-from bert_cli.tasks.run import baselines, models, start, train
 from bert_cli.tasks.run import build as assemble
+from bert_cli.tasks.run import comparison, models, start, train
 from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.resolve import check_output_paths, is_writable, runtime, with_shape_of
+from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import checkpoint, scores
@@ -141,14 +142,14 @@ def synthetic_examples(work: Workload, number: int, labels: int) -> Features:
 
 
 def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
-    remedies = {name: f"give --{name.replace('_', '-')}" for name in needs}
+    remedies = {name: f"pass --{name.replace('_', '-')}" for name in needs}
     instead = "--save-ckpt-path of a trained run"
     has_other = settings.save_ckpt_path is not None
     if settings.do_training:
         instead = "for new weights --tokenizer-path and bert_config"
         has_other = settings.tokenizer_path is not None
     if not has_other and not settings.generated_dataset:
-        remedies["pretrained_ckpt_path"] = f"give --pretrained-ckpt-path MODEL, or {instead}"
+        remedies["pretrained_ckpt_path"] = f"pass --pretrained-ckpt-path MODEL, or {instead}"
     values = settings.model_dump(include={*remedies}, exclude_none=True)
     errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in values]
     try:
@@ -158,9 +159,15 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (run := settings.save_ckpt_path) and not is_writable(run / checkpoint.SCORES):
-        remedy = "give another --save-ckpt-path"
+    if (run := settings.save_ckpt_path) and not _is_writable(run):
+        remedy = "use another --save-ckpt-path"
         raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether files can be written into a folder; asked before the first step, not after the last."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _source(settings: FinetuneSettings) -> Source | None:
@@ -173,7 +180,7 @@ def _source(settings: FinetuneSettings) -> Source | None:
 
 
 def _another_model(source: Source, problem: str) -> ConfigError:
-    remedy = "leave out --no-do-training, or give a model that was"
+    remedy = "leave out --no-do-training, or use a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
 
 
@@ -257,9 +264,9 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Result | None:
             _write(folder, engine, scorer, result)
             warning = ""
             if order.baselines and task.baselines and engine.group.rank == 0:
-                kept = baselines.kept(task, folder, job.stream.fingerprint)
-                found = {name: scorer.reported(each)[0] for name, each in kept.items()}
-                warning = baselines.compare(result, found, task.best, path)
+                kept = comparison.kept(task, folder, job.stream.fingerprint)
+                baselines = {name: scorer.reported(each)[0] for name, each in kept.items()}
+                warning = comparison.compare(result, baselines, task.best, path)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None

@@ -87,7 +87,7 @@ def _branch_point(run: Path, step: int) -> Saved:
     if saved is None:
         steps = ", ".join(map(str, checkpoints)) or "no step"
         problem = f"no such checkpoint in {run}, which has {steps}"
-        remedy = "give one of these steps (keep_checkpoints and keep_every_steps keep more)"
+        remedy = "use one of these steps (keep_checkpoints and keep_every_steps keep more)"
         raise CheckpointError(where, problem, remedy)
     before = saved.state.fixed
     try:

@@ -1,11 +1,10 @@
-"""The hooks of a run: measure, report, score and trace its steps, and forecast its duration."""
+"""The hooks of a run: measure, report and score its steps, and forecast its duration."""
 
 import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from bert_cli.config.markers import UNTRACKED
 from bert_cli.planning import checks
@@ -63,11 +62,6 @@ def hooks_of(
         hooks.append((lambda info: save(), saved))
         if picks_best:
             hooks.append((partial(_write_score, run), scored))
-    traced = run.engine.traced_steps
-    trace = job.work.parallel.trace
-    if traced and trace is not None:
-        ends = Every(last_step=min(run.state.step + traced, last))
-        hooks.append((partial(_write_trace, run, trace), ends))
     # Saving and evaluating do not count as the time of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
@@ -79,6 +73,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     first = run.state.step + 1
     cadence = Every(steps=job.output.log_every_steps, last_step=last)
     total = job.plan.total_steps
+    tenth = Every(steps=max(1, total // 10), last_step=last)
     compared = 2 * health.compared_steps(total)
     before = history.Run(job.folder).tail(compared) if reporters else []
     steps = deque(before, compared)
@@ -94,6 +89,9 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
         bar.after_step(info.step, shown)
         # With a progress bar, lines are printed only as often as the settings explicitly ask for.
         is_wanted = not bar.shown or "log_every_steps" in job.output.model_fields_set
+        words = metrics.in_words(shown)
+        if is_wanted and words and (tenth.due(info.step) or info.step == first):
+            print_line(f"step {info.step}: {words}")
         if is_wanted and (cadence.due(info.step) or info.step == first):
             print_line(metrics.format_step(info.step, last, shown))
         steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))
@@ -129,11 +127,11 @@ def _evaluate(run: Run, info: Info) -> None:
     except StoppedWhileScoringError:
         print_line(f"step {info.step}: not scored; the same command scores it")
         return
-    found = intervals(samples)
-    info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in found.items()})
-    print_line(f"step {info.step}: held out, {describe(found)}")
+    scored = intervals(samples)
+    info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in scored.items()})
+    print_line(f"step {info.step}: held out, {describe(scored)}")
     if run.is_first_rank and not run.job.task.best:
-        scores.write(run.job.folder, samples, found)
+        scores.write(run.job.folder, samples, scored)
 
 
 def _write_score(run: Run, info: Info) -> None:
@@ -193,14 +191,6 @@ def score_resumed(run: Run) -> bool:
         values = {name: math.nan if value is None else value for name, value in trained.items()}
         metrics.jsonl_reporter(job.folder / METRICS, step - 1)(step, values | info.metrics)
     return bool(info.metrics)
-
-
-def _write_trace(run: Run, path: Path, info: Info) -> None:
-    group = run.engine.group
-    if group.world_size > 1:
-        path = path.with_stem(f"{path.stem}_rank{group.rank}")
-    run.engine.write_trace(path)
-    print_line(f"trace: the first steps are in {path}; open it in https://ui.perfetto.dev")
 
 
 def forecast(run: Run) -> Forecast:

@@ -58,7 +58,6 @@ class Output(NamedTuple):
     log_every_steps: int
     model_fields_set: set[str]
     """The settings that are given."""
-    max_skipped_steps: int
     tensorboard_dir: Path | None
     cluster: Cluster
     pools_by: str | None
@@ -258,16 +257,16 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 
 
-def open_held_out(draft: Draft[PretrainSettings]) -> str:
-    """Open the evaluation examples, if there are any."""
+def open_held_out(draft: Draft[PretrainSettings], name: str = "validation_dir") -> str:
+    """Open the evaluation examples, if there are any; messages call them `name`."""
     order = draft.order
-    if draft.stream is None or not order.SAVES:
-        return ""
-    held_out = draft.held_out = corpora.open_held_out(order, read=draft.read)
+    held_out = corpora.open_held_out(order, name, draft.read) if order.SAVES else None
     if held_out is None:
         return ""
-    _refuse_pairs(order, "validation_dir", held_out)
-    if draft.stream.has_next_sentences and not held_out.has_next_sentences:
+    _refuse_pairs(order, name, held_out)
+    draft.held_out = held_out
+    is_paired = draft.stream is not None and draft.stream.has_next_sentences
+    if is_paired and not held_out.has_next_sentences:
         draft.lines.append(
             f"validation_dir ({order.validation_dir}): has no sentence pairs, so no next-sentence score; "
             "make it without --no-nsp to get one"

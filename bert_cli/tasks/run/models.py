@@ -6,11 +6,10 @@ unpickled.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, PositiveInt, field_validator
@@ -18,12 +17,7 @@ from pydantic import BaseModel, PositiveInt, field_validator
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.tokens.encoder import split_word
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
-from bert_cli.data.tokens.tokenizer import (
-    VOCAB_FILE,
-    TextTokenizer,
-    TokenizerFolder,
-    has_tokenizer,
-)
+from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
@@ -42,7 +36,7 @@ KERAS = ("*.h5", "*.keras", "saved_model.pb")
 TF1_CONFIG = "bert_config.json"
 LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
 MODEL_FILES = (
-    f"give a folder with config.json and {checkpoint.MODEL}, "
+    f"use a folder with config.json and {checkpoint.MODEL}, "
     f"or one of Google's with {TF1_CONFIG} and bert_model.ckpt.*"
 )
 
@@ -54,11 +48,11 @@ class ModelClass(BaseModel):
     architectures: list[str] | None = None
     problem_type: str | None = None
     num_labels: PositiveInt | None = None
-    id2label: dict[int, Any] | None = None
+    id2label: dict[int, object] | None = None
 
     @field_validator("id2label")
     @classmethod
-    def _is_complete(cls, labels: dict[int, Any] | None) -> dict[int, Any] | None:
+    def _is_complete(cls, labels: dict[int, object] | None) -> dict[int, object] | None:
         names = {str(name) for name in (labels or {}).values()}
         if {*(labels or {})} != {*range(len(names))}:
             raise ValueError(f"{labels} are not different names with the numbers 0, 1, 2 and so on")
@@ -71,7 +65,7 @@ class Source:
 
     folder: Path
     """The folder with config.json and the tokenizer."""
-    described: Mapping[str, Any]
+    described: JSONObject
     """The content of config.json."""
     where: str
     """The file that describes the model, for messages."""
@@ -232,14 +226,14 @@ def find_folder(name: str, flag: str) -> Path:
         check_regular(*path.iterdir())
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
         problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
-        remedy = f"give one of them, such as {runs[0]}" if runs else MODEL_FILES
+        remedy = f"name one of them, such as {runs[0]}" if runs else MODEL_FILES
         begun = any((path / name).is_file() for name in (checkpoint.METRICS, checkpoint.SETTINGS))
         if begun and not runs:
             problem = "the run has saved no checkpoint yet"
             remedy = f"wait, or see bert runs {path}"
         raise CheckpointError(where, problem, remedy)
     if len(name.split()) != 1 or "[" in name:
-        raise CheckpointError(where, "is not a model name", "give the model first, then the text")
+        raise CheckpointError(where, "is not a model name", "write the model first, then the text")
     # A name on the hub is MODEL or OWNER/MODEL.
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):
@@ -277,6 +271,7 @@ def _read_config(path: Path) -> JSONObject:
 
 def _download(name: str, where: str) -> Path:
     from huggingface_hub import snapshot_download  # takes 1 s
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         patterns = ["*.json", "*.txt", "model*.safetensors"]
@@ -285,6 +280,9 @@ def _download(name: str, where: str) -> Path:
             # Older models have PyTorch's files alone.
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
+    except LocalEntryNotFoundError as error:
+        problem = "is neither a folder nor in the hub's cache, and the hub cannot be reached"
+        raise CheckpointError(where, problem, "check the network and HF_HUB_OFFLINE") from error
     except Exception as error:  # the hub's client raises a dozen kinds
         problem = "is neither a folder nor a model on the hub"
         raise CheckpointError(where, problem, "check the name and the network") from error

@@ -10,6 +10,7 @@ Shapes: n inputs, T tokens of all inputs, B examples, S positions, P masked posi
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,13 +36,10 @@ from bert_cli.model import hf
 from bert_cli.model.bert import Outputs, build_blocks, named_weights
 from bert_cli.model.operations import PLAIN, LibraryOperations
 from bert_cli.parallel.devices import keep_freed_memory
+from bert_cli.progress import TerminalBar
 from bert_cli.tasks.run import models, start
 
-INPUTS = {
-    "input_ids": "input_ids",
-    "attention_mask": "input_mask",
-    "token_type_ids": "segment_ids",
-}
+INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
 """Name of an input in transformers -> the column of a batch."""
 FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1
@@ -118,12 +116,12 @@ def task_of(source: models.Source, requested: str | None) -> str:
     if head is None:
         where = f"{source.where} (architecture {source.architecture})"
         classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
-        raise ConfigError(where, "is not supported", f"give one of {', '.join(classes)}")
+        raise ConfigError(where, "is not supported", f"use one of {', '.join(classes)}")
     known = head.task
     is_for_any = requested not in [head.task for head in heads() if head.needs]
     if not is_for_any and requested != known:
         problem = f"{source.folder} is a {source.architecture}, a model for {known}"
-        remedy = f"leave out --task, or give a model that was trained for {requested}"
+        remedy = f"leave out --task, or use a model that was trained for {requested}"
         raise ConfigError(f"task ({requested})", problem, remedy)
     return requested or known
 
@@ -172,7 +170,7 @@ def open_model(
     head = ARCHITECTURES[source.config.architecture].head_of_task(task)
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
         where = f"{source.where} (id2label {source.described.get('id2label')})"
-        raise ConfigError(where, "names one label, which every word has", "give another model")
+        raise ConfigError(where, "names one label, which every word has", "use another model")
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config,
@@ -188,7 +186,7 @@ def open_model(
     if lacking := [part for part in (head.needs if head else ()) if part in new]:
         problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
         where = f"{source.folder} ({source.architecture})"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     return Opened(source, blocks, new, head)
 
 
@@ -287,29 +285,35 @@ class Predictor:
         return tf.function(self.outputs, input_signature=[shapes], autograph=False)
 
     def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield examples of similar length: their numbers, padded columns and outputs.
+        """Yield examples of similar length: their numbers, padded columns and outputs. A terminal shows the progress.
 
         Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
         is_jax = keras.config.backend() == "jax"
-        for numbers in by_length(features, self.settings.batch_size):
-            rows = numbers
-            length = int(features.lengths[numbers].max())
-            if is_jax:  # few shapes; the batch is filled up with its own examples
-                rows = np.resize(numbers, min(self.settings.batch_size, len(features)))
-                length = padded_length(length, self.max_seq_length)
-            batch = features.batch(rows, length)
-            columns = {**batch, **self.more_columns(batch["input_ids"])}
-            results = keras.tree.flatten(self.traced({n: columns[n] for n in self.COLUMNS}))
-            outputs = [ops.convert_to_numpy(values)[: len(numbers)] for values in results]
-            finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
-            if not finite.all():
-                raise DeviceError(
-                    where[int(numbers[np.argmin(finite)])],
-                    "the model's outputs are not finite",
-                    "check its weights, or choose a higher precision",
-                )
-            yield numbers, {n: column[: len(numbers)] for n, column in batch.items()}, outputs
+        total = len(features)
+        done = 0
+        with TerminalBar(sys.stderr, "", total, done) as bar:
+            bar.shown &= total > self.settings.batch_size
+            for numbers in by_length(features, self.settings.batch_size):
+                bar.show(f"{done:,} of {total:,} texts", done)
+                done += len(numbers)
+                rows = numbers
+                length = int(features.lengths[numbers].max())
+                if is_jax:  # few shapes; the batch is filled up with its own examples
+                    rows = np.resize(numbers, min(self.settings.batch_size, total))
+                    length = padded_length(length, self.max_seq_length)
+                batch = features.batch(rows, length)
+                columns = {**batch, **self.more_columns(batch["input_ids"])}
+                results = keras.tree.flatten(self.traced({n: columns[n] for n in self.COLUMNS}))
+                outputs = [ops.convert_to_numpy(values)[: len(numbers)] for values in results]
+                finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
+                if not finite.all():
+                    raise DeviceError(
+                        where[int(numbers[np.argmin(finite)])],
+                        "the model's outputs are not finite",
+                        "check its weights, or choose a higher precision",
+                    )
+                yield numbers, {n: column[: len(numbers)] for n, column in batch.items()}, outputs
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
@@ -326,7 +330,11 @@ class Predictor:
         return np.stack(rows), cut
 
     def of_positions(
-        self, features: Features, owner: npt.NDArray[Any], inputs: Sequence[Input], outputs: int
+        self,
+        features: Features,
+        owner: npt.NDArray[np.generic],
+        inputs: Sequence[Input],
+        outputs: int,
     ) -> Floats:
         """Return the logits [T, outputs] of all positions; `owner` has the input of each example."""
         logits = np.zeros((len(features.tokens), outputs), np.float32)

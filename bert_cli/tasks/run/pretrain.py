@@ -21,7 +21,7 @@ from bert_cli.parallel.engine import count as counts_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import probe, train
-from bert_cli.tasks.run.baselines import compare, kept
+from bert_cli.tasks.run.comparison import compare, kept
 from bert_cli.tasks.run.job import PRETRAINING, STEPS, Draft, Job
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import check_output_paths
@@ -37,23 +37,22 @@ def run(settings: PretrainSettings) -> None:
     with ExitStack() as stack:
         job = resolve(settings, stack)
         built, status = train.run_training(job, stack)
-        warning = ""
         if status == "finished" and job.output.saves and built.is_first_rank:
-            warning = _compare(job, built.state.step)
-        if warning:
-            print_error(warning)
+            _compare(job, built.state.step)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
 
-def _compare(job: Job, step: int) -> str:
-    """Compare the last evaluation with the baseline; return a warning if the model is not better."""
+def _compare(job: Job, step: int) -> None:
+    """Compare the last evaluation with the baseline, if there is one; print a warning if the model is not better."""
     samples = scores.read_samples(job.folder)
     if job.task.baselines is None or "mlm_loss" not in samples:
-        return ""
-    tested_on = samples["mlm_loss"].examples.digest
-    found = kept(job.task, job.folder, f"{job.stream.fingerprint} {tested_on}")
-    return compare(Result(samples), found, "mlm_loss", job.folder / checkpoint_name(step))
+        return
+    examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
+    baselines = kept(job.task, job.folder, examples)
+    saved = job.folder / checkpoint_name(step)
+    if warning := compare(Result(samples), baselines, "mlm_loss", saved):
+        print_error(warning)
 
 
 def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
@@ -78,10 +77,9 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     held_out = draft.held_out
     pairs = draft.pairs
     is_scored = held_out is not None or pairs is not None
-    task = PRETRAINING
+    baselines = None
     if held_out is not None and order.baselines:
-        compute = partial(unigram, stream, held_out, order.evaluation_examples)
-        task = replace(task, baselines=compute)
+        baselines = partial(unigram, stream, held_out, order.evaluation_examples)
     return draft.job(
         plan=plan,
         stream=stream,
@@ -89,7 +87,7 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
         evaluate=partial(score, held_out, pairs, order.evaluation_examples) if is_scored else None,
         held_out="" if pairs is None else pairs.sentences.fingerprint,
         evaluate_every=order.evaluate_every_steps,
-        task=task,
+        task=replace(PRETRAINING, baselines=baselines),
         unigram_entropy=health.unigram_entropy(stream) if draft.tokenizer else None,
     )
 

@@ -61,11 +61,11 @@ def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
     room = settings.max_seq_length - 2
     path = SHIPPED if name == ENGLISH else Path(name)
     if not path.is_file():
-        remedy = f"give a file of JSON lines, or {ENGLISH} for the pairs of this tool"
+        remedy = f"use a file of JSON lines, or {ENGLISH} for the pairs of this tool"
         raise DataError(f"probe ({name})", "no such file", remedy)
     lines = list(tables.json_lines(tables.read_lines(path), str(path)))
     for where, row in lines:
-        check_columns(where, NAMES, row, 'give {"good": "...", "bad": "..."}')
+        check_columns(where, NAMES, row, 'write {"good": "...", "bad": "..."}')
     texts = [tables.text_of(row, name, where) for where, row in lines for name in NAMES]
     tokenizer = records.tokenizer
     sentences, _ = encode_texts(tokenizer, texts, None, {}, max_seq_length=UNLIMITED)

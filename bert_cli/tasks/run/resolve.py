@@ -1,15 +1,14 @@
 """Complete an order from the model and the devices of its run, and take the devices."""
 
-import os
 import socket
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
 from typing import TypeVar, cast
 
 from bert_cli.config.parallel import Cluster
 from bert_cli.config.training import TrainSettings
-from bert_cli.errors import ConfigError, DataError, DeviceError
+from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
@@ -25,20 +24,12 @@ LOCAL = Cluster()
 
 
 def check_output_paths(settings: TrainSettings) -> None:
-    """Raise ConfigError when the run has no folder to save in, DataError when its trace cannot be written."""
-    trace = settings.parallel.trace
-    if trace is not None and not is_writable(trace):
-        remedy = "choose another file, in an existing folder"
-        raise DataError(f"parallel.trace ({trace})", "cannot be written", remedy)
+    """Raise ConfigError for a run without a folder, or without its tracker."""
+    if settings.saves and settings.wandb.enabled and find_spec("wandb") is None:
+        raise ConfigError("wandb.enabled", needs_extra("wandb"))
     if settings.saves and settings.save_ckpt_path is None:
-        remedy = "give --save-ckpt-path, the folder of this run"
-        raise ConfigError("save_ckpt_path", "is not given", remedy)
-
-
-def is_writable(path: Path) -> bool:
-    """Return whether a file can be written, for a check before the first step instead of after the last."""
-    folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
-    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
+        remedy = "pass --save-ckpt-path, the folder of this run"
+        raise ConfigError("save_ckpt_path", "is missing", remedy)
 
 
 def with_shape_of(order: Order, source: Source | None) -> Order:
@@ -100,8 +91,6 @@ def layout_of(work: Workload) -> Layout:
         offload_moments=parallel.optimizer_state_offload,
         reduce_precision=parallel.reduce_precision,
         compile=work.compile,
-        # The first of three steps still warms up.
-        traced_steps=0 if parallel.trace is None else 3,
     )
 
 
@@ -119,6 +108,7 @@ def open_mesh(
         bind_address=cluster.bind_address,
         report_after_seconds=cluster.report_waiting_after_seconds,
         lost_after_seconds=cluster.lost_after_seconds,
+        register_seconds=cluster.start_within_seconds,
         stop_requested=stop_requested,
     )
     return module.open_mesh(processes, layout_of(work), rendezvous)

@@ -43,7 +43,7 @@ def load_state(run: Run, stack: ExitStack) -> None:
         group.barrier()
     _check_same_kind(job, group)
     shared = job.fixed | job.marked(COLLECTIVE)
-    shared["parallel"] = {**job.record["parallel"], "trace": None}
+    shared["parallel"] = job.record["parallel"]
     shared["held_out"] = job.held_out
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):

@@ -51,15 +51,12 @@ class Result:
         return {**{name: sample.value for name, sample in self.samples.items()}, **self.counts}
 
     def half(self, *, choosing: bool) -> "Result":
-        """Return the result on the half of the groups that chooses the checkpoint, or on the half that reports it.
-
-        A single group is both.
-        """
-        halves = {}
+        """Return the result on the half of the groups that chooses, or on the other; a single group is both."""
+        samples = {}
         for name, sample in self.samples.items():
             rows = chooses(sample.examples.groups) == choosing
-            halves[name] = sample.take(rows) if 0 < rows.sum() < len(rows) else sample
-        return replace(self, samples=halves)
+            samples[name] = sample.take(rows) if rows.any() else sample
+        return replace(self, samples=samples)
 
 
 @dataclass(frozen=True)
@@ -137,11 +134,8 @@ class Scorer:
 
     def reported(self, result: Result) -> tuple[Result, str]:
         """Return the result that is reported, and a note on what it is of."""
-        if self.task.halves:
-            return result.half(
-                choosing=False
-            ), ", from the half of the held-out texts that chose nothing"
-        return result, ""
+        note = ", from the half of the held-out texts that chose nothing"
+        return (result.half(choosing=False), note) if self.task.halves else (result, "")
 
     def score(self, engine: Engine) -> Result:
         """Return the result of the current weights."""

@@ -7,38 +7,33 @@ Shapes: n examples, T tokens of all examples, L labels, D size of a vector.
 """
 
 import hashlib
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import Distillation
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.embeddings import unit_vectors
-from bert_cli.data.finetune.features import Features, cached
+from bert_cli.data.finetune.features import Features, cached, texts_hash
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.run.task import Floats, Task
-from bert_cli.tasks.run.vectors import BATCH, Embedding, embedder
+from bert_cli.tasks.run.vectors import BATCH, Embedding, open_vectors
+from bert_cli.text import count
 from bert_cli.train.loop import Step
 
 STORED_AT_ONCE = 64 * BATCH
-"""Vectors that are stored at once; an interrupted command computes fewer than these again."""
-SELECT = "SELECT vector, crc32c FROM checked_vectors WHERE text = ?"
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-"""Codes of a file that is not a database, or another one."""
+"""Vectors in a file of the cache; an interrupted command computes fewer than these again."""
 
 
 def with_teacher(
@@ -62,9 +57,9 @@ def with_teacher(
     elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
     if problem:
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
-        remedy = "give a teacher with the vocabulary of the model"
+        remedy = "use a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
     if (positions := source.config.max_position_embeddings) < work.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
@@ -117,7 +112,7 @@ def label_order(source: models.Source, names: Sequence[str] | None) -> list[int]
     if sorted(model_names) != sorted(names):
         where = f"{source.where} (labels {', '.join(model_names)})"
         problem = f"are not the labels of this task ({', '.join(names)})"
-        raise ConfigError(where, problem, "give a model that was trained for the task")
+        raise ConfigError(where, problem, "use a model that was trained for the task")
     print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
     return [model_names.index(name) for name in names]
 
@@ -145,29 +140,17 @@ def with_vectors(
 ) -> Task:
     """Return the task with the teacher's vectors of its training texts, `teacher_vectors` [n, D], D the student's size.
 
-    The processes of `group` divide the texts; rank 0 alone reads and writes the cache. Raises CheckpointError without
-    the teacher, ConfigError for one that is not supported, DataError if the cache cannot be read or written.
+    The processes of `group` divide the texts. Raises CheckpointError without the teacher, ConfigError for one that is
+    not supported, DataError if the cache cannot be written, DeviceError for vectors that are not finite.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
-    predictor = embedder(source, normalize=True)
-    reading = predictor.settings
-    Embedding.read_defaults(source, reading)  # for its warnings
-    tokenizer, length = predictor.tokenizer, predictor.max_seq_length
-    described = source.fingerprint, tokenizer.fingerprint, reading.pooling, length
+    predictor = open_vectors(source, normalize=True)
+    pooling = predictor.settings.pooling
+    length = predictor.max_seq_length
+    described = source.fingerprint, predictor.tokenizer.fingerprint, pooling, length
     teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     print_line(f"run: learns the vectors of {source.folder}")
-    folder = settings.cache_dir if group.rank == 0 else None
-    path = str(folder.expanduser() / f"vectors_{teacher}.sqlite") if folder else ":memory:"
-    try:
-        with closing(_open_cache(path)) as cache:
-            vectors = _vectors_of(texts, predictor, cache, group)
-    except sqlite3.Error as error:
-        problem = f"cannot be read or written ({error})"
-        remedy = "end other commands that write it, delete it if it is damaged, or give another --cache-dir"
-        raise DataError(path, problem, remedy) from error
-    if not np.isfinite(vectors).all():
-        remedy = "delete it, or choose another teacher"
-        raise DataError(path, "has values that are not finite", remedy)
+    vectors = _vectors_of(texts, predictor, settings.cache_dir, teacher, group)
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}
     origin = f"{task.train.fingerprint}, teacher {teacher}"
@@ -175,71 +158,32 @@ def with_vectors(
     return replace(task, train=train, prepare=Step.prepare)
 
 
-def _open_cache(path: str, is_new: bool = False) -> sqlite3.Connection:
-    """Return the cache of vectors; a damaged file is replaced. Raises sqlite3.Error for any other failure."""
-    cache = sqlite3.connect(path, timeout=60)
-    cache.text_factory = bytes  # a damaged type must not be decoded
-    try:
-        if cache.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
-            raise sqlite3.DatabaseError("its check fails")
-        cache.execute("DROP TABLE IF EXISTS vectors")  # of older versions, without checksums
-        columns = "text TEXT PRIMARY KEY, vector BLOB, crc32c INTEGER"
-        cache.execute(f"CREATE TABLE IF NOT EXISTS checked_vectors ({columns})")
-        cache.execute(f"{SELECT} LIMIT 0", [""])
-    except sqlite3.DatabaseError as error:
-        cache.close()
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if code not in DAMAGED or is_new:
-            raise
-        print_line(f"{path}: is damaged ({error}); its vectors are computed again")
-        Path(path).unlink()
-        Path(f"{path}-journal").unlink(missing_ok=True)
-        cache = _open_cache(path, is_new=True)
-    return cache
-
-
-def _crc32c(text: str, vector: bytes) -> int:
-    return int(google_crc32c.value(text.encode() + vector))
-
-
 def _vectors_of(
-    texts: Sequence[str], predictor: Embedding, cache: sqlite3.Connection, group: ProcessGroup
+    texts: Sequence[str],
+    predictor: Embedding,
+    cache_dir: Path | None,
+    teacher: str,
+    group: ProcessGroup,
 ) -> Floats:
-    """Return the vector [n, D] of each text; the cache has the vectors of earlier texts, and gets the new vectors."""
-    rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    vectors = np.zeros((len(rows), predictor.model.source.config.hidden_size), np.float32)
-    is_known = np.zeros(len(rows))
-    damaged = 0
-    for text, row in rows.items():
-        vector, crc32c = cache.execute(SELECT, [text]).fetchone() or (b"", None)
-        is_whole = isinstance(vector, bytes) and len(vector) == vectors[row].nbytes
-        if is_whole and crc32c == _crc32c(text, vector):
-            vectors[row] = np.frombuffer(vector, np.float32)
-            is_known[row] = 1
-        else:
-            damaged += vector != b"" or crc32c is not None
-    if damaged:
-        print_line(f"teacher: {damaged:,} vectors of the cache are damaged")
-    is_known = group.all_reduce(is_known)
-    order = np.argsort(is_known, kind="stable")
-    known = int(is_known.sum())
-    print_line(f"teacher: reads {len(rows) - known:,} texts, {known:,} vectors are cached")
-    names = [*rows]
-    is_stored = cache.execute("PRAGMA database_list").fetchone()[2] != b""  # or in memory alone
-    for first in range(0, len(rows), STORED_AT_ONCE):
-        part = order[first : first + STORED_AT_ONCE]
-        new = part[is_known[part] == 0]
-        if len(mine := new[group.rank :: group.world_size]):
-            inputs = [Input("distillation.teacher", {"text": names[row]}) for row in mine]
-            vectors[mine] = predictor.of_texts(inputs)[0]
+    """Return the vector [n, D] of each text; each process caches the vectors that it computes."""
+    names = list(dict.fromkeys(texts))
+    rows = {text: row for row, text in enumerate(names)}
+    print_line(f"teacher: reads {count(len(names), 'text')}, those of its cache not again")
+    vectors = np.zeros((len(names), predictor.model.source.config.hidden_size), np.float32)
+    for first in range(0, len(names), STORED_AT_ONCE):
+        part = slice(first, first + STORED_AT_ONCE)
+        mine = slice(first + group.rank, part.stop, group.world_size)
+        inputs = [Input("distillation.teacher", {"text": text}) for text in names[mine]]
+        if inputs:
+            made_from = {"teacher": teacher, "texts": texts_hash(names[mine])}
+            arrays = cached(cache_dir, made_from, partial(_vectors, predictor, inputs))
+            vectors[mine] = arrays["vectors"]
         vectors[part] = group.all_reduce(vectors[part])
-        if not is_stored:
-            continue
-        made = ((names[row], vectors[row].tobytes()) for row in new)
-        values = [(text, vector, _crc32c(text, vector)) for text, vector in made]
-        with cache:
-            cache.executemany("INSERT OR REPLACE INTO checked_vectors VALUES (?, ?, ?)", values)
     return vectors[[rows[text] for text in texts]]
+
+
+def _vectors(predictor: Embedding, inputs: Sequence[Input]) -> dict[str, Floats]:
+    return {"vectors": predictor.of_texts(inputs)[0]}
 
 
 def _resized(vectors: Floats, size: int) -> Floats:

@@ -106,7 +106,6 @@ def _built(job: Job) -> Run:
     engine, state, step = build.build_run(job.work, job.mesh, job.plan, job.task.labels)
     step.prepare = job.task.prepare
     step.stop_requested = job.stop
-    step.max_skipped_steps = job.output.max_skipped_steps
     pooling = job.output.pools_by
     form = start.disk_format(
         job.work, state.weights, job.tokenizer, job.task.label_names, pooling, job.stream.epoch_size

@@ -13,10 +13,9 @@ from keras import ops
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.errors import ConfigError
-from bert_cli.facts.heads import SENTENCE_EMBEDDING
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models
+from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.opened import (
     Columns,
     Floats,
@@ -25,9 +24,7 @@ from bert_cli.tasks.run.opened import (
     Row,
     exact,
     head_of,
-    open_model,
     row_of,
-    task_of,
 )
 from bert_cli.train.checkpoint import read_settings
 
@@ -56,7 +53,7 @@ class Embedding(Predictor):
         if "matryoshka" in fixed and size not in sizes:
             trained = ", ".join(map(str, sizes))
             problem = f"is not a size for which the vectors were trained ({trained})"
-            remedy = "give one of these, or train with `bert embed --matryoshka`"
+            remedy = "use one of these, or train with `bert embed --matryoshka`"
             print_error(f"warning: dimensions ({size}): {problem}; {remedy}")
         return embeddings.read_embedding(source.folder)
 
@@ -81,6 +78,28 @@ class Embedding(Predictor):
         ]
 
 
+def open_vectors(
+    source: models.Source,
+    *,
+    batch_size: int = BATCH,
+    normalize: bool = False,
+    uses_library: bool = False,
+    warns: bool = True,
+) -> Embedding:
+    """Return what computes the vectors of texts, with the pooling and the length of the model's folder."""
+    settings = PredictSettings(model=str(source.folder), batch_size=batch_size, normalize=normalize)
+    if warns:
+        Embedding.read_defaults(source, settings)
+    defaults = embeddings.read_embedding(source.folder)
+    settings = settings.model_copy(update={"pooling": defaults.get("pooling", "mean")})
+    positions = source.config.max_position_embeddings
+    length = min(positions, defaults.get("max_seq_length", positions))
+    tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
+    task = opened.task_of(source, "embed")
+    model = opened.open_model(source, task, uses_library=uses_library)
+    return Embedding(model, tokenizer, settings, length)
+
+
 class Similarity(Embedding):
     """The texts that are most similar to the first."""
 
@@ -100,23 +119,10 @@ class Similarity(Embedding):
         ]
 
 
-def embedder(source: models.Source, batch_size: int = BATCH, *, normalize: bool) -> Embedding:
-    """Return a predictor of vectors with the model's own tokenizer, pooling and length."""
-    stored = embeddings.read_embedding(source.folder)
-    chosen = {"batch_size": batch_size, "pooling": stored.get("pooling", "mean")}
-    positions = source.config.max_position_embeddings
-    return Embedding(
-        open_model(source, task_of(source, SENTENCE_EMBEDDING.task)),
-        models.read_tokenizer_for(source.config, source.tokenizer),
-        PredictSettings(model=str(source.folder), normalize=normalize, **chosen),
-        min(positions, stored.get("max_seq_length", positions)),
-    )
-
-
 def vectors_within(seconds: float, source: models.Source, texts: Sequence[str]) -> Floats:
     """Return the vectors [n, D] of the first texts, of as many as the model reads in these seconds."""
     ends = time.monotonic() + seconds
-    predictor = embedder(source, normalize=False)
+    predictor = open_vectors(source, warns=False)
     inputs = [Input("texts", {"text": text}) for text in texts]
     vectors = [predictor.of_texts(inputs[:BATCH])[0]]
     for first in range(BATCH, len(texts), BATCH):

@@ -101,7 +101,7 @@ def _read_torch(path: Path) -> Tensors:
         raise CheckpointError(str(path), problem, remedy) from error
 
 
-def _has_weights(entry: Any) -> bool:
+def _has_weights(entry: object) -> bool:
     return isinstance(entry, dict) and any(hasattr(value, "numpy") for value in entry.values())
 
 
@@ -126,7 +126,7 @@ def tensorflow_prefix(path: Path) -> Path | None:
     try:
         text = state.read_text(encoding="utf-8") if state.is_file() else ""
     except ValueError as error:
-        raise CheckpointError(str(state), f"cannot be read ({error})", "remove it") from error
+        raise CheckpointError(str(state), f"cannot be read ({error})", "move it away") from error
     match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
     if match and (newest := path / Path(match[1]).name) in prefixes:
         return newest
@@ -134,7 +134,7 @@ def tensorflow_prefix(path: Path) -> Path | None:
         return max(prefixes, key=lambda prefix: int(prefix.stem))
     names = ", ".join(prefix.name for prefix in prefixes)
     problem = f"holds {len(prefixes)} checkpoints ({names})"
-    raise CheckpointError(str(path), problem, "give one of them")
+    raise CheckpointError(str(path), problem, "use one of them")
 
 
 def _read_tensorflow(prefix: Path) -> Tensors:
@@ -169,7 +169,7 @@ def reading_tensorflow(prefix: Path) -> Iterator[Any]:
         from google.protobuf.message import DecodeError
     except ImportError:
         problem = "is a TensorFlow checkpoint, and TensorFlow is not installed"
-        remedy = "run `bert export --format hf` on it where TensorFlow is installed, and give that folder"
+        remedy = "run `bert export --format hf` where TensorFlow is installed, and use that folder"
         raise CheckpointError(str(prefix), problem, remedy) from None
     try:
         yield tf

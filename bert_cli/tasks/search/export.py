@@ -32,10 +32,7 @@ def run(settings: SearchExportSettings) -> None:
         schema = pyarrow.schema(
             list(zip(COLUMNS, kinds, strict=True))[: None if has_vectors else -1]
         )
-        with (
-            atomic_file(settings.out) as partial,
-            parquet.ParquetWriter(partial, schema) as writer,
-        ):
+        with atomic_file(settings.out) as partial, parquet.ParquetWriter(partial, schema) as writer:
             rows = index.table.execute(ROWS)
             while batch := rows.fetchmany(AT_ONCE):
                 *columns, texts, values = map(list, zip(*batch, strict=True))

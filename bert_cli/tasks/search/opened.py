@@ -66,14 +66,10 @@ class Model:
     @cached_property
     def _predictor(self) -> "Embedding":
         with quiet_imports():
-            from bert_cli.tasks.run import opened
-            from bert_cli.tasks.run.vectors import Embedding
-        Embedding.read_defaults(self._source, self._settings)  # warns of a model that fills masks
-        task = opened.task_of(self._source, "embed")
-        is_cpu = opened.one_device() == "CPU"
-        model = opened.open_model(self._source, task, uses_library=is_cpu)
-        length = self._settings.max_seq_length or 0
-        return Embedding(model, self._encoder.tokenizer, self._settings, length)
+            from bert_cli.tasks.run.opened import one_device
+            from bert_cli.tasks.run.vectors import open_vectors
+        is_cpu = one_device() == "CPU"
+        return open_vectors(self._source, normalize=True, uses_library=is_cpu)
 
     def __call__(self, texts: Sequence[str]) -> Floats:
         """Return the vectors [n, D] of texts, of length 1."""

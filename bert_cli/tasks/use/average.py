@@ -6,20 +6,16 @@ settings.json of the run, by which `bert evaluate` scores it.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from bert_cli.config.use import AverageSettings
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.files import STATE, atomic_folder, check_new_folder, origin_of
+from bert_cli.files import STATE, atomic_folder, check_new_folder
 from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import difference, interval
-from bert_cli.tasks.run import corpora
 from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
@@ -40,34 +36,28 @@ def run(settings: AverageSettings) -> None:
             f"has {count(len(paths), 'complete checkpoint')}, fewer than --last {settings.last}"
         )
         remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
-        remedy += "" if len(paths) < 2 else f", or give --last {len(paths)}"
-        remedy = remedy if paths else "give a run's folder"
+        remedy += "" if len(paths) < 2 else f", or pass --last {len(paths)}"
+        remedy = remedy if paths else "use a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
-    # The records that score it may be named later.
-    origin = origin_of(settings.model_copy(update={"validation_dir": None}), *paths)
-    is_complete = check_new_folder(out, origin)
-    order = held_out = None
+    check_new_folder(out)
+    draft = None
     if (kind := history.Run(folder).kind) == "pretrain":
-        order = evaluate.order_of(folder, settings.engine)
-        if settings.validation_dir is not None:
-            order = order.model_copy(update={"validation_dir": settings.validation_dir})
         # Opened before anything is written, because the folder may be absent.
-        held_out = corpora.open_held_out(order)
+        draft = evaluate.draft_of(folder, paths[-1], settings.engine, settings.validation_dir)
     elif settings.validation_dir is not None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
     names = ", ".join(path.name for path in paths)
-    if not is_complete:
-        _write(out, paths[-1], names, mean_of(paths), origin)
+    _write(out, paths[-1], names, mean_of(paths))
     print_line(f"average: {out} is the mean of {names}")
-    if order is None or held_out is None:
+    if draft is None or draft.held_out is None:
         reason = f"only runs of pretrain are scored, not {kind}"
-        if order:
-            reason = "--validation-dir RECORDS scores it"
+        if draft:
+            reason = f"`bert evaluate {out} --dataset-dir RECORDS` scores it"
         print_line(f"average: not scored; {reason}")
         return
     models = (paths[-1], out)
-    scored = evaluate.samples_of(order, held_out, order.evaluation_examples, models)
+    scored = evaluate.samples_of(draft, models, draft.order.evaluation_examples)
     newest, averaged = scored.values()
     changes = {name: difference([averaged[name]], [newest[name]]) for name in newest}
     rows = [
@@ -75,19 +65,19 @@ def run(settings: AverageSettings) -> None:
         for name, change in changes.items()
     ]
     print_table(("held out", paths[-1].name, "average", "difference"), rows)
-    better, worse = (averaged, "the average"), (newest, "the newest")
-    if changes["mlm_loss"].value >= 0:
+    change = changes["mlm_loss"]
+    better, worse = "the newest", "the average"
+    if change.value < 0:
         better, worse = worse, better
-    gain = difference([worse[0]["mlm_loss"]], [better[0]["mlm_loss"]])
     print_line(
-        f"average: {better[1]} is better than {worse[1]}, by {gain:.6f} of mlm_loss; "
-        f"in brackets 95 % intervals, n {gain.n:,}"
+        f"average: {better} is better than {worse}; the average minus the newest is {change:.6f} of "
+        f"mlm_loss, with its 95 % interval, n {change.n:,}"
     )
 
 
-def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array], origin: str) -> None:
+def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> None:
     left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
-    with atomic_folder(out, (newest / MODEL).stat().st_size, origin) as partial:
+    with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
         shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
         checkpoint.write_tensors(partial / MODEL, mean)
         if (settings := newest.parent / SETTINGS).is_file():
@@ -97,41 +87,25 @@ def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array], origi
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
-    """Return the mean of each weight over checkpoints, in its own dtype; one weight at a time is summed in float64.
+    """Return the mean of each weight over checkpoints, summed in float64, in its own dtype.
 
-    Raises CheckpointError for a file that cannot be read, has changed, or has other weights than the last checkpoint.
+    Raises CheckpointError for a file that cannot be read, has changed, or has other weights than the first checkpoint.
     """
-    means: dict[str, Array] = {}
-    with ExitStack() as stack:
-        files = [_open(path, stack) for path in paths]
-        for path, file in zip(paths, files, strict=True):
-            if different := _layout(file) ^ _layout(files[-1]):
-                problem = f"differs from {paths[-1].name} in {min(different)}"
-                remedy = "average checkpoints of one model: lower --last"
-                raise CheckpointError(str(path / MODEL), problem, remedy)
-        for name in files[-1].keys():  # noqa: SIM118 (not a dict)
-            total: Any = sum(value.astype(np.float64) for value in _values(paths, files, name))
-            means[name] = (total / len(files)).astype(files[-1].get_tensor(name).dtype)
-    return means
-
-
-def _values(paths: Sequence[Path], files: Sequence[safe_open], name: str) -> Iterator[Array]:
-    for path, file in zip(paths, files, strict=True):
-        value = checkpoint.read_tensor(path / MODEL, file, name)
-        if fault := checkpoint.find_fault(value):
-            raise CheckpointError(f"{path / MODEL}: {name}", fault, "remove that checkpoint")
-        yield value
-
-
-def _open(path: Path, stack: ExitStack) -> safe_open:
-    checkpoint.Saved(path).verify(but=(OPTIMIZER,))
-    try:
-        return stack.enter_context(safe_open(path / MODEL, framework="numpy"))
-    except (OSError, SafetensorError) as error:
-        problem = f"cannot be read ({error})"
-        raise CheckpointError(str(path / MODEL), problem, "remove that checkpoint") from error
-
-
-def _layout(file: safe_open) -> set[tuple[str, str, str]]:
-    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    return {(name, str(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    kinds: set[tuple[str, str, str]] = set()
+    sums: dict[str, Array] = {}
+    for path in paths:
+        checkpoint.Saved(path).verify(but=(OPTIMIZER,))
+        weights = checkpoint.read_tensors(path / MODEL)
+        has = {(name, str(value.shape), str(value.dtype)) for name, value in weights.items()}
+        if kinds and (different := has ^ kinds):
+            problem = f"differs from {paths[0].name} in {min(different)}"
+            remedy = "average checkpoints of one model: lower --last"
+            raise CheckpointError(str(path / MODEL), problem, remedy)
+        kinds = has
+        for name, value in weights.items():
+            if fault := checkpoint.find_fault(value):
+                raise CheckpointError(
+                    f"{path / MODEL}: {name}", fault, "move it out of the run's folder"
+                )
+            sums[name] = sums.get(name, np.float64(0)) + value.astype(np.float64)
+    return {name: (sums[name] / len(paths)).astype(weights[name].dtype) for name in sums}

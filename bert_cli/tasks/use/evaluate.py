@@ -8,14 +8,15 @@ from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.config.use import EvaluateSettings
-from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, is_stdout, output_json
-from bert_cli.parse.load import load
+from bert_cli.parse.load import load_file
 from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.statistics import Sample, intervals
-from bert_cli.tasks.run import baselines, build, corpora, pretrain, start
+from bert_cli.tasks.run import build, corpora, job, pretrain, start
+from bert_cli.tasks.run.comparison import compare
+from bert_cli.tasks.run.job import Draft
 from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Result
@@ -37,27 +38,26 @@ def run(settings: EvaluateSettings) -> None:
     if kind != "pretrain":
         problem = "is not a run of pretrain" if kind == "?" else f"is a run of {kind}"
         remedy = (
-            "give a run of `bert pretrain`; the command of another run scores with --no-do-training"
+            "use a run of `bert pretrain`; the command of another run scores with --no-do-training"
         )
         raise ConfigError(f"RUN ({settings.run})", problem, remedy)
-    order = order_of(folder, settings.engine)
-    records = settings.dataset_dir or order.validation_dir
-    if records is None:
+    draft = draft_of(folder, model, settings.engine, settings.dataset_dir, NAME)
+    held_out = draft.held_out
+    if held_out is None:
         raise ConfigError(
-            NAME, "is missing, and the run has no validation_dir", "give --dataset-dir"
+            NAME, "is missing, and the run has no validation_dir", "pass --dataset-dir"
         )
-    examples = settings.examples or order.evaluation_examples
-    held_out = corpora.open_held_out(order.model_copy(update={"validation_dir": records}), NAME)
-    assert held_out is not None
-    samples = samples_of(order, held_out, examples, [model])[model]
+    examples = settings.examples or draft.order.evaluation_examples
+    samples = samples_of(draft, [model], examples)[model]
     scores = intervals(samples)
     number = min(examples, held_out.epoch_size or examples)
+    records = draft.order.validation_dir
     if not is_stdout(settings.json_file):
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
-        found = _frequencies(order, held_out, examples) if settings.baselines else {}
-        if warning := baselines.compare(Result(samples), found, "mlm_loss"):
+        baselines = _frequencies(draft, examples) if settings.baselines else {}
+        if warning := compare(Result(samples), baselines, "mlm_loss"):
             print_error(warning)
     if settings.json_file is not None:
         described: dict[str, JSON] = {
@@ -70,38 +70,50 @@ def run(settings: EvaluateSettings) -> None:
         output_json(settings.json_file, described)
 
 
-def _frequencies(
-    order: PretrainSettings, held_out: ExampleStream, examples: int
-) -> dict[str, Result]:
+def _frequencies(draft: Draft[PretrainSettings], examples: int) -> dict[str, Result]:
     """Return the baseline; without the records of the run print why there is none."""
+    assert draft.held_out is not None
     try:
-        return pretrain.unigram(corpora.open_stream(order), held_out, examples)
+        return pretrain.unigram(corpora.open_stream(draft.order), draft.held_out, examples)
     except (ConfigError, DataError) as error:
         print_line(f"baseline: left out, because it reads the run's records: {error}")
         return {}
 
 
-def order_of(folder: Path, engine: Engine) -> PretrainSettings:
-    """Return the order of a pre-training run for one device of an engine."""
-    order, _ = load(PretrainSettings, ["--config", str(folder / SETTINGS)], "bert evaluate")
+def draft_of(
+    folder: Path, model: Path, engine: Engine, records: str | None, name: str = "validation_dir"
+) -> Draft[PretrainSettings]:
+    """Return the pre-training run of a folder on one device of an engine, as far as its evaluation needs it.
+
+    It starts from the model, and `records` replace its held-out examples; messages call them `name`.
+    """
+    order = load_file(PretrainSettings, folder / SETTINGS)
     chunks = order.parallel.embedding_serialization_factor
-    one_device = {
+    changes = {
+        "save_ckpt_path": None,
+        "pretrained_ckpt_path": str(model),
+        "decay_from": None,
         "parallel": Parallel(embedding_serialization_factor=chunks),
         "global_batch": GlobalBatch(micro_batch_size=order.global_batch.micro_batch_size),
         "engine": engine,
         "compile": order.compile if engine == order.engine else "auto",
+        "validation_dir": records or order.validation_dir,
     }
-    return order.model_copy(update=one_device)
+    draft = Draft(order.model_copy(update=changes))
+    job.find_model(draft)
+    job.open_held_out(draft, name)
+    return draft
 
 
 def samples_of(
-    order: PretrainSettings, held_out: ExampleStream, examples: int, models: Sequence[Path]
+    draft: Draft[PretrainSettings], models: Sequence[Path], examples: int
 ) -> dict[Path, dict[str, Sample]]:
-    """Return the held-out metrics of models, as a run of this order has them."""
-    work = workload_of(order)
+    """Return the metrics of models on the held-out examples of a run."""
+    assert draft.held_out is not None
+    work = workload_of(draft.order)
     engine = build.build_engine(work, open_mesh(work), trains=False)
     samples = {}
     for model in models:
         start.load_pretrained(find_source(str(model)), work, engine.weights)
-        samples[model] = pretrain.evaluate(engine, held_out, examples)
+        samples[model] = pretrain.evaluate(engine, draft.held_out, examples)
     return samples

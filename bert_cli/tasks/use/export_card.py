@@ -60,4 +60,4 @@ def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
     text = (checkpoint / card.CARD).read_text("utf-8") if (checkpoint / card.CARD).is_file() else ""
     compared = text.partition(card.BASELINES)
-    return [card.training_section(state), *scored, compared[1] + compared[2]]
+    return [card.training_section(state), compared[1] + compared[2], *scored]

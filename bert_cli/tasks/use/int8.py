@@ -65,7 +65,7 @@ def read_texts(path: Path, task: str) -> list[Input]:
         if not predict.is_empty(item, kind):
             items.append(item)
     if len(items) < 3:
-        raise DataError(str(path), "has fewer than 3 texts", "give some hundred")
+        raise DataError(str(path), "has fewer than 3 texts", "use some hundred")
     return items[:MAX_TEXTS]
 
 

@@ -4,7 +4,6 @@ Shapes: n texts, D hidden size.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,9 @@ class Model:
         """Return the row of a question: `answer`, `probability`, and the characters `start` to `end` of the context."""
         return self._rows("question-answering", [{"question": question, "context": context}])[0]
 
-    def check(self, row: Mapping[str, Any], task: str | None = None, where: str = "text") -> Input:
+    def check(
+        self, row: Mapping[str, object], task: str | None = None, where: str = "text"
+    ) -> Input:
         """Return the checked fields of a JSON object. Raises DataError if the task has no answer to it."""
         kind = type(self._predictor(task or self.task))
         item = input_of(row, where, kind, task or self.task)

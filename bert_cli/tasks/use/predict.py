@@ -125,7 +125,7 @@ def _check_settings(settings: PredictSettings, task: str, positions: int) -> Non
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
     if kind.COMPARES and settings.text is None:
         raise ConfigError(
-            "text", "is missing", "give a TEXT with which to compare the texts of --input"
+            "text", "is missing", "pass a TEXT with which to compare the texts of --input"
         )
 
 
@@ -166,7 +166,7 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
         what = "a TEXT after MODEL"
         if "text" not in kind.FIELDS:
             what = " and ".join(f"--{name}" for name in kind.FIELDS)
-        remedy = f"give {what}, --input FILE, or texts on standard input"
+        remedy = f"pass {what}, --input FILE, or texts on standard input"
         raise ConfigError("text", "is missing", remedy)
     return tables.lines_of(tables.decoded(sys.stdin.buffer.read(), "standard input"))
 
@@ -195,7 +195,7 @@ def check_input(item: Input, kind: type[Predictor]) -> None:
     """Raise DataError for an invalid input, before anything is computed; an empty line or row is valid."""
     is_in_file = item.where.endswith(")")  # FILE (line 3)
     if is_empty(item, kind) and not is_in_file:
-        raise DataError(item.where, "is empty", "give it a text")
+        raise DataError(item.where, "is empty", "write a text")
     for text in item.fields.values():
         check_text(text, item.where)
 

@@ -31,15 +31,7 @@ from bert_cli.facts.heads import heads
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import (
-    Columns,
-    Input,
-    Predictor,
-    Row,
-    exact,
-    labels_of,
-    row_of,
-)
+from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, labels_of, row_of
 from bert_cli.tasks.run.vectors import Similarity
 
 

@@ -32,7 +32,7 @@ def run(settings: ShrinkSettings) -> None:
     config = source.config
     if not config.HAS_EQUAL_LAYERS:
         problem = "has layers with different windows of attention"
-        raise ConfigError(source.where, problem, "give a model of another architecture")
+        raise ConfigError(source.where, problem, "use a model of another architecture")
     if (last := settings.layers[-1]) >= config.num_hidden_layers:
         problem = f"is not among the layers 0 to {config.num_hidden_layers - 1} of {source.folder}"
         raise ConfigError(f"layers ({last})", problem, "leave it out")

@@ -16,15 +16,15 @@ from keras import ops
 from scipy.stats import spearmanr
 
 from bert_cli.config.settings import is_set
-from bert_cli.config.use import ExportSettings, PredictSettings
+from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.notation import TOKENIZER_FILE
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Input, task_of
-from bert_cli.tasks.run.vectors import Embedding, check_dimensions, embedder
+from bert_cli.tasks.run.opened import INPUTS, Input
+from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
 
@@ -58,12 +58,10 @@ def run(settings: ExportSettings) -> None:
     origin = origin_of(settings, source.folder, settings.compare_on)
     if check_new_folder(settings.out, origin):
         return
-    task = task_of(source, "embed")
     if is_set(settings, "dimensions"):
         check_dimensions(settings.dimensions, source)
-    Embedding.read_defaults(source, PredictSettings(model=settings.model))  # for its warnings
-    texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
-    predictor = embedder(source, 256, normalize=False)
+    texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, "embed")
+    predictor = open_vectors(source, batch_size=256)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
     license = "" if settings.license is None else f"license: {settings.license}\n"

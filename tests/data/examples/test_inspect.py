@@ -263,7 +263,7 @@ def test_no_piece_of_a_vocabulary_controls_the_terminal(monkeypatch):
 def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
     (tmp_path / "runs/mine/step_00000010").mkdir(parents=True)
     with pytest.raises(
-        DataError, match=r"mine is a run, see `bert runs .*runs`; give a complete folder"
+        DataError, match=r"mine is a run, see `bert runs .*runs`; use a complete folder"
     ):
         inspected(capsys, tmp_path / "runs/mine")
 

@@ -180,7 +180,7 @@ def test_records_that_cannot_be_packed_are_rejected(corpora, packed, tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             pack.run(settings)
-    with pytest.raises(DataError, match=r"\(2\): .* have 3; give 3"):
+    with pytest.raises(DataError, match=r"\(2\): .* have 3; use 3"):
         open_reader(packed["static"], max_sequences_per_pack=2)
     with pytest.raises(DataError, match=r"max_seq_length \(16\): .* have 32;"):
         open_reader(packed["static"], sequence_length=S)

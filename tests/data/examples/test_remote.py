@@ -188,7 +188,7 @@ def test_a_corpus_json_that_describes_no_copy_is_refused(url, tmp_path):
     files.rm_file(f"{root}/wiki_002.tfrecord")
     for address, message in (
         (url, r"wiki_002\.tfrecord: does not exist"),
-        ("memory://no/where", r"memory://no/where/corpus\.json: does not exist; give"),
+        ("memory://no/where", r"memory://no/where/corpus\.json: does not exist; use"),
         ("nonsense://a/b", r"nonsense://a.*Protocol not known"),
         ("http://127.0.0.1:9/records", r"cannot be fetched \(Client.*check the address"),
     ):

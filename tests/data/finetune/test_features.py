@@ -186,7 +186,7 @@ def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
     for path in folder.glob("*.npz"):
         path.write_bytes(path.read_bytes()[:40])
     assert features.cached(folder, key, build)["a"].size == 3
-    assert "is damaged; the features are built again" in capsys.readouterr().out
+    assert "is damaged; it is built again" in capsys.readouterr().out
     features.cached(folder, key, build)
     assert len(built) == 4
     (tmp_path / "file").touch()

@@ -157,7 +157,7 @@ def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
         put(tmp_path, "dev.tsv", text)
         with pytest.raises(DataError, match=rf"dev\.tsv{message}"):
             glue.read_split(tmp_path, task, "validation")
-    with pytest.raises(DataError, match="no such file; give the folder that contains RTE"):
+    with pytest.raises(DataError, match="no such file; use the folder that contains RTE"):
         glue.read_split(tmp_path, "rte", "train")
 
 

@@ -34,7 +34,7 @@ def test_questions_are_read_with_their_answers(write):
     first = squad.Question("a", "Who?", "The cat sat.", (squad.Answer("cat", 4),), False)
     second = squad.Question("b", "Who?", "The cat sat.", (), True)
     assert squad.read_squad(path, version_2=True, training=True) == ([first, second], ())
-    with pytest.raises(DataError, match=r"question 'b'\).*give --version-2"):
+    with pytest.raises(DataError, match=r"question 'b'\).*pass --version-2"):
         squad.read_squad(path, version_2=False, training=False)
     # A test file has no answers.
     path = write(file_of({"id": "a", "question": "Who?"}, row("b") | {"answers": []}))
@@ -49,7 +49,7 @@ def test_a_question_with_no_answers_beside_others_with_some_is_impossible(write)
     questions, _ = squad.read_squad(path, version_2=True, training=False)
     assert [question.is_impossible for question in questions] == [False, True, False]
     for training in (False, True):
-        with pytest.raises(DataError, match=r"question 'b'\).*has no answer.*give --version-2"):
+        with pytest.raises(DataError, match=r"question 'b'\).*has no answer.*pass --version-2"):
             squad.read_squad(path, version_2=False, training=training)
     # In a test file no question has answers.
     path = write(file_of(row() | empty, row("b") | empty))

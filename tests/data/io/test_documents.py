@@ -243,7 +243,9 @@ def test_damaged_data_are_an_error(tmp_path, packing):
     cases += [("parquet", data[: len(data) // 2]), ("parquet", data[:-20])]
     for kind, wrong in cases:
         path.write_bytes(wrong)
-        with pytest.raises(DataError, match=rf"/a: the {kind} data are damaged .*; get the"):
+        with pytest.raises(
+            DataError, match=rf"/a: the {kind} data are damaged .*; download or copy"
+        ):
             read_file(path)
 
 
@@ -292,7 +294,7 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
 def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):
     (tmp_path / "a").touch()
     (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(DataError, match=r"input \(.*\): .*/a and 1 more files are empty; give"):
+    with pytest.raises(DataError, match=r"input \(.*\): .*/a and 1 more files are empty; use"):
         inputs.recognise_all(tmp_path, READING, {})
     (tmp_path / "c").write_text("Text.")
     opened = partial(inputs.open_text, tmp_path, tmp_path / ".out", READING)

@@ -171,7 +171,7 @@ def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(tmp_pa
         ["。".join(" ".join(document).rstrip(".").split(". ")) + "。"] for document in documents()
     ]
     source = write(tmp_path / "text.txt", text)
-    remedy = "into another folder with {}the --language of the text; or give --no-nsp"
+    remedy = "into another folder with {}the --language of the text; or pass --no-nsp"
     for splitter, more in (("punkt", "--sentence-splitter sentencex and "), ("sentencex", "")):
         found, out = tmp_path / splitter, tmp_path / f"{splitter}_records"
         # Punkt finds no sentences in Japanese, so its lines are paragraphs.

@@ -106,7 +106,7 @@ def test_a_folder_of_other_settings_inputs_or_steps_is_rejected(tmp_path):
         run_shards(Step("whisper", out), shards, shout, Workers())
     both = Shard(shards[0].inputs + shards[1].inputs, shards[0].output)
     for other, name in ((shards[:3], "03"), ([both], "00")):
-        with pytest.raises(DataError, match=rf"AA/{name}: was made from .* changed since; remove"):
+        with pytest.raises(DataError, match=rf"AA/{name}: was made from .* changed since; move"):
             run(other, out, language="english", mood="calm")
     shards[1].inputs[0].write_text("new text")
     with pytest.raises(

@@ -83,8 +83,10 @@ def lines_of(path, breaks="auto", size=None):
     return [line for part in parts for kind, line in marked_lines(part, reading) if kind == "body"]
 
 
-@pytest.mark.parametrize("separator", ["\n\n", "\n"])
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    ("wrapper", "separator"),
+    [*((name, "\n\n") for name in WRAPPERS), ("72", "\n"), ("hyphenated", "\n")],
+)
 def test_wrapped_text_has_the_sentences_of_the_unwrapped(tmp_path, wrapper, separator, capsys):
     (tmp_path / "plain.txt").write_text(separator.join(PARAGRAPHS))
     (tmp_path / "wrapped.txt").write_text(separator.join(map(WRAPPERS[wrapper], PARAGRAPHS)))

@@ -164,7 +164,7 @@ def test_static_records_of_other_lengths_are_rejected_by_name():
     cases = [
         ((payloads, 64, 20), r"S 64, P 20, C 1\).*segment_ids"),
         ((payloads, 128, 10), "masked_lm_"),
-        ((packs, 128, 20, 4), "C 4.*give the lengths"),
+        ((packs, 128, 20, 4), "C 4.*use the lengths"),
     ]
     for arguments, message in cases:
         with pytest.raises(DataError, match=message):

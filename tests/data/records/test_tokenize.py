@@ -115,7 +115,7 @@ def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
     planned, notes = planned_groups(tmp_path, None, reading)
     assert names(planned) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
     assert notes[0].startswith(f"{tmp_path / '6'}: has fewer than two documents")
-    with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or give --no-nsp"):
+    with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or pass --no-nsp"):
         planned_groups(tmp_path, 1, reading)
     assert len(planned_groups(tmp_path, 1, reading, pairs=False)[0]) == 7
 
@@ -339,7 +339,7 @@ def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
         assert not list(out.glob("*.tfrecord")) and not (out / "manifest.json").exists()
 
     (folder / "text_00").write_text("")
-    reject("is empty; give files with text")
+    reject("is empty; use files with text")
     assert not out.exists()
     (folder / "text_00").write_text("ba ke.\nlo mi.\n")
     (folder / "text_01").write_text("nu ra.\nsi to.\n\nva.\n")

@@ -74,7 +74,7 @@ def test_equal_documents_are_dropped_and_the_first_is_kept(
     monkeypatch.setattr(duplicates, "_Document", None)  # not one document is hashed again
     assert run(source, out, deduplicate=True) == [A, B, C, D]
     (source / "0").write_text("More.\n")  # the first shard is another now
-    with pytest.raises(DataError, match=rf"was made from .*; remove {out} or choose"):
+    with pytest.raises(DataError, match=rf"was made from .*; move {out} away, or choose"):
         run(source, out, deduplicate=True)
 
 

@@ -176,7 +176,7 @@ def test_a_file_that_is_no_dump_is_rejected_without_manifest(tmp_path):
     for body, problem in (
         (b"", "is not a MediaWiki dump"),
         (b"BZh91AY&SY not really", "is not a MediaWiki dump .*damaged or cut off"),
-        (b"7z\xbc\xaf\x27\x1c....", "is not a MediaWiki dump .*; give a pages-articles file"),
+        (b"7z\xbc\xaf\x27\x1c....", "is not a MediaWiki dump .*; use a pages-articles file"),
         (HEADER.encode() + b"</mediawiki>", "is not a MediaWiki dump"),
         (redirect.encode(), "no documents in 0 shards"),
     ):
@@ -395,7 +395,7 @@ def test_the_former_flag_for_templates_is_accepted_while_off(tmp_path, capsys):
     assert '"expand_templates": false' in (tmp_path / "out" / "manifest.json").read_text()
     for command in ("extract", "data"):
         assert cli.main([command, "--expand-templates", str(source), out]) == 2
-        message = "(--expand-templates): is always false; give --with wikiextractor, or --templates"
+        message = "(--expand-templates): is always false; pass --with wikiextractor, or --templates"
         assert message in capsys.readouterr().err
 
 

@@ -174,8 +174,8 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
     ("language", "message"),
     [
         ("en", r"sentence_splitter \(punkt\): Punkt's data are not installed"
-         "; run python -m nltk.downloader punkt_tab where .*, or give --sentence-splitter sentencex"),
-        ("bulgarian", r"language \(bulgarian\): NLTK has no Punkt data for it; give --sentence-spli"),
+         "; run python -m nltk.downloader punkt_tab where .*, or pass --sentence-splitter sentencex"),
+        ("bulgarian", r"language \(bulgarian\): NLTK has no Punkt data for it; pass --sentence-spli"),
     ],
 )  # fmt: skip
 def test_without_data_punkt_is_refused_with_what_to_do(language, message, bare):
@@ -192,7 +192,7 @@ def test_a_folder_with_parameters_learned_by_an_earlier_version_is_refused(bare)
     record = {"step": "preprocess", "settings": settings}
     (bare / "out/.done/settings.json").write_text(json.dumps(record))
     for more in ({}, {"sentence_splitter": "punkt"}):
-        with pytest.raises(DataError, match=r"learned from the text; give another folder, or move"):
+        with pytest.raises(DataError, match=r"learned from the text; use another folder, or move"):
             run(source, bare / "out", **more)
 
 
@@ -212,7 +212,7 @@ def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
     text = (tmp_path / "out/text_00000.txt").read_text()
     assert text == "Dr. Smith came.\nHe left.\n\nAnother one.\nHere.\n"
     assert "sentencex" in manifest["versions"]
-    with pytest.raises(ConfigError, match="give the ISO 639 code"):
+    with pytest.raises(ConfigError, match="use the ISO 639 code"):
         run(tmp_path / "in.txt", tmp_path / "b", sentence_splitter="sentencex", language="klingon")
 
 

@@ -159,7 +159,7 @@ def test_other_kinds_and_lacking_tokens_are_refused_by_name(folder, tmp_path):
         ({"model": {"type": "Unigram"}}, r"\(model.type Unigram\): is neither WordPiece nor byte-"),
         ({"pre_tokenizer": None}, r"\(model.type BPE\): is neither WordPiece nor byte-level BPE"),
         ({"model": {"type": "BPE", "vocab": 3}}, r"tokenizer.json: cannot be read"),
-        ({"added_tokens": []}, r"lacks \[PAD\] \[UNK\] \[CLS\] \[SEP\] \[MASK\]; give a model"),
+        ({"added_tokens": []}, r"lacks \[PAD\] \[UNK\] \[CLS\] \[SEP\] \[MASK\]; use a model"),
     ):
         path.write_text(json.dumps(description | change))
         for read in (read_tokenizer, lambda name: find_vocabulary(str(name), cased=False)):
@@ -167,7 +167,7 @@ def test_other_kinds_and_lacking_tokens_are_refused_by_name(folder, tmp_path):
                 read(tmp_path)
     renamed = tmp_path / "pieces.json"
     renamed.write_bytes((folder / "tokenizer.json").read_bytes())
-    with pytest.raises(DataError, match="byte-level BPE under another name"):
+    with pytest.raises(DataError, match="byte-level BPE, whose file is always"):
         read_vocabulary(renamed)
     with pytest.raises(ConfigError, match="has no effect on byte-level BPE; leave out --cased"):
         find_vocabulary(str(folder), cased=True)

@@ -99,7 +99,9 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
 
 def test_added_tokens_that_cannot_have_their_ids_are_refused(folder):
     (folder / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES) + 3}))
-    with pytest.raises(DataError, match=r"\(added token '\[E1\]', id 21\): its id would be 18"):
+    with pytest.raises(
+        DataError, match=r"\(added token '\[E1\]', id 21\): the ids of added tokens have a gap"
+    ):
         read_tokenizer(folder)
 
 
@@ -193,7 +195,7 @@ def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_pa
         assert (written["model_max_length"], written["split_special_tokens"]) == (longest, False)
     for wrong in ("NaN", "-1", "0", '"24"'):
         (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {wrong}}}')
-        with pytest.raises(DataError, match=r"\(model_max_length\): is .*; give it as a number"):
+        with pytest.raises(DataError, match=r"\(model_max_length\): is .*; write it as a number"):
             _ = TokenizerFolder(tmp_path).max_length
 
 

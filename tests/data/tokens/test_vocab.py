@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_a_vocabulary_with_tokens_of_its_owner_is_refused_for_records(tmp_path):
 
 
 def test_a_tokenizer_config_must_agree_with_the_case_and_decides_the_rest(tmp_path):
-    for cased, remedy in ((True, "leave out --cased"), (False, "give --cased")):
+    for cased, remedy in ((True, "leave out --cased"), (False, "pass --cased")):
         write_vocab(tmp_path, config=tokenizer_config(Normalization(cased=not cased)))
         find_vocabulary(str(tmp_path), cased=not cased)
         with pytest.raises(ConfigError, match=remedy):
@@ -152,7 +153,7 @@ def test_a_tokenizer_config_must_agree_with_the_case_and_decides_the_rest(tmp_pa
 def test_where_the_config_does_not_say_the_case_the_pieces_show_it(tmp_path):
     for config in (None, {"tokenizer_class": "BertTokenizer"}):
         path = str(write_vocab(tmp_path, [*PIECES, "The", "Cat"], config))
-        with pytest.raises(ConfigError, match=r"--cased \(false.*: 2 of the 5 .* give --cased"):
+        with pytest.raises(ConfigError, match=r"--cased \(false.*: 2 of the 5 .* pass --cased"):
             find_vocabulary(path, cased=False)
         write_vocab(tmp_path, config=config)
         with pytest.raises(ConfigError, match=r"--cased \(true.*: 0 of the 3 .* leave out --cased"):
@@ -178,7 +179,7 @@ def test_the_pieces_of_googles_vocabularies_show_their_case(shared_data):
     for kind, cased in (("cased", True), ("uncased", False)):
         path = str(shared_data / "vocab" / f"bert-base-{kind}-vocab.txt")
         assert len(find_vocabulary(path, cased=cased).pieces) > 28_000
-        with pytest.raises(ConfigError, match=f"{'give' if cased else 'leave out'} --cased"):
+        with pytest.raises(ConfigError, match=f"{'pass' if cased else 'leave out'} --cased"):
             find_vocabulary(path, cased=not cased)
 
 
@@ -206,6 +207,25 @@ class Hub(http.server.SimpleHTTPRequestHandler):
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("ETag", f'"{hash(self.path):x}"')
         super().end_headers()
+
+    def do_GET(self):
+        asked = re.match(r"/api/models/([^/]*/[^/]*)/(revision|tree)/", self.path)
+        if asked is None or not (folder := Path(self.directory, asked[1])).is_dir():
+            self.path = self.path.replace("0" * 40, "main")
+            return super().do_GET()
+        sizes = {path.name: path.stat().st_size for path in (folder / "resolve/main").iterdir()}
+        tree = [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
+        info = {"id": asked[1], "sha": "0" * 40}
+        body = json.dumps(tree if asked[2] == "tree" else info).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def do_HEAD(self):
+        self.path = self.path.replace("0" * 40, "main")
+        super().do_HEAD()
 
     def log_message(self, *args):
         pass
@@ -362,7 +382,9 @@ def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, c
     with pytest.raises(DataError, match="input_format was the default, now 'plain'"):
         train(tmp_path, input_format="plain")
     sentences(tmp_path, SENTENCES[::-1])
-    with pytest.raises(DataError, match=r"have changed since; remove .*vocab or choose another"):
+    with pytest.raises(
+        DataError, match=r"have changed since; move .*vocab away, or choose another"
+    ):
         train(tmp_path)
     assert (out / "vocab.txt").read_bytes() == before
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from support.tiny_models import TINY_RUN, flags_of
 
 COMPARE = """
@@ -39,6 +40,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_the_step_for_absent_devices_is_the_step_of_a_run():
     tiny = {name: value for name, value in TINY_RUN.items() if name != "generated-dataset"}
     task = {n: value for n, value in tiny.items() if n[:3] not in ("max", "kee")}

@@ -29,15 +29,10 @@ MORE = {
     "1": ONE,
     "4 replicas, moments sharded, recomputed": {"replicas": 4, "parallel": MOMENTS | RECOMPUTED},
     "tensor 2": {"parallel": {"tensor": 2}},
-    "8 replicas": {"replicas": 8, "parallel": {}},
     "4 replicas, weights sharded": {"replicas": 4, "parallel": WEIGHTS},
-    "8 replicas, weights sharded, recomputed": {"replicas": 8, "parallel": WEIGHTS | RECOMPUTED},
-    "recomputed": {"parallel": RECOMPUTED},
-    "chunked": {"parallel": CHUNKED},
     "tensor 4, chunked": {"parallel": {"tensor": 4, **CHUNKED}},
     "tensor [2, 2]": {"parallel": {"tensor": [2, 2]}},
     "2 replicas x tensor 4, moments sharded": {"replicas": 2, "parallel": {"tensor": 4, **MOMENTS}},
-    "2 replicas x tensor 2, weights sharded": {"replicas": 2, "parallel": {"tensor": 2, **WEIGHTS}},
 }
 
 
@@ -93,16 +88,9 @@ def test_each_of_the_layers_in_a_loop_is_rounded_with_its_random_bits(jax):
         assert np.mean(first == second) > 0.99
 
 
-# The layouts that divide an update; LAMB is compared in all of them.
-DIVIDED = (
-    "4 replicas, moments sharded, recomputed",
-    "tensor [2, 2]",
-    "4 replicas, weights sharded",
-)
-
-
+# Layouts that divide an update in different ways; LAMB is compared in all.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*LAYOUTS, *DIVIDED])
+@pytest.mark.parametrize("name", [[*LAYOUTS][-1], "4 replicas, moments sharded, recomputed"])
 def test_ten_adamw_steps_are_those_of_tensorflow_on_one_device(name, jax):
     assert_same(jax.run(**(LAYOUTS | MORE)[name], **ADAMW), on_tensorflow(**ADAMW))
 
@@ -188,9 +176,7 @@ def test_a_resumed_run_has_the_same_bytes(name, layout, saved, jax):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "layout"), [("tensorflow", EIGHT), ("1", EIGHT), ("8", ONE), ("8", None)]
-)
+@pytest.mark.parametrize(("name", "layout"), [("tensorflow", EIGHT), ("8", ONE), ("8", None)])
 def test_a_checkpoint_passes_to_another_layout_and_to_the_other_engine(name, layout, saved, jax):
     _, path = saved[name]
     resumed = jax.run(**layout, resume=path) if layout else on_tensorflow(resume=path)

@@ -18,7 +18,7 @@ WORKERS = ("a:1", "a:2", "b:1")
 
 
 def test_a_layout_that_does_not_fit_processes_gpus_or_devices_is_rejected(monkeypatch):
-    for micro_batches, remedy in ((4, "choose a number of processes"), (6, "give --global-")):
+    for micro_batches, remedy in ((4, "choose a number of processes"), (6, "pass --global-")):
         with pytest.raises(ConfigError, match=f"divided among 3 processes; {remedy}"):
             open_mesh(workload_of(settings_of("2x1", micro_batches)), Processes(WORKERS))
     # The tests divide the CPU into eight devices, which TensorFlow allows only once.
@@ -60,11 +60,16 @@ def test_a_process_alone_enters_no_collective():
 
 def test_the_error_of_a_lost_process_names_the_first_rank_in_the_message():
     for message, which in (
-        ("aborted by: Error reported from /job:worker/task:2: The following tasks", "rank 2"),
-        ("reset by peer from target /job:worker/replica:0/task:1 while calling task:2", "rank 1"),
+        ("aborted by: Error reported from /job:worker/task:2: The following tasks", "rank 2 (c:3)"),
+        (
+            "reset by peer from target /job:worker/replica:0/task:1 while calling task:2",
+            "rank 1 (b:2)",
+        ),
         ("from /job:worker/task:0: Socket closed", "another process"),
     ):
-        assert f"cluster: {which} is gone" in str(lost_process(rank_in(message, rank=0)))
+        assert f"cluster: {which} is gone" in str(
+            lost_process(rank_in(message, rank=0), ("a:1", "b:2", "c:3"))
+        )
 
 
 def test_an_option_of_xla_is_added_once_to_the_flags_of_the_user(monkeypatch):

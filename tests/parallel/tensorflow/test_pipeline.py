@@ -1,12 +1,10 @@
-"""The schedules of a pipeline: complete, free of deadlock, with no more saved activations than promised; traces."""
+"""The schedules of a pipeline: complete, free of deadlock, with no more saved activations than promised."""
 
-import json
 from itertools import accumulate
 
 import pytest
 
-from bert_cli.errors import DataError
-from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, Trace, Work, work_of
+from bert_cli.parallel.tensorflow.pipeline import SCHEDULES, Work, work_of
 
 SIZES = [(p, m) for p in (1, 2, 3, 5, 8) for m in (1, 2, 4, 7, 32)]
 
@@ -32,15 +30,3 @@ def test_every_stage_runs_every_micro_batch_forward_and_then_backward(name):
             assert all(work.index(("forward", n)) < work.index(("backward", n)) for n in every)
             saved = {"1F1B": min(stages - stage, micro_batches), "GPipe": micro_batches}
             assert max_in_flight(work) == saved[name]
-
-
-def test_a_trace_is_written_in_the_format_of_its_viewers_or_rejected(tmp_path):
-    trace = Trace(1)
-    with trace.span(0, 2, "backward", 7):
-        pass
-    trace.write(tmp_path / "deep" / "trace.json", rank=3)
-    (event,) = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
-    assert event["name"] == "backward 7" and event["ph"] == "X" and event["dur"] >= 0
-    assert (event["pid"], event["tid"]) == ("rank 3", "replica 0 stage 2")
-    with pytest.raises(DataError, match=r"parallel\.trace"):
-        trace.write(tmp_path / "deep" / "trace.json" / "trace.json", rank=0)

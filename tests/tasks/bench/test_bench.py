@@ -7,8 +7,6 @@ import tempfile
 
 import pytest
 from support.bert import run_bert, start_bert
-from support.corpora import make_corpus
-from support.tiny_models import write_model, write_questions
 
 from bert_cli.cli import main
 from bert_cli.errors import DataError
@@ -120,24 +118,6 @@ def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(
     assert metrics["checkpoint_wait_seconds"] is metrics["checkpoint_write_seconds"] is None
     packs = metrics["positions_per_second"] / 40
     assert 1.2 * packs < metrics["examples_per_second"] < 3.0 * packs
-
-
-@pytest.mark.slow
-def test_records_and_questions_that_a_flag_names_are_read(tmp_path):
-    out = make_corpus(tmp_path / "records", "dynamic", [40])
-    shape = ["--max-seq-length", "16", "--max-predictions-per-seq", "4"]
-    flags = [*shape, "--bert-config.vocab-size", "1000", "--no-checkpoint"]
-    metrics = measured(tmp_path, "pretrain", "--dataset-dir", str(out), *flags)
-    assert metrics["input"] == {"dataset_dir": str(out)}
-    assert 0.0 < metrics["tokens_per_second"] < metrics["positions_per_second"]
-    write_model(tmp_path / "model")
-    write_questions(tmp_path / "train-v1.1.json", 40, 1)
-    flags = ["--dataset-dir", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
-    flags += ["--pretrained-ckpt-path", str(tmp_path / "model"), "--no-checkpoint"]
-    config = {name: value for name, value in SQUAD.items() if name != "bert_config"}
-    metrics = measured(tmp_path, "squad", *flags, config=config)
-    assert metrics["what"] == "squad" and metrics["input"]["dataset_dir"] == str(tmp_path)
-    assert metrics["settings"]["bert_config"]["hidden_size"] == 32
 
 
 @pytest.mark.slow

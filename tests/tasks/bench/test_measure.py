@@ -49,7 +49,14 @@ def product_flops(graph) -> int:
     return found
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recomputed",
+        "groupbert",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("packs", "squad")),
+    ],
+)
 def test_the_formula_counts_the_products_of_the_graph(name):
     kind, values = JOBS[name]
     settings = kind.model_validate(values)

@@ -72,12 +72,7 @@ def trained(home):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.slow] * (name not in ("2 replicas", "a pipeline, recomputed"))
-        )
-        for name in LAYOUTS
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "2 replicas")) for name in LAYOUTS],
 )
 def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_path):
     flags = LAYOUTS[name]

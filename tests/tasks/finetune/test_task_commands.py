@@ -72,7 +72,8 @@ def test_questions_are_answered_and_scored(base, answered):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["bert", "groupbert", pytest.param("modernbert", marks=pytest.mark.slow)]
+    "architecture",
+    ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groupbert", "modernbert"))],
 )
 def test_transformers_finds_the_same_answer(base, answered, architecture):
     import torch
@@ -325,18 +326,10 @@ def test_tokens_are_labelled_and_scored_by_entities(base, capsys):
 SHAPE = {name: value for name, value in TINY_RUN.items() if name.startswith("bert-config")}
 
 
-@pytest.mark.parametrize(
-    ("words", "labels"),
-    [
-        pytest.param(["glue", "--glue-task", "tnews"], (15, "100", "116"), marks=pytest.mark.slow),
-        (["ner"], (9, "O", "I-PER")),
-    ],
-    ids=["glue", "ner"],
-)
-def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, words, labels):
+def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys):
     """Without a model, a tokenizer or data, to try a machine or a layout."""
     size = ["--global-batch.micro-batch-size", "8", "--total-num-train-samples", "20"]
-    words = [*words, *flags_of(SHAPE), *size, "--generated-dataset"]
+    words = ["ner", *flags_of(SHAPE), *size, "--generated-dataset"]
     words += ["--bert-config.max-position-embeddings", "64", "--save-ckpt-path", str(tmp_path)]
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -347,4 +340,4 @@ def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys, 
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(0 < line["loss"] < 20 for line in lines)
     names = [*read(tmp_path / "step_00000003" / "config.json")["id2label"].values()]
-    assert (len(names), names[0], names[-1]) == labels
+    assert (len(names), names[0], names[-1]) == (9, "O", "I-PER")

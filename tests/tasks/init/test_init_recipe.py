@@ -104,6 +104,10 @@ def test_vectors_of_a_masked_lm_start_from_its_run():
 def test_little_text_is_not_for_training_from_scratch():
     (warning,) = pick(1.0).warnings
     assert "1 MB of text is too little to train from scratch" in warning and "--from" in warning
+    values = {name: value for name, value, _ in pick(1.0).rows}
+    assert all(values.values())
+    millions = float(re.search(r"it has ([\d.]+) million tokens", warning)[1])
+    assert f", {1e6 * millions:,.0f} tokens" in values["length"]
     assert not pick(1.0, start="from a base model").warnings
 
 
@@ -136,7 +140,7 @@ def test_a_run_that_uses_little_of_the_hours_has_the_reason():
 def test_hours_in_which_nothing_is_learnt_are_refused():
     with pytest.raises(
         ConfigError,
-        match=r"hours \(--hours\): is time for .* examples on this machine.*give --hours",
+        match=r"hours \(--hours\): is time for .* examples on this machine.*use --hours",
     ):
         pick(start="from a base model", machine="2 cores", hours=0.01)
     with pytest.raises(ConfigError, match=r"is time for .* pairs"):
@@ -166,14 +170,6 @@ def test_a_vocabulary_of_another_language_is_warned_of():
 def test_short_documents_have_short_records():
     assert pick(long_document=20.0).configs["pretrain"]["max_seq_length"] == 32
     assert pick().configs["pretrain"]["max_seq_length"] == 128
-
-
-def test_bits_per_byte_are_promised_for_the_measured_model_alone():
-    def promised(**changes):
-        return {name: value for name, value, _ in pick(8.0, **changes).rows}["bits per byte"]
-
-    assert promised() == promised(start="from a base model") == "not known for this model"
-    assert promised(start=Start("minilm", MINI_LM)).startswith("about 1.6")
 
 
 def test_hours_follow_the_operations():

@@ -102,5 +102,5 @@ def test_a_step_that_does_not_fit_ends_with_exit_code_5_and_names_what_saves_mem
     words += ["--parallel.layout", "given", "--compile-for", "v5e:1x1"]
     done = plan([*TINY, *words], compilers)
     assert done.returncode == 5, done.stderr
-    assert "a device needs at least" in done.stderr and "has 17.2 GB; give --" in done.stderr
+    assert "a device needs at least" in done.stderr and "has 17.2 GB; use --" in done.stderr
     assert "Traceback" not in done.stderr

@@ -188,7 +188,7 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     assert values["kept"] == 3 + 10 and values["needed"] == 14 * values["checkpoint"]
     (tmp_path / "file").write_text("")
     for folder, flag, level, message in (
-        (None, {}, "error", "not given"),
+        (None, {}, "error", "is missing"),
         (tmp_path / "file" / "run", {}, "error", "cannot be written"),
         (None, {"dry_run": None}, "ok", "nothing"),
     ):

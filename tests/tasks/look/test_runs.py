@@ -117,7 +117,7 @@ def test_the_name_of_a_folder_may_hold_a_comma_a_line_end_or_a_formula(tmp_path,
 
 
 def test_differing_settings_and_results_are_side_by_side(two, bert):
-    out = bert("compare", *two, "--smoothing", "1")[1]
+    out = bert("compare", *two)[1]
     assert "global_batch" not in out
     # The difference is second minus first.
     for row in (
@@ -128,10 +128,10 @@ def test_differing_settings_and_results_are_side_by_side(two, bert):
         "time in steps  20 s  16 s  -4 s",
     ):
         assert row in re.sub(" {2,}", "  ", out)
-    written = json.loads(bert("compare", *two, "--smoothing", "2", "--json", "-")[1])
+    written = json.loads(bert("compare", *two, "--json", "-")[1])
     assert written["settings"] == {"seed": [1, 2], "precision": ["not set", "float16"]}
-    assert written["results"]["mlm loss, last"][0] == {"mean": 3.25, "standard_deviation": None}
-    assert written["smoothed_over_steps"] == 2
+    assert written["results"]["mlm loss, last"][0] == {"mean": 3.0, "standard_deviation": None}
+    assert written["smoothed_over_steps"] == 1
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def scored(tmp_path, write_run):
 def test_the_list_has_the_interval_and_n_of_a_score(tmp_path, scored, bert):
     (line,) = [line for line in bert("runs", tmp_path)[1].splitlines() if "/a " in line]
     score = interval(mean_of(scored[0]))
-    assert f"f1 {score:.4f} n 60" in line
+    assert f"f1 {score:.4f}; n 60" in line
     described = json.loads(bert("runs", tmp_path, "--json", "-")[1])
     assert described[0]["held_out"] == {"f1": score.value}
     assert described[0]["intervals"] == {"f1": score.bounds}
@@ -181,7 +181,7 @@ def test_seeds_are_one_side_with_mean_and_deviation(tmp_path, write_run, bert):
     for rate in ("low", "high"):
         for seed in (1, 2):
             write_run(tmp_path / rate / f"seed_{seed}", 2 + seed, seed=seed, rate=rate)
-    out = bert("compare", tmp_path / "low", tmp_path / "high", "--smoothing", "1")[1]
+    out = bert("compare", tmp_path / "low", tmp_path / "high")[1]
     assert "low (2 seeds)" in out and "high (2 seeds)" in out and "6.2500 +- 0.3536" in out
     assert "\nseed " not in out  # equal on both sides
     out = bert("compare", write_run(tmp_path / "one", 3, seed=7), tmp_path / "low")[1]

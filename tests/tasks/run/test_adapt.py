@@ -121,7 +121,7 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     assert "continues from" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
+@pytest.mark.parametrize("engine", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
 def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
     flags = ["--new-rows-only-steps", "4", "--engine", engine]
     run = f"rows_{engine}"

@@ -37,7 +37,6 @@ def records(parity, tmp_path_factory):
     ("optimizer", "steps", "fall"),
     [
         ("AdamW", 10, None),
-        ("LAMB", 10, None),
         pytest.param("AdamW", 100, 1.0, marks=pytest.mark.slow),
         pytest.param("LAMB", 30, 0.3, marks=pytest.mark.slow),
     ],

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_before_any_work(home, tmp_path, capsys):
     model = home / "model"
     words = ["tokenize", home / "text", tmp_path / "pairs", "--vocab", model, *RECORDS]
     assert main([*map(str, words)]) == 2
-    assert "models with byte-level BPE have no sentence pairs; give --no-nsp" in _error(capsys)
+    assert "models with byte-level BPE have no sentence pairs; pass --no-nsp" in _error(capsys)
     assert not (tmp_path / "pairs").exists()
     words = ["vocab", home / "text", tmp_path / "vocab", "--extend", model, "--size", "+9"]
     assert main([*map(str, words)]) == 2

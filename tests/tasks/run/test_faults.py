@@ -1,6 +1,5 @@
-"""Runs with faults have a warning about their masked-LM loss, a healthy one does not; repeated text is found."""
+"""Runs with faults have a warning about their masked-LM loss, a healthy one does not."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -39,26 +38,17 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Return folders of records of the sample: its articles, and its sentences each ten times in a line of its own."""
+    """Return a folder with records of the sample."""
     folder = tmp_path_factory.mktemp("health")
     bert = lambda *words: main([*map(str, words)])  # noqa: E731
     assert bert("extract", SAMPLE, folder / "text") == 0
     sentences = folder / "sentences"
     assert bert("preprocess", folder / "text", sentences, "--sentence-splitter", "sentencex") == 0
     assert bert("vocab", sentences, folder / "vocab", "--size", 1024) == 0
-    (folder / "tenfold").mkdir()
-    for path in sentences.rglob("wiki*.txt"):
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        repeated = "".join(line * 10 if line.strip() else line for line in lines)
-        (folder / "tenfold" / path.name).write_text(repeated, encoding="utf-8")
-    repeated = folder / "tenfold_sentences"
-    assert bert("preprocess", folder / "tenfold", repeated, "--sentence-splitter", "sentencex") == 0
-    for text, name, length, masked in ((sentences, "once", 32, 8), (repeated, "tenfold", 128, 20)):
-        sizes = ("--sequence-length", length, "--mask-tokens", masked)
-        out = folder / f"records_{name}"
-        words = ("--vocab", folder / "vocab", *sizes, "--masking", "dynamic", "--no-nsp")
-        assert bert("tokenize", text, out, *words) == 0 and bert("index", out) == 0
-    return folder
+    out = folder / "records"
+    words = ("--vocab", folder / "vocab", "--sequence-length", 32, "--mask-tokens", 8)
+    assert bert("tokenize", sentences, out, *words, "--masking", "dynamic", "--no-nsp") == 0
+    return out
 
 
 def shuffled_labels(columns, draw):
@@ -72,7 +62,6 @@ FAULTS = {
     # What is changed in the examples, and changed flags.
     "healthy": (None, {}),
     "shuffled_labels": (shuffled_labels, {}),
-    "tenfold_rate": (None, {RATE: 3e-2}),
     "rate_of_ten": (None, {RATE: 10.0}),
 }
 
@@ -92,7 +81,7 @@ def test_a_run_with_a_fault_has_a_warning_and_a_healthy_one_has_none(
 
     monkeypatch.setattr(source, "mask_examples", mask)
     folder = tmp_path / name
-    words = ["--dataset-dir", str(records / "records_once"), "--save-ckpt-path", str(folder)]
+    words = ["--dataset-dir", str(records), "--save-ckpt-path", str(folder)]
     assert main(["pretrain", *words, *flags_of(FLAGS, **changes)]) == 0
     printed = [line for line in capsys.readouterr().out.splitlines() if "masked-LM loss" in line]
     warning = health.warning_of(Run(folder))
@@ -104,15 +93,3 @@ def test_a_run_with_a_fault_has_a_warning_and_a_healthy_one_has_none(
     else:
         assert len(printed) == 1 and "is not below the unigram entropy" in printed[0]
         assert "is not below the unigram entropy" in str(warning)
-
-
-def test_doctor_finds_text_in_which_each_line_is_repeated_and_none_in_the_same_text_once(
-    records, capsys
-):
-    for name, level, length, masked in (("once", "ok", 32, 8), ("tenfold", "warning", 128, 20)):
-        flags = FLAGS | {"max-seq-length": length, "max-predictions-per-seq": masked}
-        words = ["--dataset-dir", str(records / f"records_{name}"), "--no-build", *flags_of(flags)]
-        main(["doctor", *words, "--save-ckpt-path", str(records / "run"), "--json", "-"])
-        rows = json.loads(capsys.readouterr().out)["findings"]
-        (finding,) = [row for row in rows if row["what"] == "repeated text"]
-        assert finding["level"] == level, finding

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import safetensors.numpy
 from support.bert import run_python
@@ -20,9 +19,7 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.facts.architectures import shape_of
-from bert_cli.parse.load import load
 
 SHAPE = {
     "bert-config.architecture": "modernbert",
@@ -109,57 +106,6 @@ def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, train
     assert "new weights from the seed: glue_head/classifier" in capsys.readouterr().out
     assert main(["predict", str(home / "classifier"), "the film was good"]) == 0
     assert json.loads(capsys.readouterr().out)["label"] in ("negative", "positive")
-
-
-@pytest.mark.slow
-def test_the_losses_of_a_hundred_steps_are_those_of_pytorch(home):
-    """With AdamW in float32, without dropout, on padded records; the loss of a constant guess is 4.6."""
-    need("torch", "transformers")
-    import torch
-    import transformers
-    from support.settings import plan_of
-
-    from bert_cli.model.hf import hf_config, to_hf
-    from bert_cli.planning.workload import workload_of
-    from bert_cli.tasks.run import build, corpora, resolve
-
-    changes = {"total_num_train_samples": 400, "bert_config__hidden_dropout_prob": 0.0}
-    flags = flags_of(RUN_OF_RECORDS | SHAPE | {"dataset-dir": home / "single"}, **changes)
-    settings = corpora.with_sizes_of_records(load(PretrainSettings, flags, "test")[0])
-    reader = corpora.open_stream(settings)
-    plan = plan_of(settings, reader.epoch_size)
-    work = workload_of(settings)
-    _, state, step = build.build_run(work, resolve.open_mesh(work), plan)
-    described = hf_config(settings.bert_config)
-    model = transformers.ModernBertForMaskedLM(
-        transformers.ModernBertConfig(**described, attn_implementation="eager")
-    )
-    weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    tensors = to_hf(weights, settings.bert_config)
-    model.load_state_dict({n: torch.tensor(v) for n, v in tensors.items()}, strict=False)
-    model.model.embeddings.tok_embeddings.padding_idx = None  # it drops a gradient
-    biases = [weight for name, weight in model.named_parameters() if name.endswith("bias")]
-    matrices = [weight for name, weight in model.named_parameters() if not name.endswith("bias")]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": biases, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, eps=1e-6)
-    losses = []
-    for number in range(plan.total_steps):
-        batch = {name: torch.tensor(column[0]) for name, column in reader[number].items()}
-        row, prediction = torch.nonzero(batch["masked_lm_weights"], as_tuple=True)
-        labels = torch.full(batch["input_ids"].shape, -100)
-        positions = batch["masked_lm_positions"].long()[row, prediction]
-        labels[row, positions] = batch["masked_lm_ids"].long()[row, prediction]
-        for group in optimizer.param_groups:
-            group["lr"] = step.learning_rate(number)
-        optimizer.zero_grad()
-        inputs = {"input_ids": batch["input_ids"].long(), "attention_mask": batch["input_mask"]}
-        loss = model(**inputs, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        losses.append((step(reader[number])["mlm_loss"], float(loss.detach())))
-    ours, theirs = np.array(losses).T
-    assert len(ours) == 100 and ours[-5:].mean() < ours[0] - 1.0
-    assert np.abs(ours - theirs).max() < 1e-5
 
 
 def test_an_encoder_without_a_head_is_exported_without_a_pooler(trained, tmp_path):

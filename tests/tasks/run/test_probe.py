@@ -106,7 +106,7 @@ def by_pytorch(saved):
     return np.array(likelihoods).reshape(-1, 2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["stages", "packs", pytest.param("jax", marks=pytest.mark.slow)])
 def test_likelihoods_and_accuracy_equal_those_of_pytorch_on_every_layout(home, layout, train):
     likelihoods, out = train(layout, *LAYOUTS[layout])
     expected = by_pytorch(complete_checkpoints(home / layout)[-1])
@@ -207,8 +207,8 @@ def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomen
     ("line", "message"),
     [
         ("good: a film", "p.jsonl (line 2): is not JSON"),
-        ("[1]", "p.jsonl (line 2): is not a JSON object; give one object per line"),
-        ('{"good": "a film"}', "p.jsonl (line 2): has no column 'bad', only 'good'; give {\"good\""),
+        ("[1]", "p.jsonl (line 2): is not a JSON object; write one object per line"),
+        ('{"good": "a film"}', "p.jsonl (line 2): has no column 'bad', only 'good'; write {\"good\""),
         ('{"good": "a film", "bad": ""}', "p.jsonl (line 2): 'bad' has 0 tokens, not 1 to 30 as max_seq_length 32"),
         (json.dumps({"good": "film " * 31, "bad": "a"}), "p.jsonl (line 2): 'good' has 31 tokens"),
         ('{"good": "A film", "bad": "a film"}', "p.jsonl (line 2): 'good' and 'bad' are the same tokens in"),
@@ -224,7 +224,7 @@ def test_a_bad_line_is_refused_before_the_first_step(home, tmp_path, line, messa
 
 def test_a_missing_or_empty_file_is_refused(home, tmp_path, capsys):
     assert main(words_of(home, "bad", "--probe", "englsh")) == 3
-    assert "probe (englsh): no such file; give" in capsys.readouterr().err
+    assert "probe (englsh): no such file; use" in capsys.readouterr().err
     (tmp_path / "p.jsonl").write_text("\n")
     assert main(words_of(home, "bad", "--probe", str(tmp_path / "p.jsonl"))) == 3
     assert "p.jsonl: is empty" in capsys.readouterr().err

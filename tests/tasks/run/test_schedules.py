@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -64,7 +62,7 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     rates = [line["learning_rate"] for line in lines]
     assert rates[5] == max(rates) and rates[-1] == 1e-7 and rates[-2] < rates[-3] < max(rates)
     # The batch grows after step 9, the learning rate decays from 12 on, and the lengths change after 13.
-    continues_bit_for_bit(complete, pretrain, 8, 12, 14)
+    continues_bit_for_bit(complete, pretrain, 8, 14)
     assert pretrain(complete, global_batch__growth_frac=0.7) != 0
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
 
@@ -130,6 +128,7 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     assert "which has 1, 2, 4, 5" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
     records = write_corpora(tmp_path)
     pieces = [*PIECES, "plotted", "filmed"]
@@ -218,9 +217,7 @@ def test_stages_of_other_vocabularies_or_of_packs_are_refused(tmp_path, capsys):
 )
 def test_stages_and_falling_masks_give_the_same_losses_in_other_layouts(tmp_path, layout):
     flags = CHANGING | {"global-batch.start-fraction": False}
-    command = [sys.executable, "-m", "bert_cli", "pretrain"]
     for run, changes in (("one", {}), ("other", layout)):
-        words = [*command, "--save-ckpt-path", str(tmp_path / run), *flags_of(flags, **changes)]
-        subprocess.run(words, check=True)
+        assert pretrain(tmp_path / run, flags, **changes) == 0
     losses = [[line["mlm_loss"] for line in metrics_of(tmp_path / run)] for run in ("one", "other")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

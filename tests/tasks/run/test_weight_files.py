@@ -270,7 +270,7 @@ def test_of_several_checkpoints_the_newest_is_read(in_tensorflow):
         state.write_text(text)
         assert find_source(str(folder)).weights == folder / name
     state.write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read \(.*; remove it"):
+    with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read \(.*; move it away"):
         find_source(str(folder))
     state.unlink()
     assert find_source(str(folder)).weights == folder / "1000.ckpt"
@@ -281,7 +281,7 @@ def test_of_several_checkpoints_the_newest_is_read(in_tensorflow):
 
 def test_a_tensorflow_checkpoint_of_another_model_is_named(model, weights, tmp_path):
     folder = write({**weights, "adapter": np.float32(1.0)}, model, tmp_path / "other")
-    with pytest.raises(CheckpointError, match=r"at other attributes than BERT: adapter; give one"):
+    with pytest.raises(CheckpointError, match=r"at other attributes than BERT: adapter; use one"):
         find_source(str(folder)).tensors()
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
-from bert_cli.files import MADE, OWN_CHECKSUM, STATE
+from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.train.card import CARD
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS, complete_checkpoints
 
@@ -49,7 +49,7 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
         expected = np.mean([one[name] for one in weights], 0, np.float64).astype(np.float32)
         assert value.dtype == np.float32 and np.array_equal(value, expected), name
     files = {path.name for path in paths[-1].iterdir()} - {OPTIMIZER, STATE}
-    assert {path.name for path in out.iterdir()} == files | {SETTINGS, MADE}
+    assert {path.name for path in out.iterdir()} == files | {SETTINGS}
     weights_row = "| weights | mean of step_00000004, step_00000005, step_00000006 |\n"
     assert (out / CARD).read_text() == (paths[-1] / CARD).read_text() + weights_row
     for name in files - {MODEL, CARD}:
@@ -95,9 +95,8 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     better = "the average" if mean < newest else "the newest"
     assert newest != mean and last.startswith(f"average: {better} is better than ")
     # On the same examples the difference is known far better than either loss.
-    bounds = re.search(r"by (\S+) \[(\S+), (\S+)\] of mlm_loss; .* n 30$", last)
-    low, high = map(float, bounds.groups()[1:])
-    assert low <= abs(change) <= high
+    bounds = re.search(r" is (\S+) \[(\S+), (\S+)\] of mlm_loss, .* n 30$", last)
+    assert float(bounds[2]) <= float(bounds[1]) == change <= float(bounds[3])
     assert main(["evaluate", str(home.path / "mean")]) == 0
     assert f"{mean:.6f}" in capsys.readouterr().out
 
@@ -110,11 +109,12 @@ def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_
     (copied / "settings.json").write_text(json.dumps({**settings, "validation_dir": None}))
     assert average(copied, tmp_path / "one") == 0
     out = capsys.readouterr().out
-    assert out.endswith("average: not scored; --validation-dir RECORDS scores it\n")
-    # A killed comparison goes on with the mean that was written.
-    assert average(copied, tmp_path / "one", "--validation-dir", home.path / "records") == 0
-    out = capsys.readouterr().out
-    assert "one is complete" in out and "bits_per_byte" in out
+    words = f"bert evaluate {tmp_path / 'one'} --dataset-dir RECORDS"
+    assert out.endswith(f"average: not scored; `{words}` scores it\n")
+    assert average(copied, tmp_path / "one") == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    assert average(copied, tmp_path / "two", "--validation-dir", home.path / "records") == 0
+    assert "bits_per_byte" in capsys.readouterr().out
 
 
 def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, capsys):
@@ -135,5 +135,5 @@ def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, capsys):
     (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))  # as in older checkpoints
     assert average(copied, tmp_path / "out") == 4
     error = capsys.readouterr().err
-    assert f"{old / MODEL}: differs from step_00000006" in error and name in error
+    assert f"{old / MODEL}: differs from step_00000004" in error and name in error
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

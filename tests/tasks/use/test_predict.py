@@ -16,11 +16,13 @@ from pyarrow import parquet
 from scipy.special import softmax
 from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, ids_of
 from support.hf_models import one_in_torch as in_torch
+from support.terminal import Terminal
 
 from bert_cli.cli import main
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parse.load import load
+from bert_cli.progress import TerminalBar
 from bert_cli.tasks.use.predict import run
 from bert_cli.tasks.use.predictions import entities_of
 
@@ -45,6 +47,21 @@ def as_file(folder: Path, name: str, *rows: object) -> Path:
 
 def on_standard_input(monkeypatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_several_batches_show_their_progress(models, capsys, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        TerminalBar, "show", lambda bar, *values: shown.append((bar.shown, *values))
+    )
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    lines = as_file(tmp_path, "lines.txt", *["the cat [MASK]"] * 5)
+    predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 2)
+    assert shown == [(True, f"{done} of 5 texts", done) for done in (0, 2, 4)]
+    shown.clear()
+    predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 8)
+    assert shown == [(False, "0 of 5 texts", 0)]
 
 
 # --- tasks

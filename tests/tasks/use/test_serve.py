@@ -1,4 +1,4 @@
-"""`bert serve`: its requests over HTTP to a real process, and its page in Debian's Chromium."""
+"""`bert serve`: its requests over HTTP, to processes and to threads, and its page in Debian's Chromium."""
 
 import json
 import os
@@ -8,26 +8,31 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
+from threading import Thread
 
 import httpx2
 import numpy as np
 import pytest
-from support.bert import run_bert, start_bert
+import uvicorn
+from support.bert import start_bert
 from support.hf_models import change_weights, need
 
 from bert_cli import open_index
 from bert_cli.cli import main
+from bert_cli.config.use import ServeSettings
+from bert_cli.tasks.use import serve
 
 LIMIT = 100_000
+# The first answer waits for a model that is traced, which takes long on a busy machine.
+get, post = (partial(method, timeout=60) for method in (httpx2.get, httpx2.post))
 CONTEXT = "😀 The cats sat on the mat. We like to eat in Paris."
 ROWS = {
     "masked": {"text": "The cat [MASK] on the [MASK]."},
     "text": {"text": "the cat", "second": "a dog"},
-    "several": {"text": "the cat"},
-    "score": {"text": "the cat"},
     "token": {"text": "Unknown cats sat in paris 😀"},
     "bare": {"text": "the cat"},
     "question": {"question": "Where do we eat?", "context": CONTEXT},
@@ -51,24 +56,47 @@ def served(model: Path, *words: object, log: Path | None = None) -> Iterator[str
     assert code == 0
 
 
+@contextmanager
+def in_a_thread(path: Path) -> Iterator[str]:
+    """Serve a model or an index in a thread of this process, and yield its address."""
+    opening = serve.open_index if path.is_file() else serve.open_model
+    app = serve.build_app(*opening(ServeSettings(path=str(path))), None)
+    # Its logging would close the stream of another library's, which is that of pytest.
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    with serve.listen(None, 0) as listener:
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
 @pytest.fixture(scope="module")
-def labels(models) -> Iterator[str]:
-    with served(models["text"]) as address:
-        yield address
+def address_of(models) -> Iterator[Callable[[str], str]]:
+    """A function that serves a model by its name, once, and returns the address."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(in_a_thread(models[name])))
+
+
+@pytest.fixture(scope="module")
+def labels(address_of) -> str:
+    return address_of("text")
 
 
 # --- requests
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_request_is_answered_as_bert_predict_answers(name, models, tmp_path):
+def test_a_request_is_answered_as_bert_predict_answers(name, models, address_of, tmp_path, capsys):
     path = tmp_path / "row.jsonl"
     path.write_text(json.dumps(ROWS[name]))
-    # The last digits depend on the threads of a process, so both are processes of one kind.
-    expected = json.loads(run_bert("predict", models[name], "--input", path).stdout)
-    with served(models[name]) as address:
-        answer = httpx2.post(f"{address}api/predict", json=ROWS[name])
-        about = httpx2.get(f"{address}api/about").json()
+    assert main(["predict", str(models[name]), "--input", str(path)]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    address = address_of(name)
+    answer = post(f"{address}api/predict", json=ROWS[name])
+    about = get(f"{address}api/about").json()
     assert (answer.status_code, answer.json()) == (200, expected)
     assert about["name"] == models[name].name
 
@@ -82,7 +110,7 @@ def test_a_request_is_answered_as_bert_predict_answers(name, models, tmp_path):
         (b'["the cat"]', 400, "is not a JSON object"),
         (b'{"txt": "the cat"}', 400, "text: has no column 'text'"),
         (b'{"text": 3}', 400, "text: 'text' is not a string; write it as a string"),
-        (b'{"text": " "}', 400, "text: is empty; give it a text"),
+        (b'{"text": " "}', 400, "text: is empty; write a text"),
         (b'{"text": "\\ud83d"}', 400, "text: has an unpaired surrogate"),
         (b'{"text": "a", "question": "b"}', 400, "'question' is not read by task text-classification"),
         (b'{"text": "%s"}' % (b"a" * LIMIT), 413, "send at most 100,000 bytes"),
@@ -90,13 +118,13 @@ def test_a_request_is_answered_as_bert_predict_answers(name, models, tmp_path):
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_answered_with_what_is_wrong(sent, status, message, labels):
-    answer = httpx2.post(f"{labels}api/predict", content=sent)
+    answer = post(f"{labels}api/predict", content=sent)
     assert answer.status_code == status and message in answer.json()["error"]
 
 
 def test_other_addresses_and_methods_are_answered_in_json(labels):
-    assert httpx2.post(f"{labels}api/nothing", json={}).status_code == 404
-    answer = httpx2.get(f"{labels}api/predict")
+    assert post(f"{labels}api/nothing", json={}).status_code == 404
+    answer = get(f"{labels}api/predict")
     assert answer.status_code == 405 and answer.json() == {"error": "Method Not Allowed"}
 
 
@@ -115,9 +143,9 @@ def test_other_addresses_and_methods_are_answered_in_json(labels):
 )
 def test_another_page_and_a_name_that_points_here_cannot_ask(headers, status, labels):
     row = {"text": "the cat"}
-    answer = httpx2.post(f"{labels}api/predict", json=row, headers=headers)
+    answer = post(f"{labels}api/predict", json=row, headers=headers)
     assert answer.status_code == status
-    page = httpx2.get(labels, headers=headers)
+    page = get(labels, headers=headers)
     assert page.status_code == status
     assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
 
@@ -135,8 +163,8 @@ def test_a_page_for_other_machines_needs_its_token(models, tmp_path):
             ("?token=é", 401),
             (f"?token={token}", 200),
         ):
-            assert httpx2.get(f"{page}{query}").status_code == status
-            assert httpx2.post(f"{page}api/predict{query}", json=row).status_code == status
+            assert get(f"{page}{query}").status_code == status
+            assert post(f"{page}api/predict{query}", json=row).status_code == status
     assert "warning: host (0.0.0.0): everyone on the network" in log.read_text()
 
 
@@ -144,8 +172,8 @@ def test_a_failure_is_told_in_the_terminal_and_no_answer_has_a_path(models, tmp_
     changes = {"classifier.weight": lambda values: values * 0 + 3e38}
     model = change_weights(models["text"], tmp_path / "model", changes)
     with served(model, log=tmp_path / "log") as address:
-        answer = httpx2.post(f"{address}api/predict", json={"text": "the cat"})
-        about = httpx2.get(f"{address}api/about")
+        answer = post(f"{address}api/predict", json={"text": "the cat"})
+        about = get(f"{address}api/about")
     assert answer.status_code == 500
     assert answer.json() == {"error": "the answer failed: see what bert serve printed"}
     assert "the model's outputs are not finite; check its weights" in (tmp_path / "log").read_text()
@@ -197,20 +225,20 @@ def index(tmp_path_factory, models) -> Path:
 
 @pytest.fixture(scope="module")
 def found(index) -> Iterator[str]:
-    with served(index) as address:
+    with in_a_thread(index) as address:
         yield address
 
 
 @pytest.mark.parametrize("half", [None, "words", "meaning"])
 def test_a_search_is_answered_as_open_index_answers(half, index, found):
-    answer = httpx2.post(f"{found}api/search", json={"question": "leaves of tea", "half": half})
+    answer = post(f"{found}api/search", json={"question": "leaves of tea", "half": half})
     hits = answer.json()["hits"]
     expected = json.loads(
         json.dumps([hit._asdict() for hit in open_index(index).ask("leaves of tea", 10, half)])
     )
     assert hits == [{n: v for n, v in hit.items() if n != "file"} for hit in expected]
     assert hits and str(index.parent) not in answer.text
-    about = httpx2.get(f"{found}api/about").json()
+    about = get(f"{found}api/about").json()
     passages = about.pop("passages")
     assert passages >= len(hits)
     assert about == {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
@@ -218,9 +246,9 @@ def test_a_search_is_answered_as_open_index_answers(half, index, found):
 
 def test_a_document_is_read_around_its_passage(index, found):
     (hit,) = open_index(index).ask("boats", 1, "words")
-    answer = httpx2.post(f"{found}api/document", json={"passage": hit.passage}).json()
+    answer = post(f"{found}api/document", json={"passage": hit.passage}).json()
     assert " ".join(answer["passages"]).split() == TEXTS["boats.txt"].split()
-    answer = httpx2.post(f"{found}api/document", json={"passage": 10**6})
+    answer = post(f"{found}api/document", json={"passage": 10**6})
     assert answer.json() == {"passages": []}
 
 
@@ -239,7 +267,7 @@ def test_a_document_is_read_around_its_passage(index, found):
     ],
 )
 def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, found):
-    answer = httpx2.post(f"{found}api/{name}", json=sent)
+    answer = post(f"{found}api/{name}", json=sent)
     assert answer.status_code == 400 and message in answer.json()["error"]
 
 
@@ -247,10 +275,10 @@ def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
     (tmp_path / "tea.txt").write_text(TEXTS["tea.txt"])
     words = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]
     assert main(words) == 0
-    with served(tmp_path / "my.index") as address:
-        assert not httpx2.get(f"{address}api/about").json()["has_meaning"]
+    with in_a_thread(tmp_path / "my.index") as address:
+        assert not get(f"{address}api/about").json()["has_meaning"]
         sent = {"question": "tea", "half": "meaning"}
-        answer = httpx2.post(f"{address}api/search", json=sent)
+        answer = post(f"{address}api/search", json=sent)
         assert answer.status_code == 400
         assert answer.json() == {"error": "half (meaning): the index has no vectors; use words"}
     (tmp_path / "no.index").write_text("no index")
@@ -260,7 +288,7 @@ def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
 def test_a_loopback_address_that_browsers_do_not_know_needs_its_token(index):
     with served(index, "--host", "127.0.0.2") as address:
         assert re.fullmatch(r"http://127.0.0.2:\d+/\?token=\S{22}", address)
-        assert httpx2.get(address).status_code == 200
+        assert get(address).status_code == 200
 
 
 # --- the page
@@ -315,22 +343,22 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def test_masks_are_filled_as_one_types(models, page):
-    with served(models["masked"]) as address:
-        open_page(page, address)
-        page.keyboard.type("The cat ")  # the field has the focus
-        page.get_by_text("Put [MASK] in place of a word.").wait_for()
-        page.get_by_role("button", name="insert [MASK]").click()
-        page.keyboard.type(" on the mat")
-        page.locator("#result h2").wait_for()
-        shown = bars_of(page)
-        assert page.locator("#text").input_value() == "The cat [MASK] on the mat"
-        row = {"text": "The cat [MASK] on the mat"}
-        (words,) = httpx2.post(f"{address}api/predict", json=row).json()["masks"]
-        assert shown == [(word["word"], percent(word["probability"])) for word in words]
-        # A wider bar is a more probable word.
-        widths = [bar.bounding_box()["width"] for bar in page.locator(".bar i").all()]
-        assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
+def test_masks_are_filled_as_one_types(address_of, page):
+    address = address_of("masked")
+    open_page(page, address)
+    page.keyboard.type("The cat ")  # the field has the focus
+    page.get_by_text("Put [MASK] in place of a word.").wait_for()
+    page.get_by_role("button", name="insert [MASK]").click()
+    page.keyboard.type(" on the mat")
+    page.locator("#result h2").wait_for()
+    shown = bars_of(page)
+    assert page.locator("#text").input_value() == "The cat [MASK] on the mat"
+    row = {"text": "The cat [MASK] on the mat"}
+    (words,) = post(f"{address}api/predict", json=row).json()["masks"]
+    assert shown == [(word["word"], percent(word["probability"])) for word in words]
+    # A wider bar is a more probable word.
+    widths = [bar.bounding_box()["width"] for bar in page.locator(".bar i").all()]
+    assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
 
 
 def test_labels_are_shown_with_bars_and_hostile_ones_as_text(models, tmp_path, page):
@@ -339,17 +367,17 @@ def test_labels_are_shown_with_bars_and_hostile_ones_as_text(models, tmp_path, p
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": {"0": hostile, "1": "<script>alert(2)</script>", "2": "__proto__"}}
     (folder / "config.json").write_text(json.dumps(config))
-    with served(folder) as address:
+    with in_a_thread(folder) as address:
         open_page(page, address)
         page.get_by_label("Text", exact=True).fill(hostile)
         shown = bars_of(page)
-        answer = httpx2.post(f"{address}api/predict", json={"text": hostile}).json()
+        answer = post(f"{address}api/predict", json={"text": hostile}).json()
         assert dict(shown) == {n: percent(p) for n, p in answer["probabilities"].items()}
         assert page.locator("#result h2").text_content() == answer["label"]
         assert page.title() == page.locator("h1").text_content() == hostile
         page.get_by_label("Second text").fill("a dog")
         pair = {"text": hostile, "second": "a dog"}
-        changed = httpx2.post(f"{address}api/predict", json=pair).json()
+        changed = post(f"{address}api/predict", json=pair).json()
         best = percent(changed["probability"])
         page.locator("#result .bar span", has_text=best).first.wait_for()
         assert page.locator("img, script").count() == 1  # its own
@@ -360,37 +388,37 @@ def test_the_entities_of_a_text_are_marked(models, page):
     text = "😀 Unknown cats sat in paris , france 😀"
     changes = {"classifier.bias": lambda bias: bias + np.float32((0, 9, 0, 0, 0))}
     folder = change_weights(models["token"], models["token"].with_name("persons"), changes)
-    with served(folder) as address:
+    with in_a_thread(folder) as address:
         open_page(page, address)
         page.keyboard.type(text)
         marks = page.locator("#result mark")
         marks.first.wait_for()
-        entities = httpx2.post(f"{address}api/predict", json={"text": text}).json()["entities"]
+        entities = post(f"{address}api/predict", json={"text": text}).json()["entities"]
         assert len(entities) > 3
         assert marks.all_text_contents() == [one["text"] + one["type"] for one in entities]
 
 
-def test_the_answer_is_marked_in_its_context(models, page):
-    with served(models["question"]) as address:
-        open_page(page, address)
-        page.keyboard.type("Where do we eat?")
-        page.keyboard.press("Tab")
-        page.keyboard.type(CONTEXT)
-        ((answer, _),) = bars_of(page)
-        row = {"question": "Where do we eat?", "context": CONTEXT}
-        expected = httpx2.post(f"{address}api/predict", json=row).json()
-        assert page.locator("#result mark").text_content() == answer == expected["answer"]
-        assert page.locator("#result .passage").text_content() == CONTEXT
+def test_the_answer_is_marked_in_its_context(address_of, page):
+    address = address_of("question")
+    open_page(page, address)
+    page.keyboard.type("Where do we eat?")
+    page.keyboard.press("Tab")
+    page.keyboard.type(CONTEXT)
+    ((answer, _),) = bars_of(page)
+    row = {"question": "Where do we eat?", "context": CONTEXT}
+    expected = post(f"{address}api/predict", json=row).json()
+    assert page.locator("#result mark").text_content() == answer == expected["answer"]
+    assert page.locator("#result .passage").text_content() == CONTEXT
 
 
-def test_texts_are_ranked_by_similarity(models, page):
-    with served(models["bare"]) as address:
-        open_page(page, address)
-        page.keyboard.type("the cat")
-        page.get_by_label("Texts to compare with").fill("a dog sat on\nthe cat\nin france")
-        (best, cosine), *others = bars_of(page)
-        assert (best, cosine) == ("the cat", "1.000")
-        assert len(others) == 2
+def test_texts_are_ranked_by_similarity(address_of, page):
+    address = address_of("bare")
+    open_page(page, address)
+    page.keyboard.type("the cat")
+    page.get_by_label("Texts to compare with").fill("a dog sat on\nthe cat\nin france")
+    (best, cosine), *others = bars_of(page)
+    assert (best, cosine) == ("the cat", "1.000")
+    assert len(others) == 2
 
 
 def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
@@ -453,17 +481,17 @@ def test_a_hostile_document_is_shown_as_text(found, page):
     assert page.locator("img, script").count() == 1  # its own
 
 
-def test_a_server_that_fails_or_refuses_is_told_on_the_page(models, page):
-    with served(models["text"]) as address:
-        open_page(page, address)
-        page.route("**/api/predict", lambda route: route.abort())
-        page.keyboard.type("the cat")
-        page.locator("#status.wrong").wait_for()
-        page.unroute("**/api/predict")
-        page.keyboard.type(" sat")
-        assert len(bars_of(page)) == 3 and page.locator("#status.wrong").count() == 0
-        page.get_by_label("Text", exact=True).fill("a" * LIMIT)
-        page.get_by_text("the request is too large: send at most 100,000 bytes").wait_for()
+def test_a_server_that_fails_or_refuses_is_told_on_the_page(address_of, page):
+    address = address_of("text")
+    open_page(page, address)
+    page.route("**/api/predict", lambda route: route.abort())
+    page.keyboard.type("the cat")
+    page.locator("#status.wrong").wait_for()
+    page.unroute("**/api/predict")
+    page.keyboard.type(" sat")
+    assert len(bars_of(page)) == 3 and page.locator("#status.wrong").count() == 0
+    page.get_by_label("Text", exact=True).fill("a" * LIMIT)
+    page.get_by_text("the request is too large: send at most 100,000 bytes").wait_for()
 
 
 def test_the_page_is_dark_where_the_system_is(labels, page):

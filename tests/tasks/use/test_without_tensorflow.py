@@ -103,10 +103,11 @@ def results(base, models):
     return dict(zip(steps, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "code", "message"),
     [
-        ("engine", 2, "engine (tensorflow): needs TensorFlow, which is not installed; give --engine jax"),
+        ("engine", 2, "engine (tensorflow): needs TensorFlow, which is not installed; pass --engine jax"),
         ("export", 2, "bert export: needs TensorFlow, which is not installed; run it in an environment with"),
         ("google", 4, "bert_model.ckpt: is a TensorFlow checkpoint, and TensorFlow is not installed; run"),
     ],
@@ -115,6 +116,7 @@ def test_what_needs_tensorflow_is_refused_with_the_remedy(step, code, message, r
     assert results[step][0] == code and message in results[step][2]
 
 
+@pytest.mark.slow
 def test_data_becomes_records_and_a_model_is_pretrained_and_fine_tuned(base, results):
     assert {
         code for name, (code, *_) in results.items() if name not in ("engine", "export", "google")
@@ -124,6 +126,7 @@ def test_data_becomes_records_and_a_model_is_pretrained_and_fine_tuned(base, res
     assert set(scores_of(base / "mine")) == {"accuracy", "macro_f1"}
 
 
+@pytest.mark.slow
 def test_tensorboards_files_have_the_metrics_and_settings_of_a_run(base, results):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
@@ -155,6 +158,7 @@ def words_in(value: object) -> object:
     return None if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_predictions_are_those_of_tensorflow(task, base, models, results, capsys):
     settings, _ = load(PredictSettings, predict_words(base, models, task)[1:], "bert predict")

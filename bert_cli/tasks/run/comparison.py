@@ -26,25 +26,25 @@ def kept(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
 
 
 def compare(
-    model: Result, found: Mapping[str, Result], best: str, saved: Path | None = None
+    model: Result, baselines: Mapping[str, Result], best: str, saved: Path | None = None
 ) -> str:
     """Print baselines, and write them into the card of the `saved` checkpoint.
 
     Return a warning if the model does not beat the best of them by a score, otherwise "".
     """
-    for name, result in found.items():
+    for name, result in baselines.items():
         print_line(f"baseline, {name}: {describe(result.intervals)}")
     sign = -1 if best.endswith("loss") else 1
-    scored = [name for name in found if best in found[name].samples]
-    ranked = sorted(scored, key=lambda name: sign * found[name].samples[best].value)
+    scored = [name for name in baselines if best in baselines[name].samples]
+    ranked = sorted(scored, key=lambda name: sign * baselines[name].samples[best].value)
     if not ranked:
         return ""
-    first, second = [model.samples[best], found[ranked[-1]].samples[best]][::sign]
+    first, second = [model.samples[best], baselines[ranked[-1]].samples[best]][::sign]
     gain = difference([first], [second])
     beats = "beats" if gain.low > 0 else "does not beat"
     verdict = f"the model {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
     if saved is not None:
-        rows = {name: f"{best} {found[name].intervals[best]:.4f}" for name in ranked}
+        rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
         checkpoint.add_to_card(saved, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
     if gain.low > 0:
         print_line(verdict)

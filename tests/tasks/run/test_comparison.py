@@ -18,12 +18,12 @@ from support.tiny_models import (
 )
 
 from bert_cli.cli import main
-from bert_cli.data.finetune import baselines as methods
+from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.embeddings import Retrieval
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.statistics import mean_of
 from bert_cli.tasks.finetune import embed, texts
-from bert_cli.tasks.run import baselines, pretrain
+from bert_cli.tasks.run import comparison, pretrain
 from bert_cli.tasks.run.task import Result
 from bert_cli.train import history
 
@@ -58,7 +58,7 @@ def test_a_run_that_loses_says_so_at_its_end_and_in_its_card(base, capsys, monke
     card = (run / "step_00000003" / "README.md").read_text()
     assert warning in card and card.count("## Baselines") == 1
 
-    monkeypatch.setattr(methods, "by_regression", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(simple, "by_regression", lambda *_: pytest.fail("computed again"))
     classify(base, "run")
     again = capsys.readouterr()
     assert [line for line in again.out.splitlines() if line.startswith("baseline, ")] == [
@@ -71,7 +71,7 @@ def test_a_run_that_loses_says_so_at_its_end_and_in_its_card(base, capsys, monke
 
 
 def test_without_baselines_nothing_is_computed(base, capsys, monkeypatch):
-    monkeypatch.setattr(methods, "most_frequent", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(simple, "most_frequent", lambda *_: pytest.fail("computed"))
     run = classify(base, "without", "--no-baselines")
     assert "baseline" not in "".join(capsys.readouterr())
     assert not [*run.glob("baselines_*")]
@@ -97,7 +97,7 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
     found = {
         name: Result({metric: mean_of(of)}) for name, of in (("worse", worse), ("best", simple))
     }
-    warning = baselines.compare(Result({metric: mean_of(model)}), found, metric)
+    warning = comparison.compare(Result({metric: mean_of(model)}), found, metric)
     assert ("beats the baseline 'best'" in capsys.readouterr().out) == beats
     assert ("does not beat the baseline 'best'" in warning) == (not beats)
 
@@ -156,7 +156,7 @@ def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
     def connect(_):
         raise sqlite3.OperationalError("no such module: fts5")
 
-    monkeypatch.setattr(methods.sqlite3, "connect", connect)
+    monkeypatch.setattr(simple.sqlite3, "connect", connect)
     assert embed._baselines(retrieval) == {}
     assert "baseline, BM25: left out (no such module: fts5)" in capsys.readouterr().out
 

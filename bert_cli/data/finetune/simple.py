@@ -1,4 +1,4 @@
-"""Baselines: what a person would use instead of a trained model, learned from the training examples alone.
+"""Simple methods: what a person would use instead of a trained model, learned from the training examples alone.
 
 Shapes: n training examples, m held-out examples, D size of a vector.
 """
@@ -31,8 +31,8 @@ def most_frequent(labels: Column, size: int) -> Column:
 def sample_of(texts: Sequence[str], labels: Column) -> npt.NDArray[np.int64]:
     """Return the numbers of the texts [n] that a classifier reads in random order: all, if they are few."""
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    most = len(texts) * BYTES // max(1, size * (len(np.unique(labels)) - 1))
-    return np.random.default_rng(0).permutation(len(texts))[: max(1, most)]
+    limit = len(texts) * BYTES // max(1, size * (len(np.unique(labels)) - 1))
+    return np.random.default_rng(0).permutation(len(texts))[: max(1, limit)]
 
 
 def by_regression(inputs: Any, labels: Column, held_out: Any) -> Column:

@@ -1,4 +1,4 @@
-"""Baselines: equal to scikit-learn called directly, or to a case counted by hand."""
+"""Simple methods: equal to scikit-learn called directly, or to a case counted by hand."""
 
 import math
 
@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bert_cli.data.finetune import baselines
+from bert_cli.data.finetune import simple
 
 WORDS = ["good", "fine", "bad", "poor", "film", "plot", "song", "a", "i", "the"]
 
@@ -31,26 +31,26 @@ def test_the_majority_and_the_mean_are_those_of_scikit_learn():
     ):
         inputs = np.zeros((len(labels), 1))
         expected = judge.fit(inputs, labels).predict(np.zeros((4, 1)))
-        assert baselines.most_frequent(labels, 4) == pytest.approx(expected)
+        assert simple.most_frequent(labels, 4) == pytest.approx(expected)
 
 
 def test_regressions_on_words_and_on_vectors_are_those_of_scikit_learn():
     held_out = texts_of(60, 1)
     judge = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
     expected = judge.fit(TEXTS, LABELS).predict(held_out)
-    assert (baselines.by_regression(TEXTS, LABELS, held_out) == expected).all()
+    assert (simple.by_regression(TEXTS, LABELS, held_out) == expected).all()
     assert len({*expected}) == 3
     vectors = np.random.default_rng(0).normal(size=(180, 8)) + np.arange(8)
     vectors[:120, 0] += LABELS
     judge = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     expected = judge.fit(vectors[:120], LABELS).predict(vectors[120:])
-    assert (baselines.by_regression(vectors[:120], LABELS, vectors[120:]) == expected).all()
+    assert (simple.by_regression(vectors[:120], LABELS, vectors[120:]) == expected).all()
 
 
 def test_letters_of_scripts_without_spaces_are_words():
     texts = ["很好的电影", "好看", "很差的电影", "太差了"] * 5
     labels = np.array([1, 1, 0, 0] * 5, np.int32)
-    assert baselines.by_regression(texts, labels, ["真好", "真差"]).tolist() == [1, 0]
+    assert simple.by_regression(texts, labels, ["真好", "真差"]).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -58,23 +58,23 @@ def test_letters_of_scripts_without_spaces_are_words():
 )
 def test_examples_without_words_or_of_one_label_have_the_most_frequent_label(texts, labels):
     usual = max(labels, key=labels.count) if len({*labels}) == 1 else 0
-    predicted = baselines.by_regression(texts, np.array(labels, np.int32), ["good", "a"])
+    predicted = simple.by_regression(texts, np.array(labels, np.int32), ["good", "a"])
     assert predicted.tolist() == [usual, usual]
 
 
 def test_a_sample_has_few_texts_where_there_are_many_bytes_or_labels(monkeypatch):
     labels = np.arange(120, dtype=np.int32) % 3
-    assert sorted(baselines.sample_of(TEXTS, labels)) == [*range(120)]
-    monkeypatch.setattr(baselines, "BYTES", sum(map(len, TEXTS)))
-    sample = baselines.sample_of(TEXTS, labels)
+    assert sorted(simple.sample_of(TEXTS, labels)) == [*range(120)]
+    monkeypatch.setattr(simple, "BYTES", sum(map(len, TEXTS)))
+    sample = simple.sample_of(TEXTS, labels)
     assert len({*sample}) in (59, 60)
-    assert (sample == baselines.sample_of(TEXTS, labels)).all()
+    assert (sample == simple.sample_of(TEXTS, labels)).all()
 
 
 def test_a_word_has_its_most_frequent_label_and_an_unknown_word_that_of_all_words():
     sentences = [["Ada", "met", "May"], ["in", "May"], ["may", "May"]]
     labels = [[1, 0, 1], [0, 0], [0, 0]]
-    predicted = baselines.by_word(sentences, labels, [["May", "Ada", "Bob"], ["met"]])
+    predicted = simple.by_word(sentences, labels, [["May", "Ada", "Bob"], ["met"]])
     assert predicted == [[0, 1, 0], [0]]
 
 
@@ -93,7 +93,7 @@ def test_bm25_ranks_as_its_formula_does():
         return total
 
     queries = ["dog bird", "the far bird", "dog", "unknown", "?"]
-    ranked = baselines.bm25(queries, documents)
+    ranked = simple.bm25(queries, documents)
     for query, numbers in zip(queries, ranked, strict=True):
         scores = [score(query, words) for words in split]
         expected = sorted((n for n, s in enumerate(scores) if s > 0), key=lambda n: -scores[n])
