@@ -332,8 +332,8 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     fitting = seconds * fraction / each
     if fitting < min(LEAST_PAIRS, number):
         raise _too_few("pairs", fitting, LEAST_PAIRS * each / fraction)
-    most = min(fitting, rule.get("most", math.inf))
-    epochs = min(float(rule["epochs"]), float(f"{most / number:.2g}"))
+    limit = min(fitting, rule.get("most", math.inf))
+    epochs = min(float(rule["epochs"]), float(f"{limit / number:.2g}"))
     start = str(out / "run") if chosen.has_masked_lm else chosen.name
     if not chosen.has_masked_lm:
         chosen.rows.append(("model", f"{start}, as published", AS_PUBLISHED))

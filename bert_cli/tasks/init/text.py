@@ -217,13 +217,13 @@ def pairs_of(
     rarest words, as their `frequencies` tell.
     """
     has_title = 0 in passages.headings_of(lines)
-    found = passages.passages_of(lines[has_title:], split)
+    whole = passages.passages_of(lines[has_title:], split)
     of_document = TABLE["pairs"]["of_document"]
     of_length = math.ceil(of_document * sum(map(len, lines)) / LONG_DOCUMENT)
-    number = min(max(of_document, of_length), len(found))
+    number = min(max(of_document, of_length), len(whole))
     pairs = []
     for n in range(number):
-        passage = " ".join(found[len(found) * n // number].text.split())
+        passage = " ".join(whole[len(whole) * n // number].text.split())
         sentences = [text.strip() for text in split(passage) if len(text) >= SENTENCE_CHARACTERS]
         by_chance = len(passage)  # the same in each run
         if n == 0 and has_title:
