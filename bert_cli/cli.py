@@ -103,7 +103,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
-        raise ConfigError(f"bert ({name})", "no such command", remedy)
+        raise ConfigError(f"COMMAND ({name})", "no such command", remedy)
     settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
     values = vars(settings)
     if values.get("dry_run"):

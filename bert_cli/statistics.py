@@ -67,9 +67,9 @@ class Sample(NamedTuple):
 
     def take(self, rows: npt.NDArray[np.bool_]) -> "Sample":
         """Return the sample of a mask [n]."""
-        keys, groups = np.flatnonzero(rows), self.examples.groups[rows].tolist()
-        named = [f"{self.examples.digest} {key}" for key in keys]
-        return Sample(self.rule, self.columns[rows], identify(named, groups))
+        keys = [f"{self.examples.digest} {row}" for row in np.flatnonzero(rows)]
+        groups = self.examples.groups[rows].tolist()
+        return Sample(self.rule, self.columns[rows], identify(keys, groups))
 
 
 def sample_of(examples: Examples, rule: str, *columns: npt.ArrayLike) -> Sample:
@@ -183,8 +183,10 @@ def _ratio(weights: Floats, columns: Floats) -> Floats:
 def _macro_f1(weights: Floats, columns: Floats) -> Floats:
     """Return the mean of the F1 of all labels that the resample has, from labels and predictions."""
     true, predicted = (columns[:, None] == np.unique(columns)[:, None]).transpose(2, 0, 1)
-    occurs = weights @ true + weights @ predicted
-    return _divided(_divided(2 * weights @ (true & predicted), occurs).sum(1), (occurs > 0).sum(1))
+    columns = np.concatenate([true, predicted, true & predicted], axis=1).astype(np.float64)
+    labelled, guessed, right = np.split(weights @ columns, 3, axis=1)
+    occurs = labelled + guessed
+    return _divided(_divided(2 * right, occurs).sum(1), (occurs > 0).sum(1))
 
 
 def _pearson(weights: Floats, columns: Floats) -> Floats:

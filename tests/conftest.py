@@ -29,8 +29,8 @@ LONGEST_FIRST = (
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
 SLOW_FIRST = (
-    "docs", "faults", "jax_layouts", "jax_features", "pretrain", "streams", "wheel", "plan_command", "processes",
-    "export_card", "scaling", "modernbert_commands",
+    "docs", "slurm_cluster", "faults", "jax_layouts", "jax_features", "pretrain", "streams", "wheel", "plan_command",
+    "processes", "export_card", "scaling", "modernbert_commands",
 )  # fmt: skip
 """Files that take a minute or more with `--slow`: one that began late would keep a worker busy alone."""
 

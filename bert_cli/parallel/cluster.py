@@ -270,7 +270,7 @@ def _problem_of(worker: str) -> str:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return error.strerror or repr(error)
     return ""
 
 

@@ -8,7 +8,6 @@ caching). Shapes: n rows of G texts each, D size of a vector.
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,8 +94,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
                 cosines = embeddings.cosines(vectors["first"], vectors["second"])
                 of_size |= samples_of(["spearman"], judged, cosines, identify(pairs))
             if retrieval is not None:
-                texts = vectors["queries"], vectors["documents"]
-                rankings = embeddings.ranked(*texts)
+                rankings = embeddings.ranked(vectors["queries"], vectors["documents"])
                 of_size |= embeddings.retrieval_samples(rankings, retrieval)
             suffix = "" if size == hidden_size else f"_dim{size}"
             samples |= {f"{name}{suffix}": sample for name, sample in of_size.items()}
@@ -108,7 +106,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     is_packed = settings.pooling == "mean"
     sizes = (hidden_size, *settings.prefixes)
     contrast = Contrast(size, settings.texts_per_example, settings.temperature, sizes)
-    task = Task(
+    has_teacher = settings.distillation.teacher is not None
+    return Task(
         labels=hidden_size,
         label_names=None,
         train=sets.pop("train", None),
@@ -119,11 +118,9 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         reader=PackReader if is_packed else TextReader,
         digits=4,
         baselines=partial(_baselines, retrieval),
+        teach=partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None,
         halves=is_split,
     )
-    has_teacher = settings.distillation.teacher is not None
-    teach = partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None
-    return replace(task, teach=teach)
 
 
 def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:

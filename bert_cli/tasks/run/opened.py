@@ -292,7 +292,7 @@ class Predictor:
         is_jax = keras.config.backend() == "jax"
         total = len(features)
         done = 0
-        with TerminalBar(sys.stderr, "", total, done) as bar:
+        with TerminalBar(sys.stderr, f"{total:,} texts", total, done) as bar:
             bar.shown &= total > self.settings.batch_size
             for numbers in by_length(features, self.settings.batch_size):
                 bar.show(f"{done:,} of {total:,} texts", done)
