@@ -26,6 +26,7 @@ from unittest import mock
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from bert_cli.cli import main
+from bert_cli.tasks.init import verdict as judging
 from bert_cli.tasks.init.text import divide
 from bert_cli.tasks.run import build
 
@@ -48,9 +49,18 @@ SHAPE = {
     "max_position_embeddings": LENGTH,
 }
 KINDS = (
-    "cat milk kitchen white", "dog bone garden brown", "horse grass meadow black", "bee honey forest yellow",
-    "mouse cheese cellar grey", "bear fish river huge", "owl mice barn old", "goat leaves hill small",
-    "pig apples farm pink", "fox hens village red", "duck bread lake green", "wolf meat mountain wild",
+    "cat milk kitchen white",
+    "dog bone garden brown",
+    "horse grass meadow black",
+    "bee honey forest yellow",
+    "mouse cheese cellar grey",
+    "bear fish river huge",
+    "owl mice barn old",
+    "goat leaves hill small",
+    "pig apples farm pink",
+    "fox hens village red",
+    "duck bread lake green",
+    "wolf meat mountain wild",
 )
 """What belongs together: an animal, its food, its place and its look."""
 SENTENCES = (
@@ -65,7 +75,9 @@ Documents = Sequence[list[str]]
 def generated(number: int, seed: int) -> list[list[str]]:
     """Return so many documents, each of LINES lines of a sentence."""
     draw = random.Random(seed)
-    lines = (draw.choice(SENTENCES).format(*draw.choice(KINDS).split()) for _ in range(LINES * number))
+    lines = (
+        draw.choice(SENTENCES).format(*draw.choice(KINDS).split()) for _ in range(LINES * number)
+    )
     return [[next(lines) for _ in range(LINES)] for _ in range(number)]
 
 
@@ -135,8 +147,9 @@ def verdict(folder: Path, kind: str, start: Path, seed: int) -> tuple[str, float
             train(folder, kind, vocabulary, start, seed)
     else:
         train(folder, kind, vocabulary, start, seed)
-    last = bert("verdict", folder).splitlines()[-1]
-    found = re.match(r"(WIN|NO DIFFERENCE|REGRESSION): gain (-?[\d.]+)", last)
+    with mock.patch.object(judging, "EXAMPLES", 100):  # the test has no more
+        last = bert("verdict", folder).splitlines()[-1]
+    found = re.match(r"(WIN|NO DIFFERENCE|REGRESSION): gain ([+-]?[\d.]+)", last)
     assert found, last
     print(f"seed {seed} {kind}: {last}", flush=True)
     return found[1], float(found[2])

@@ -6,7 +6,7 @@ paired difference, by the bootstrap over documents, does not contain 0.
 
 import math
 import textwrap
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -31,14 +31,16 @@ from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
-from bert_cli.statistics import Interval, difference
+from bert_cli.statistics import Sample, Score, difference, identify, mean_of, sample_of
 from bert_cli.tasks.init.text import JUDGED, SEARCH
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.run import models, opened
+from bert_cli.tasks.run.task import Result
 from bert_cli.tasks.search.opened import Model
 from bert_cli.tasks.search.score import USUAL, question_scores
 from bert_cli.text import count, format_duration
 from bert_cli.train.history import Run
+from bert_cli.train.scores import read_samples
 
 MIN_DOCUMENTS = 6  # five are all better by chance in 3 of 100 cases
 EXAMPLES = 500  # of a text, of which tokens are masked
@@ -55,13 +57,12 @@ class Measure(NamedTuple):
     name: str
     start: float
     trained: float
-    gain: Interval
-    documents: int
+    gain: Score
 
     @property
     def verdict(self) -> str:
         """Return WIN, NO DIFFERENCE or REGRESSION."""
-        if self.documents < MIN_DOCUMENTS or self.gain.low <= 0 <= self.gain.high:
+        if self.gain.groups < MIN_DOCUMENTS or self.gain.low <= 0 <= self.gain.high:
             return "NO DIFFERENCE"
         return "WIN" if self.gain.low > 0 else "REGRESSION"
 
@@ -76,9 +77,9 @@ def run(settings: VerdictSettings) -> None:
         remedy = "use a folder of `bert init`; those of earlier versions have no test"
         raise DataError(f"out ({out})", f"has no {TEST}", remedy)
     is_search = (out / "embed.json").is_file()
-    first, *others = _of_search(out) if is_search else _of_masked_lm(out)
+    first, *others = _of_search(out) if is_search else [*_of_labels(out), *_of_masked_lm(out)]
     notes = [f"{m.name}: clearly worse" for m in others if m.verdict == "REGRESSION"]
-    if first.documents < MIN_DOCUMENTS:
+    if first.gain.groups < MIN_DOCUMENTS:
         notes.append(f"fewer than {MIN_DOCUMENTS} documents show no difference; use more text")
     steps = (step for name in RUNS for step in Run(out / name).steps.values())
     seconds = sum(step.get("seconds_per_step") or 0.0 for step in steps)
@@ -87,22 +88,35 @@ def run(settings: VerdictSettings) -> None:
     notes.append(f"training took {format_duration(seconds)} on {cores}: {hours}")
     measures = [first, *others]
     table = [
-        (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", str(m.gain), f"{m.documents:,}")
+        (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", f"{m.gain:+.3f}", f"{m.gain.groups:,}")
         for m in measures
     ]
     heads = ("measure", "start", "trained", "gain [95 % interval]", "documents")
     print_table(heads, table, right=(1, 2, 4))
-    print_line("\n".join([*notes, f"{first.verdict}: gain {first.gain}, {first.name}"]))
+    print_line("\n".join([*notes, f"{first.verdict}: gain {first.gain:+.3f}, {first.name}"]))
     page = render(TEMPLATE, folder=out, measures=measures, notes=notes)
     write_output(out / "report.html", page, "out")
 
 
-def _measure(
-    name: str, before: Floats, after: Floats, documents: Sequence[Hashable], sign: int = 1
-) -> Measure:
-    """Return the measure of scores of the same examples; with sign -1 lower scores are better."""
-    gain = difference(sign * after, sign * before, documents)
-    return Measure(name, before.mean(), after.mean(), gain, len({*documents}))
+def _measure(name: str, start: Sample, trained: Sample, *, is_low: bool = False) -> Measure:
+    """Return the measure of two samples of the same examples; `is_low` says that a lower score is better."""
+    better, worse = (start, trained) if is_low else (trained, start)
+    return Measure(name, start.value, trained.value, difference([better], [worse]))
+
+
+def _of_labels(out: Path) -> Iterator[Measure]:
+    """Yield the accuracy of a classifier beside each baseline that its run keeps, the best one first."""
+    for trained in filter(None, [read_samples(out / "classifier").get("accuracy")]):
+        found = {}
+        for place in (out / "classifier").glob("baselines_*/*"):
+            every = Result(read_samples(place))
+            for sample in (
+                result.samples["accuracy"] for result in (every, every.half(choosing=False))
+            ):
+                if sample.examples.digest == trained.examples.digest:
+                    found[place.name] = sample
+        for name in sorted(found, key=lambda name: -found[name].value):
+            yield _measure(f"accuracy (start: {name})", found[name], trained)
 
 
 # --- masked LM
@@ -126,15 +140,13 @@ def _of_masked_lm(out: Path) -> Iterator[Measure]:
     for what, of_kind in texts.items():
         after = bits_per_byte(trained, of_kind, config["max_seq_length"])
         before = bits_per_byte(start or trained, of_kind, config["max_seq_length"], seen)
-        known = np.flatnonzero(np.isfinite(before + after))
-        values = before[known], after[known]
-        yield _measure(f"bits per byte of {what}", *values, known.tolist(), sign=-1)
+        yield _measure(f"bits per byte of {what}", before, after, is_low=True)
 
 
 def bits_per_byte(
     source: models.Source, texts: Sequence[str], length: int, seen: Sequence[str] = ()
-) -> Floats:
-    """Return the bits per byte of the masked tokens of each text, NaN where none is masked.
+) -> Sample:
+    """Return the bits per byte of the masked tokens of texts, each of which is a group.
 
     Models with the same vocabulary fill the same masks. With texts that were `seen`, the frequencies of their tokens
     fill them instead of the model.
@@ -160,8 +172,8 @@ def bits_per_byte(
         nats_BP = _nats(source, columns)
     bits_BP = columns["masked_lm_weights"] * nats_BP / math.log(2)
     bytes_BP = read_vocabulary(vocabulary_path(source.folder)).text_bytes[ids_BP]
-    bits, size = (np.bincount(owner, of.sum(1), len(texts)) for of in (bits_BP, bytes_BP))
-    return np.divide(bits, size, out=np.full(len(texts), np.nan), where=size > 0)
+    sums = (np.bincount(owner, of.sum(1), len(texts)) for of in (bits_BP, bytes_BP))
+    return sample_of(identify(range(len(texts))), "ratio", *sums)
 
 
 def _nats(source: models.Source, columns: opened.Columns) -> Floats:
@@ -188,10 +200,13 @@ def _of_search(out: Path) -> Iterator[Measure]:
         start = _read(path).get("pretrained_ckpt_path") or start
     before, after = (_gains(retrieval, name) for name in (start, str(out / "vectors")))
     documents = [min(relevant) for relevant in retrieval.relevant]
+    of_start, of_trained = (
+        [mean_of(gains[:, half], documents) for half in (0, USUAL, -1)] for gains in (before, after)
+    )
     both = "nDCG@10 by words and meaning"
-    yield _measure(both, before[:, USUAL], after[:, USUAL], documents)
-    yield _measure("nDCG@10 by meaning", before[:, -1], after[:, -1], documents)
-    yield _measure(f"{both} (start: words alone)", after[:, 0], after[:, USUAL], documents)
+    yield _measure(both, of_start[1], of_trained[1])
+    yield _measure("nDCG@10 by meaning", of_start[2], of_trained[2])
+    yield _measure(f"{both} (start: words alone)", of_trained[0], of_trained[1])
 
 
 def _gains(retrieval: Retrieval, model: str) -> Floats:
