@@ -189,8 +189,7 @@ def train(
     """Train with `bert embed`, and return the folder of the weights between those of both models."""
     columns = ["anchor", "positive", "negative"][: len(pairs[0])]
     rows = (json.dumps(dict(zip(columns, pair, strict=True))) for pair in pairs)
-    shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True)
+    run.mkdir(exist_ok=True)
     (run / "pairs.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
     words = ["embed", "--pretrained-ckpt-path", options.model, "--train-file", run / "pairs.jsonl"]
     words += ["--text-column", ",".join(columns), "--no-do-validation", "--seed", seed]
@@ -204,12 +203,12 @@ def train(
 
     trained = find_source(str(run / "model"))
     between = run / "between"
-    shutil.copytree(options.model, between)
-    start = load_file(between / "model.safetensors")
+    shutil.copytree(options.model, between, dirs_exist_ok=True)
+    start = load_file(options.model / "model.safetensors")
     end = load_file(trained.weights)
     part = np.float32(options.interpolate)
     mixed = {
-        name: (1 - part) * weight + part * end.get(f"bert.{name}", end.get(name))
+        name: (1 - part) * weight + part * end[f"bert.{name}" if f"bert.{name}" in end else name]
         for name, weight in start.items()
         if weight.dtype == np.float32 and not name.startswith("pooler")
     }
@@ -316,8 +315,8 @@ def main() -> None:
     systems = {"start": [start]}
     for seed in options.seeds if options.pairs else []:
         rows = rows_of(options, Maker(passages, text.training, seed), passages)
-        kinds = "_".join([*options.pairs, *["negatives"] * options.negatives])
-        run = options.out / f"{kinds}_{options.rate:g}_{options.number}_{seed}"
+        mixture = "_".join([*options.pairs, *["negatives"] * options.negatives])
+        run = options.out / f"{mixture}_{options.rate:g}_{options.number}_{seed}"
         vectors = run / f"{options.interpolate:g}.npy"
         if not vectors.exists():
             gains_of(options, train(options, rows, run, seed), text, vectors)
