@@ -38,7 +38,11 @@ EVALUATION_EXAMPLES = 1000
 LOG_LINES = 200
 SPOILS = (
     "masked-LM training spoils the vectors of a model of sentences (in our trial nDCG@10 fell from 0.612 to 0.360); "
-    "--for search trains it on pairs instead"
+    "--for search uses it as published instead"
+)
+
+AS_PUBLISHED = (
+    "training on pairs improved the vectors in our runs, but not search by words and vectors"
 )
 
 
@@ -143,9 +147,10 @@ def choose(
         _add_masked_lm(chosen, seconds - chosen.seconds, rate)
     times = dict.fromkeys(hours_of(factor * chosen.seconds) for factor in machine.spread)
     reason = "measured on this machine just now; a busy machine is slower"
-    if chosen.seconds < LITTLE_TIME * seconds:
-        little = "text is small" if chosen.has_masked_lm else "pairs are few"
-        reason += f"; the {little}: more text would use more of the time"
+    if not chosen.has_masked_lm:
+        reason += "; of the training, which is an experiment"
+    elif chosen.seconds < LITTLE_TIME * seconds:
+        reason += "; the text is small: more text would use more of the time"
     chosen.rows.append(("time", " to ".join(times), reason))
     return chosen
 
@@ -316,7 +321,8 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     text = chosen.text
     machine = chosen.machine
     out = chosen.out
-    rule = TABLE["pairs"]
+    few = {} if chosen.has_masked_lm else TABLE["few pairs"]
+    rule = {**TABLE["pairs"], **few}
     documents = max(text.documents, text.text_bytes / rule["document"])
     number = max(1, round(TRAINED * min(rule["of_document"] * documents, text.words / 100)))
     # The vectors of the complete batch are computed before the gradients: one more forward pass.
@@ -326,13 +332,13 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     fitting = seconds * fraction / each
     if fitting < min(LEAST_PAIRS, number):
         raise _too_few("pairs", fitting, LEAST_PAIRS * each / fraction)
-    epochs = min(float(rule["epochs"]), float(f"{fitting / number:.2g}"))
+    limit = min(fitting, rule.get("most", math.inf))
+    epochs = min(float(rule["epochs"]), float(f"{limit / number:.2g}"))
     start = str(out / "run") if chosen.has_masked_lm else chosen.name
     if not chosen.has_masked_lm:
-        reason = "a model of sentences: no masked-LM training, which spoils its vectors"
-        chosen.rows.append(("model", start, reason))
+        chosen.rows.append(("model", f"{start}, as published", AS_PUBLISHED))
     how = f"{epochs:g} epochs of {rule['batch']}, AdamW at {rule['rate']:g}"
-    chosen.add_row("pairs", f"about {number:,} of the text, {how}")
+    chosen.rows.append(("pairs", f"about {number:,} of the text, {how}", rule["source"]))
     chosen.add_config(
         "embed",
         f"Vectors of texts, trained on pairs of the text, from {start}",

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from bert_cli.files import atomic_folder, check_new_folder, origin_of, write_jso
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import cpu_count, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
-from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
+from bert_cli.tasks.init.recipe import AS_PUBLISHED, Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
 from bert_cli.text import count
 
@@ -164,17 +165,9 @@ def commands(
             f"bert doctor --config {out}/pretrain.json",
             f"bert pretrain --config {out}/pretrain.json",
         ]
+    verdict = ["# is the model better than its start?", f"bert verdict {out}"]
     if "embed" in chosen.configs:
-        before = "after masked-LM training alone" if chosen.has_masked_lm else "as published"
-        lines += [
-            f"# ndcg_10 of the model {before}",
-            f"bert embed --config {out}/embed.json --no-do-training",
-            "# training on pairs, and ndcg_10 after it: higher is better",
-            f"bert embed --config {out}/embed.json",
-            "# an index of your text, and questions: ask your own in their place",
-            f"bert search make {out}/search.index {reading} --model {out}/vectors",
-            *(f"bert search ask {out}/search.index {shlex.quote(asked)}" for asked in questions),
-        ]
+        lines += _of_search(chosen, questions, reading, verdict)
     elif chosen.goal == "labels":
         rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.config.hidden_size)
         lines += [
@@ -185,8 +178,32 @@ def commands(
     else:
         masked = shlex.quote(text.mask_word(sentence))
         lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
-    lines += ["# is the model better than its start?", f"bert verdict {out}"]
-    return [re.sub("^bert ", lambda _: f"{program()} ", line) for line in lines]
+    lines += [] if "embed" in chosen.configs else verdict
+    return [re.sub("^(# |)bert ", rf"\g<1>{program()} ", line) for line in lines]
+
+
+def _of_search(
+    chosen: Recipe, questions: Sequence[str], reading: str, verdict: Sequence[str]
+) -> list[str]:
+    """Return the commands after masked-LM training; those of an experiment are comments."""
+    out = shlex.quote(str(chosen.out))
+    before = "after masked-LM training alone" if chosen.has_masked_lm else "as published"
+    training = [
+        f"# ndcg_10 of the model {before}",
+        f"bert embed --config {out}/embed.json --no-do-training",
+        "# training on pairs, and ndcg_10 after it: higher is better",
+        f"bert embed --config {out}/embed.json",
+    ]
+    model = f"{out}/vectors" if chosen.has_masked_lm else shlex.quote(chosen.name)
+    index = [
+        "# an index of your text, and questions: ask your own in their place",
+        f"bert search make {out}/search.index {reading} --model {model}",
+        *(f"bert search ask {out}/search.index {shlex.quote(asked)}" for asked in questions),
+    ]
+    if chosen.has_masked_lm:
+        return [*training, *index, *verdict]
+    experiment = [f"# {line.removeprefix('# ')}" for line in (*training, *verdict)]
+    return [*index, f"# an experiment, to train the model: {AS_PUBLISHED}", *experiment]
 
 
 def find_start(name: str) -> tuple[Start, Vocabulary]:

@@ -42,7 +42,8 @@ HELD_OUT = 10  # every tenth document
 LEAST_HELD_OUT = 12  # documents, if half of them are as many
 MOST_HELD_OUT = 500  # documents
 SENTENCE_CHARACTERS = 20  # shortest sentence of a pair
-PASSAGE = 3  # sentences
+KEY_WORD = re.compile(rf"[{CHARACTERS}]|[^\W{CHARACTERS}]+")
+REMOVED = 0.35  # of the words of a sentence, the rarest ones
 LONGEST_TITLE = 80  # characters
 QUESTION = re.compile(r"\w[^.!?\u3002\uff1f]{10,100}[?\uff1f]")
 QUESTIONS = 3  # that are suggested
@@ -153,6 +154,8 @@ def divide(
     shown: list[str] = []
     questions: list[str] = []
     titles: list[str] = []
+    frequencies: Counter[str] = Counter()  # documents so far that have a word
+    seen: set[str] = set()  # texts of pairs
     with ExitStack() as stack:
         out = {}
         names = [f"text/{part}.jsonl" for part in PARTS]
@@ -173,7 +176,13 @@ def divide(
             part = PARTS[1 + held_out % 2 if is_held_out else 0]
             write(f"text/{part}.jsonl", text="\n".join(lines))
             sentences = [" ".join(text.split()) for line in lines for text in split(line)]
-            pairs = pairs_of(sentences) if has_pairs else []
+            pairs = []
+            if has_pairs:
+                frequencies.update({*KEY_WORD.findall("\n".join(lines).lower())})
+                for pair in pairs_of(lines, split, frequencies):
+                    if not seen.intersection(pair):
+                        pairs.append(pair)
+                        seen.update(pair)
             if len(questions) < QUESTIONS:
                 questions += filter(QUESTION.fullmatch, sentences)
                 titles += [lines[0]] if len(lines[0]) <= LONGEST_TITLE else []
@@ -199,14 +208,37 @@ def mask_word(sentence: str) -> str:
     return f"{sentence[:first]}[MASK]{sentence[end:]}"
 
 
-def pairs_of(sentences: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of a sentence and a later passage, each pair from another part of the document."""
-    long = [sentence for sentence in sentences if len(sentence) >= SENTENCE_CHARACTERS]
+def pairs_of(
+    lines: Sequence[str], split: Callable[[str], list[str]], frequencies: Counter[str]
+) -> list[tuple[str, str]]:
+    """Return pairs of a question and a passage that answers it, from all parts of a document.
+
+    A question is the heading of the document, the first sentence of a passage, or any of its sentences without the
+    rarest words, as their `frequencies` tell.
+    """
+    has_title = 0 in passages.headings_of(lines)
+    whole = passages.passages_of(lines[has_title:], split)
     of_document = TABLE["pairs"]["of_document"]
-    of_length = math.ceil(of_document * sum(map(len, long)) / LONG_DOCUMENT)
-    number = min(max(of_document, of_length), len(long) // (PASSAGE + 1))
-    bounds = [len(long) * n // number for n in range(number + 1)] if number else []
-    return [
-        (long[first], " ".join(long[end - PASSAGE : end]))
-        for first, end in itertools.pairwise(bounds)
-    ]
+    of_length = math.ceil(of_document * sum(map(len, lines)) / LONG_DOCUMENT)
+    number = min(max(of_document, of_length), len(whole))
+    pairs = []
+    for n in range(number):
+        passage = " ".join(whole[len(whole) * n // number].text.split())
+        sentences = [text.strip() for text in split(passage) if len(text) >= SENTENCE_CHARACTERS]
+        by_chance = len(passage)  # the same in each run
+        if n == 0 and has_title:
+            pairs.append((lines[0], passage))
+        elif by_chance % 2 and len(sentences) > 1:
+            pairs.append((sentences[0], " ".join(sentences[1:])))
+        elif sentences:
+            asked = sentences[by_chance // 2 % len(sentences)]
+            pairs.append((without_rarest(asked, frequencies), passage))
+    return [pair for pair in pairs if all(pair)]
+
+
+def without_rarest(sentence: str, frequencies: Counter[str]) -> str:
+    """Return the words of a sentence without the rarest, so that a model must find more than these."""
+    words = KEY_WORD.findall(sentence)
+    by_rarity = sorted(range(len(words)), key=lambda n: frequencies[words[n].lower()])
+    gone = {*by_rarity[: math.ceil(REMOVED * len(words))]}
+    return " ".join(word for n, word in enumerate(words) if n not in gone)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -135,7 +137,7 @@ def test_the_held_out_documents_are_not_trained_on(at_home):
 
     parts = [texts(f"text/{part}.jsonl", "text") for part in text.PARTS]
     assert [*map(len, parts)] == [15, 7, 8] and len({one for part in parts for one in part}) == 30
-    named = {"pairs.jsonl": "anchor", "search/queries.jsonl": "text", "test/queries.jsonl": "text"}
+    named = {"pairs.jsonl": "positive", "search/corpus.jsonl": "text", "test/corpus.jsonl": "text"}
     for number, (name, key) in enumerate(named.items()):
         first = texts(name, key)
         owners = [[one in "\n".join(part) for part in parts] for one in first]
@@ -143,23 +145,29 @@ def test_the_held_out_documents_are_not_trained_on(at_home):
 
 
 def test_all_passages_of_the_document_of_a_query_are_relevant(at_home):
-    """Of twelve sentences three pairs are made: nine judgements for each of seven documents."""
-    assert init("judged", "--from", "model", "--for", "search") == 0
+    documents = [" ".join(SENTENCES[n : n + 60]) for n in range(0, len(SENTENCES) - 60, 15)]
+    rows = "".join(json.dumps({"text": document}) + "\n" for document in documents)
+    (at_home / "long.jsonl").write_text(rows)
+    assert main(["init", "long.jsonl", "judged", "--from", "model", "--for", "search"]) == 0
     lines = (at_home / "judged/search/qrels/test.tsv").read_text().splitlines()[1:]
-    judged = {tuple(line.split("\t")) for line in lines}
-    numbers = range(3)
-    named = range(2, 16, 2)  # every other document that is held out; the others are the test
-    expected = {(f"{d}-{q}", f"{d}-{p}", "1") for d in named for q in numbers for p in numbers}
-    assert judged == expected and len(lines) == 63
-    texts = {row["_id"]: row["text"] for row in rows_of(at_home / "judged/search/corpus.jsonl")}
+    judged = {tuple(line.split("\t")[:2]) for line in lines}
+    queries, texts = (
+        {row["_id"]: row["text"] for row in rows_of(at_home / f"judged/search/{name}.jsonl")}
+        for name in ("queries", "corpus")
+    )
+    assert queries.keys() == texts.keys() and len({*texts.values()}) == len(texts)
+    owner = {name: name.partition("-")[0] for name in queries}
+    assert judged == {(q, p) for q in queries for p in queries if owner[q] == owner[p]}
+    assert len(judged) > len(queries) > len({*owner.values()})
     held_out = [row["text"] for row in rows_of(at_home / "judged/text/held_out.jsonl")]
-    for row in rows_of(at_home / "judged/search/queries.jsonl"):
-        document = held_out[int(row["_id"].partition("-")[0]) // 2 - 1]
-        assert document.index(row["text"]) < document.index(texts[row["_id"]])
+    for name, passage in texts.items():
+        assert passage in held_out[int(owner[name]) // 2 - 1]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_model_of_sentences_gets_pairs_alone_and_keeps_its_pooling(pooling, at_home):
+def test_a_model_of_sentences_is_used_as_published_and_its_training_is_an_experiment(
+    pooling, at_home
+):
     shutil.copytree(at_home / "model", at_home / pooling)
     for name, content in embedding_files(pooling, 32, 64).items():
         (at_home / pooling / name).parent.mkdir(exist_ok=True)
@@ -169,7 +177,13 @@ def test_a_model_of_sentences_gets_pairs_alone_and_keeps_its_pooling(pooling, at
     assert not (out / "pretrain.json").exists()
     config = json.loads((out / "embed.json").read_text())
     assert (config["pretrained_ckpt_path"], config["pooling"]) == (pooling, pooling)
-    assert "tokenize" not in (out / "commands.sh").read_text()
+    script = (out / "commands.sh").read_text()
+    commands = [line for line in script.splitlines()[3:] if not line.startswith("# ")]
+    assert f"search make {out.name}/search.index" in commands[0]
+    assert commands[0].endswith(f" --model {pooling}")
+    assert all(" search ask " in line for line in commands[1:]) and commands[1:]
+    for words in ("embed", "verdict"):
+        assert re.search(rf"^# \S*bert {words} ", script, re.MULTILINE)
 
 
 def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
@@ -317,13 +331,24 @@ def test_few_long_documents_are_cut_into_pieces(home, tmp_path):
     assert facts.is_cut and facts.documents == len(pieces) > 1
 
 
-def test_pairs_are_a_sentence_and_a_later_passage_of_another_part():
-    sentences = [f"This is sentence number {n} of it." for n in range(12)]
-    pairs = text.pairs_of(["Short.", *sentences])
-    assert len(text.pairs_of([*sentences] * 100)) > 3
-    assert [anchor for anchor, _ in pairs] == [sentences[0], sentences[4], sentences[8]]
-    assert pairs[0][1] == " ".join(sentences[1:4])
-    assert text.pairs_of(sentences[:3]) == []
+def test_pairs_are_a_heading_first_sentences_and_sentences_without_rare_words():
+    lines = [
+        "# On bridges",
+        *(f"The river number{n} is so very wide. It is deep. " for n in range(90)),
+    ]
+    split = re.compile(r"(?<=[.]) ").split
+    pairs = text.pairs_of(lines, split, Counter(the=9, river=5, very=9, wide=9))
+    assert pairs[0][0] == "# On bridges" and "# On bridges" not in pairs[0][1]
+    questions = {question.partition(" number")[0]: passage for question, passage in pairs[1:]}
+    assert questions.keys() <= {"The river", "The very wide"}
+    assert text.pairs_of(["Short."], split, Counter()) == []
+
+
+def test_a_question_lacks_the_rarest_words_of_its_sentence():
+    frequencies = Counter({"the": 9, "river": 5, "is": 9, "very": 7, "北": 3, "京": 1})
+    assert text.without_rarest("The river Afon is very wide.", frequencies) == "The is very"
+    assert text.without_rarest("北京", frequencies) == "北"
+    assert text.without_rarest("word", frequencies) == ""
 
 
 @pytest.mark.slow
