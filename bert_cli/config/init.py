@@ -47,6 +47,7 @@ class VerdictSettings(Settings):
     Both are scored on the test, documents of your text that neither trained nor chose anything. Writes
     OUT/report.html, and prints the same.
     Example: bert verdict mine
+    Example: bert verdict runs/manuals
     """
 
     out: Positional[Path]

@@ -106,17 +106,18 @@ def _measure(name: str, start: Sample, trained: Sample, *, is_low: bool = False)
 
 def _of_labels(out: Path) -> Iterator[Measure]:
     """Yield the accuracy of a classifier beside each baseline that its run keeps, the best one first."""
-    for trained in filter(None, [read_samples(out / "classifier").get("accuracy")]):
-        found = {}
-        for place in (out / "classifier").glob("baselines_*/*"):
-            every = Result(read_samples(place))
-            for sample in (
-                result.samples["accuracy"] for result in (every, every.half(choosing=False))
-            ):
-                if sample.examples.digest == trained.examples.digest:
-                    found[place.name] = sample
-        for name in sorted(found, key=lambda name: -found[name].value):
-            yield _measure(f"accuracy (start: {name})", found[name], trained)
+    trained = read_samples(out / "classifier").get("accuracy")
+    if trained is None:
+        return
+    samples: dict[str, Sample] = {}
+    for place in (out / "classifier").glob("baselines_*/*"):
+        every = Result(read_samples(place))
+        for result in (every, every.half(choosing=False)):
+            sample = result.samples["accuracy"]
+            if sample.examples.digest == trained.examples.digest:
+                samples[place.name] = sample
+    for name in sorted(samples, key=lambda name: -samples[name].value):
+        yield _measure(f"accuracy (start: {name})", samples[name], trained)
 
 
 # --- masked LM
@@ -133,7 +134,7 @@ def _of_masked_lm(out: Path) -> Iterator[Measure]:
     articles = sorted((sample_dump().parent / "articles").glob("*.wiki"))
     markup = (article.read_text(encoding="utf-8") for article in articles)
     samples = ["\n".join(to_lines(text, site_of(b""))) for text in markup]
-    texts = {"your text": _texts(out, "test"), "other text": samples}
+    texts = {"your text": _texts(out, "test"), "other text (English articles)": samples}
     if start is None:
         texts = {"your text (start: frequencies of tokens)": texts["your text"]}
     seen = [] if start else _texts(out, "train")
@@ -158,8 +159,8 @@ def bits_per_byte(
     features, _ = encode_texts(tokenizer, parts, None, {}, max_seq_length=length)
     tokens_BS = features.batch(np.arange(len(parts)), length)["input_ids"]
     masking = Masking()
-    most = math.ceil(masking.probability * length)
-    recipe = MaskRecipe(tokenizer.special, len(tokenizer.pieces), masking, most)
+    predictions = math.ceil(masking.probability * length)
+    recipe = MaskRecipe(tokenizer.special, len(tokenizer.pieces), masking, predictions)
     sizes = features.lengths
     keys = row_keys(range(len(parts)), "bits per byte")
     columns = mask_examples(tokens_BS, sizes, sizes, np.zeros_like(sizes), keys, recipe)

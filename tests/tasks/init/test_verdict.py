@@ -1,0 +1,84 @@
+"""`bert verdict`: its rule, its bits per byte, and folders without a test."""
+
+import math
+
+import numpy as np
+import pytest
+from support.tiny_models import TINY, write_model
+
+from bert_cli.cli import main
+from bert_cli.statistics import Score, difference, identify, sample_of
+from bert_cli.tasks.init import verdict
+from bert_cli.tasks.run import models
+from bert_cli.tasks.run.task import Result
+from bert_cli.train import scores
+
+TEXTS = ["the good film was not a bad plot and it is very fine. " * 9, "bad music is awful. " * 20]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "documents", "expected"),
+    [
+        (0.1, 0.3, 6, "WIN"),
+        (-0.3, -0.1, 6, "REGRESSION"),
+        (-0.1, 0.3, 6, "NO DIFFERENCE"),
+        (0.0, 0.0, 6, "NO DIFFERENCE"),
+        (0.1, 0.3, 5, "NO DIFFERENCE"),
+        (math.nan, math.nan, 1, "NO DIFFERENCE"),
+    ],
+)
+def test_the_interval_decides(low, high, documents, expected):
+    gain = Score((low + high) / 2, low, high, documents, documents)
+    assert verdict.Measure("nDCG@10", 0.5, 0.7, gain).verdict == expected
+
+
+def test_the_bits_per_byte_of_a_model_without_preference_are_those_of_its_vocabulary(tmp_path):
+    """All words have the same score, so each masked token has log2 V bits."""
+    flat = write_model(tmp_path / "flat", TINY.model_copy(update={"initializer_range": 1e-9}))
+    source = models.find_source(str(flat))
+    sample = verdict.bits_per_byte(source, TEXTS, 64)
+    per_token = math.log2(source.config.vocab_size)
+    tokens = sample.columns[:, 0] / per_token
+    assert np.allclose(tokens, np.rint(tokens), atol=1e-3) and (tokens > 10).all()
+    assert (sample.columns[:, 1] > tokens).all()
+
+
+def test_two_models_fill_the_same_masks_and_equal_models_do_not_differ(tmp_path):
+    first, second = (
+        models.find_source(str(write_model(tmp_path / str(n), seed=n))) for n in (1, 2)
+    )
+    scored = [verdict.bits_per_byte(source, TEXTS, 64) for source in (first, first, second)]
+    assert difference([scored[0]], [scored[1]])[:3] == (0.0, 0.0, 0.0)
+    assert np.array_equal(scored[0].columns[:, 1], scored[2].columns[:, 1])
+    assert not np.array_equal(scored[0].columns[:, 0], scored[2].columns[:, 0])
+
+
+def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path):
+    source = models.find_source(str(write_model(tmp_path / "model")))
+    sample = verdict.bits_per_byte(source, TEXTS, 64, seen=TEXTS)
+    assert sample.value < verdict.bits_per_byte(source, TEXTS, 64).value
+
+
+def test_labels_are_judged_beside_the_best_baseline_on_the_reported_half(tmp_path):
+    examples = identify(range(40))
+
+    def write(folder, right, is_half):
+        values = Result({"accuracy": sample_of(examples, "ratio", np.arange(40) < right, 1.0)})
+        values = values.half(choosing=False) if is_half else values
+        folder.mkdir(parents=True)
+        scores.write(folder, values.samples, values.intervals)
+
+    write(tmp_path / "classifier", 36, is_half=True)
+    for name, right in (("majority class", 10), ("regression on words", 24)):
+        write(tmp_path / "classifier/baselines_0" / name, right, is_half=False)
+    measures = list(verdict._of_labels(tmp_path))
+    assert [m.name for m in measures] == [
+        "accuracy (start: regression on words)",
+        "accuracy (start: majority class)",
+    ]
+    assert {m.verdict for m in measures} == {"WIN"} and measures[0].gain.n == 20
+
+
+def test_a_folder_without_a_test_is_refused(tmp_path, capsys):
+    assert main(["verdict", str(tmp_path)]) == 3
+    assert "has no text/test.jsonl; use a folder of `bert init`" in capsys.readouterr().err
