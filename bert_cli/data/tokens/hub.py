@@ -1,13 +1,13 @@
 """The Hugging Face hub: download files of a model, or find them in the cache where the hub does not answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 SECONDS = 10
 """Time in which the hub must answer the first request."""
 
 
-def download(name: str, patterns: Sequence[str], has_files: Callable[[Path], bool]) -> Path:
+def download(name: str, patterns: list[str], has_files: Callable[[Path], bool]) -> Path:
     """Return the folder of a model's files whose names match the patterns.
 
     Raises ConnectionError, caused by the first failure, if the hub does not answer and the cache has no folder with
