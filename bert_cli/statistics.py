@@ -53,13 +53,29 @@ def identify(
     return Examples(owner, digest, size or len(texts))
 
 
+def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
+    """Return a group for each row: rows with a name in common, which is no integer, or with one between them."""
+    parents: dict[Hashable, Hashable] = {}
+
+    def root(name: Hashable) -> Hashable:
+        while parents.setdefault(name, name) != name:
+            parents[name] = name = parents[parents[name]]
+        return name
+
+    size = 0
+    for size, names in enumerate(rows, 1):
+        for name in names:
+            parents[root(size)] = root(name)
+    return [root(number) for number in range(1, size + 1)]
+
+
 class Sample(NamedTuple):
     """What a score is computed from."""
 
     rule: str
     """A name in RULES."""
     columns: Floats
-    """What each row adds to the score [n, C]; the rule says what the columns are."""
+    """What each row adds to the score [n, C], by the rule; NaN where the system lacks the row."""
     examples: Examples
 
     @property

@@ -21,7 +21,7 @@ from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
-from bert_cli.statistics import Examples, Sample, identify, sample_of
+from bert_cli.statistics import Examples, Sample, identify, linked, sample_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -85,10 +85,11 @@ class Retrieval:
 
     @cached_property
     def examples(self) -> Examples:
-        """Return the identity of the queries; those with the same first relevant document are a group."""
-        first = [min((n for n in grades if grades[n]), default=None) for grades in self.relevant]
-        groups = [f"query {n}" if row is None else row for n, row in enumerate(first)]
-        return identify(self.queries, groups)
+        """Return the identity of the judged queries; equal ones, or of the same first document, are a group."""
+        first = (sorted((n,) for n in grades if grades[n])[:1] for grades in self.relevant)
+        groups = linked((query, *row) for query, row in zip(self.queries, first, strict=True))
+        judged = zip(self.queries, (sorted(row.items()) for row in self.relevant), strict=True)
+        return identify(judged, groups)
 
 
 def read_retrieval(qrels: Path) -> Retrieval:
