@@ -1,5 +1,6 @@
 """The baselines of a run: computed once, kept in its folder, printed, and compared with the model."""
 
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,11 +37,14 @@ def compare(
         print_line(f"baseline, {name}: {describe(result.intervals)}")
     sign = -1 if best.endswith("loss") else 1
     scored = [name for name in baselines if best in baselines[name].samples]
-    ranked = sorted(scored, key=lambda name: sign * baselines[name].samples[best].value)
+    ranked = sorted(scored, key=lambda name: sign * baselines[name].intervals[best].value)
     if not ranked:
         return ""
     first, second = [model.samples[best], baselines[ranked[-1]].samples[best]][::sign]
     gain = difference([first], [second])
+    if math.isnan(gain.low):
+        print_line("the model and the baselines cannot be compared: all examples are one group")
+        return ""
     beats = "beats" if gain.low > 0 else "does not beat"
     verdict = f"the model {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
     if saved is not None:
