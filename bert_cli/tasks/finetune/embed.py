@@ -117,6 +117,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
+        held_out="" if retrieval is None else retrieval.examples.digest,
         baselines=partial(_baselines, retrieval),
         teach=partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None,
         halves=is_split,

@@ -14,7 +14,7 @@ from bert_cli.train import card, checkpoint, scores
 
 def kept(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
     """Return the baselines of a task, which the run's folder keeps; `trained_on` and the task name the examples."""
-    parts = [trained_on, *(part.fingerprint for part in task.development.values())]
+    parts = [trained_on, task.held_out, *(part.fingerprint for part in task.development.values())]
     place = folder / f"baselines_{zlib.crc32(' '.join(parts).encode()):08x}"
     if not place.is_dir():
         assert task.baselines is not None

@@ -73,6 +73,8 @@ class Task:
     """Evaluates the logits of the development sets."""
     best: str = ""
     """The score whose highest value decides which checkpoint is the best."""
+    held_out: str = ""
+    """Names the texts and judgements of the development sets, which have the same features as others."""
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
     train_unlabelled: Features | None = None
