@@ -160,11 +160,16 @@ def intervals(samples: Mapping[str, Sample]) -> dict[str, Score]:
 def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0) -> Score:
     """Return how much higher the first score is than the second, on the same examples, resampled together.
 
-    Each side is the mean of its systems, such as the seeds of a run. Raises ValueError for other examples.
+    Each side is the mean of its systems, such as the seeds of a run. Rows that one of them lacks count for none.
+    Raises ValueError for other examples.
     """
-    examples = first[0].examples
-    if any(sample.examples.digest != examples.digest for sample in (*first, *second)):
+    systems = (*first, *second)
+    if len({sample.examples.digest for sample in systems}) > 1:
         raise ValueError("the samples have other examples")
+    lacks = np.any([np.isnan(sample.columns).any(1) for sample in systems], axis=0)
+    if lacks.any():
+        first, second = ([sample.take(~lacks) for sample in side] for side in (first, second))
+    examples = first[0].examples
 
     def of(function: Callable[[Sample], Any]) -> Any:
         sides = [np.mean([*map(function, side)], axis=0) for side in (first, second) if side]
