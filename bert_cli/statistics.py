@@ -205,10 +205,14 @@ def _ratio(weights: Floats, columns: Floats) -> Floats:
 
 def _macro_f1(weights: Floats, columns: Floats) -> Floats:
     """Return the mean of the F1 of all labels that the resample has, from labels and predictions."""
-    true, predicted = (columns[:, None] == np.unique(columns)[:, None]).transpose(2, 0, 1)
-    columns = np.concatenate([true, predicted, true & predicted], axis=1).astype(np.float64)
-    labelled, guessed, right = np.split(weights @ columns, 3, axis=1)
-    occurs = labelled + guessed
+    labels, numbers = np.unique(columns, return_inverse=True)
+    true, predicted = numbers.reshape(columns.shape).T
+
+    def totals(of: npt.NDArray[np.int64], weights: Floats) -> Floats:
+        return np.stack([np.bincount(of, row, len(labels)) for row in weights])
+
+    right = totals(true, weights * (true == predicted))
+    occurs = totals(true, weights) + totals(predicted, weights)
     return _divided(_divided(2 * right, occurs).sum(1), (occurs > 0).sum(1))
 
 
