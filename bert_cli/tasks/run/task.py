@@ -136,8 +136,12 @@ class Scorer:
 
     def reported(self, result: Result) -> tuple[Result, str]:
         """Return the result that is reported, and a note on what it is of."""
+        if not self.task.halves:
+            return result, ""
+        if not any(sample.examples.groups.any() for sample in result.samples.values()):
+            return result, ", chosen on the same examples"
         note = ", from the half of the held-out texts that chose nothing"
-        return (result.half(choosing=False), note) if self.task.halves else (result, "")
+        return result.half(choosing=False), note
 
     def score(self, engine: Engine) -> Result:
         """Return the result of the current weights."""
