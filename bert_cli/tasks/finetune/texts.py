@@ -82,7 +82,7 @@ def build(
         "accuracy",
         train_unlabelled=more,
         baselines=partial(_baselines, sets, evaluate, source),
-        halves=settings.validation_file is None,
+        halves=settings.do_validation and settings.validation_file is None,
     )
 
 
