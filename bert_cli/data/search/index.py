@@ -229,17 +229,17 @@ class Index:
         """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
         self._load()
         if self.embed is None or not self._is_complete:
-            problem = "has no vectors of all passages by this model"
+            problem = "the index has no vectors of all passages by its model"
             make = "run `bert search make` with --model to its end and open the index again"
-            raise ConfigError(str(self.path), problem, f"{make}, or ask with --words")
+            raise ConfigError("meaning", problem, f"{make}, or ask by words")
         if self._vectors is None:
             rows = self.table.execute("SELECT value FROM vectors ORDER BY id")
             joined = np.frombuffer(b"".join(value for (value,) in rows), np.int16)
             self._vectors = joined.reshape(len(self._numbers), -1)
         vectors = self.embed(questions)
         if (size := vectors.shape[1]) != (stored := self._vectors.shape[1]):
-            problem = f"has vectors of {stored} values, and its model makes {size}"
-            raise ConfigError(str(self.path), problem, "run `bert search make` again")
+            problem = f"the index has vectors of {stored} values, and its model makes {size}"
+            raise ConfigError("meaning", problem, "run `bert search make` again")
         blocks = range(0, len(self._vectors), AT_ONCE)
         scores = [self._vectors[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
         cosines: Floats = np.concatenate(scores)

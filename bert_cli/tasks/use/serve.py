@@ -123,15 +123,13 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
 def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
     """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
     index = opened.open_index(settings.path)
-    has_meaning = index.embed is not None
-    about = {"task": "search", "name": Path(settings.path).name, "has_meaning": has_meaning}
+    about = {"task": "search", "name": Path(settings.path).name}
+    about |= {"has_meaning": index.embed is not None}
     about |= {name: index.count(name) for name in ("passages", "documents")}
 
     def search(sent: JSONObject) -> Callable[[], object]:
         asked = validate(Question, Loaded(sent))
         words.check(asked.question)
-        if asked.half == "meaning" and not has_meaning:
-            raise ConfigError("half (meaning)", "the index has no vectors", "use words")
 
         def answer() -> object:
             hits = index.ask(asked.question, asked.top, asked.half)
@@ -168,6 +166,8 @@ def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -
                 return refused(400, str(mistake))
             try:
                 return JSONResponse(await asyncio.get_running_loop().run_in_executor(worker, work))
+            except ConfigError as mistake:
+                return refused(400, str(mistake))
             except Exception as failure:  # its message may have a path
                 is_known = isinstance(failure, BertError)
                 print_error(str(failure) if is_known else traceback.format_exc())

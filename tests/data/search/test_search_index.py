@@ -141,7 +141,9 @@ def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
         with other.table:
             other.add_vectors(range(2, 7), VECTORS[1:])
     assert [hit.score for hit in index.ask("coffee")] == lexical
-    with pytest.raises(ConfigError, match="has no vectors of all passages by this model; run"):
+    with pytest.raises(
+        ConfigError, match="meaning: the index has no vectors of all passages by its model; run"
+    ):
         index.ask("coffee", half="meaning")
     index = open_index(tmp_path / "index")
     index.embed, index.weights = (lambda texts: VECTORS[:1]), "another"
