@@ -83,7 +83,7 @@ def build(
         held_out=_digest(sets),
         train_unlabelled=more,
         baselines=partial(_baselines, sets, evaluate, source),
-        halves=settings.validation_file is None,
+        halves=settings.do_validation and settings.validation_file is None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bert_cli.files import atomic_folder
@@ -27,11 +27,11 @@ def kept(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
 
 
 def compare(
-    model: Result, baselines: Mapping[str, Result], best: str, saved: Path | None = None
+    models: Sequence[Result], baselines: Mapping[str, Result], best: str, saved: Sequence[Path] = ()
 ) -> str:
-    """Print baselines, and write them into the card of the `saved` checkpoint.
+    """Print baselines, and write them into the cards of the `saved` checkpoints.
 
-    Return a warning if the model does not beat the best of them by a score, otherwise "".
+    Return a warning if the mean of the models does not beat the best of them by a score, otherwise "".
     """
     for name, result in baselines.items():
         print_line(f"baseline, {name}: {describe(result.intervals)}")
@@ -40,16 +40,18 @@ def compare(
     ranked = sorted(scored, key=lambda name: sign * baselines[name].intervals[best].value)
     if not ranked:
         return ""
-    first, second = [model.samples[best], baselines[ranked[-1]].samples[best]][::sign]
-    gain = difference([first], [second])
+    sides = [[each.samples[best] for each in side] for side in (models, [baselines[ranked[-1]]])]
+    first, second = sides[::sign]
+    gain = difference(first, second)
     if math.isnan(gain.low):
         print_line("the model and the baselines cannot be compared: all examples are one group")
         return ""
     beats = "beats" if gain.low > 0 else "does not beat"
-    verdict = f"the model {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
-    if saved is not None:
-        rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
-        checkpoint.add_to_card(saved, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
+    model = f"the mean of {len(models)} seeds" if len(models) > 1 else "the model"
+    verdict = f"{model} {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
+    rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
+    for path in saved:
+        checkpoint.add_to_card(path, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
     if gain.low > 0:
         print_line(verdict)
         return ""

@@ -51,7 +51,7 @@ def _compare(job: Job, step: int) -> None:
     examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
     baselines = kept(job.task, job.folder, examples)
     saved = job.folder / checkpoint_name(step)
-    if warning := compare(Result(samples), baselines, "mlm_loss", saved):
+    if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
         print_error(warning)
 
 

@@ -100,7 +100,7 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
     found = {
         name: Result({metric: mean_of(of)}) for name, of in (("worse", worse), ("best", simple))
     }
-    warning = comparison.compare(Result({metric: mean_of(model)}), found, metric)
+    warning = comparison.compare([Result({metric: mean_of(model)})], found, metric)
     assert ("beats the baseline 'best'" in capsys.readouterr().out) == beats
     assert ("does not beat the baseline 'best'" in warning) == (not beats)
 
