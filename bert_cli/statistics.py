@@ -75,7 +75,7 @@ class Sample(NamedTuple):
     rule: str
     """A name in RULES."""
     columns: Floats
-    """What each row adds to the score [n, C], by the rule; NaN where the system lacks the row."""
+    """What each row adds to the score [n, C], by the rule; -inf where the system lacks the row."""
     examples: Examples
 
     @property
@@ -166,7 +166,7 @@ def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0)
     systems = (*first, *second)
     if len({sample.examples.digest for sample in systems}) > 1:
         raise ValueError("the samples have other examples")
-    lacks = np.any([np.isnan(sample.columns).any(1) for sample in systems], axis=0)
+    lacks = np.any([np.isneginf(sample.columns).any(1) for sample in systems], axis=0)
     if lacks.any():
         first, second = ([sample.take(~lacks) for sample in side] for side in (first, second))
     examples = first[0].examples
