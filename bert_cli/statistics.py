@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.text import count
+
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-AT_ONCE = (
-    1 << 16
-)  # weights of resamples that are computed together: half a megabyte, which stays in a cache
+# Weights of resamples that are computed together: half a megabyte, which stays in a cache.
+AT_ONCE = 1 << 16
 Floats = npt.NDArray[np.float64]
 
 
@@ -75,7 +76,7 @@ class Sample(NamedTuple):
     rule: str
     """A name in RULES."""
     columns: Floats
-    """What each row adds to the score [n, C], by the rule; NaN where the system lacks the row."""
+    """What each row adds to the score [n, C], by the rule; -inf where the system lacks the row."""
     examples: Examples
 
     @property
@@ -131,7 +132,7 @@ class Score(NamedTuple):
 
 def describe(scores: Mapping[str, Score]) -> str:
     """Return scores with their intervals and their numbers of examples as a line."""
-    sizes = {score[3:]: f" in {score.groups:,} groups" for score in scores.values()}
+    sizes = {score[3:]: f" in {count(score.groups, 'group')}" for score in scores.values()}
     texts = (f"{n:,}{more if n != groups else ''}" for (n, groups), more in sizes.items())
     values = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
     return f"{values}; n {' and '.join(texts)}"
@@ -166,7 +167,7 @@ def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0)
     systems = (*first, *second)
     if len({sample.examples.digest for sample in systems}) > 1:
         raise ValueError("the samples have other examples")
-    lacks = np.any([np.isnan(sample.columns).any(1) for sample in systems], axis=0)
+    lacks = np.any([np.isneginf(sample.columns).any(1) for sample in systems], axis=0)
     if lacks.any():
         first, second = ([sample.take(~lacks) for sample in side] for side in (first, second))
     examples = first[0].examples

@@ -181,7 +181,7 @@ def retrieval_samples(
             recalls = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
             values[row] = [gain / ideal_gain, *recalls]
         if numbers is None:
-            values[row] = np.nan
+            values[row] = -np.inf
     columns = zip(names, values.T, strict=True)
     return {name: sample_of(retrieval.examples, "ratio", of, 1.0) for name, of in columns}
 

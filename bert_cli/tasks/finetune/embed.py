@@ -66,8 +66,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
     is_split = is_scored and judged is None and retrieval is None
     if is_split:
-        one_stratum = np.zeros(len(rows), np.int64)
-        held = held_out_rows(one_stratum, settings.held_out_fraction, settings.seed)
+        held = held_out_rows(np.zeros(len(rows), int), settings.held_out_fraction, settings.seed)
         retrieval = embeddings.retrieval_of_pairs([rows[n] for n in np.flatnonzero(held)])
         rows = [rows[n] for n in np.flatnonzero(~held)]
     if retrieval is not None:

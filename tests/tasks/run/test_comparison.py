@@ -108,7 +108,7 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
 def test_one_group_of_examples_proves_nothing(capsys):
     alone = mean_of([0.9, 0.8], ["a", "a"])
     baselines = {"usual": Result({"accuracy": mean_of([0.1, 0.2], ["a", "a"])})}
-    assert comparison.compare(Result({"accuracy": alone}), baselines, "accuracy") == ""
+    assert comparison.compare([Result({"accuracy": alone})], baselines, "accuracy") == ""
     assert "cannot be compared: all examples are one group" in capsys.readouterr().out
 
 
@@ -213,7 +213,7 @@ def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
     is_asked = [[n] if n % 4 == 0 else [] for n in range(12)]
     model = Result(retrieval_samples(is_asked, retrieval))
     assert "its gain in ndcg_10 is 0.0000 [0.0000, 0.0000]" in comparison.compare(
-        model, found, "ndcg_10"
+        [model], found, "ndcg_10"
     )
     assert embed._baselines(None) == {}
 
