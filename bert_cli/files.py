@@ -347,7 +347,7 @@ def origin_of(settings: BaseModel, *inputs: str | Path | None) -> str:
     return hashlib.sha256(described.encode()).hexdigest()
 
 
-def check_new_folder(out: Path, origin: str = "") -> bool:
+def check_new_folder(out: Path, origin: str = "", remedy: str = "use a new one") -> bool:
     """Return whether an output folder is complete: `atomic_folder` made it from `origin`, and no file has changed.
 
     Raises ConfigError if any other folder exists and is not empty.
@@ -361,7 +361,7 @@ def check_new_folder(out: Path, origin: str = "") -> bool:
             print_line(f"{out} is complete (nothing to do)")
             return True
     if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise ConfigError(f"out ({out})", "exists and is not an empty folder", "use a new one")
+        raise ConfigError(f"out ({out})", "exists and is not an empty folder", remedy)
     return False
 
 

@@ -73,7 +73,7 @@ class FinetuneSettings(TrainSettings):
     }
 
     max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
-    """Maximum sequence length S in tokens; a batch is padded only to its longest example. By default the
+    """Maximum sequence length in tokens; a batch is padded only to its longest example. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
     """Examples of a step."""

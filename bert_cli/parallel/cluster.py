@@ -295,7 +295,10 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
         if set(addresses).isdisjoint(resolved):
             theirs = ", ".join(resolved) or "nothing"
             problem = f"has {', '.join(addresses)}, but {host} resolves to {theirs}"
-            raise ConfigError(where, problem, "set the interface of that address")
+            remedy = "set the interface of that address"
+            if not any(address in at for at in interfaces.values() for address in resolved):
+                remedy = "correct the host's name in /etc/hosts or in --cluster.workers"
+            raise ConfigError(where, problem, remedy)
         return processes, chosen[0]
     if len(processes.local_ranks) < processes.count:
         return processes, None

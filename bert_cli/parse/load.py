@@ -20,7 +20,7 @@ from bert_cli.config.markers import POSITIONAL, is_path
 from bert_cli.config.settings import RUN_LENGTHS, SettingError, Settings
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
-from bert_cli.files import JSONObject, read_json
+from bert_cli.files import OWN_CHECKSUM, JSONObject, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import FORMER, adapt, instead_of, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
@@ -104,7 +104,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    file = _rename(raw, str)
+    file = _rename(raw, str, is_recorded=OWN_CHECKSUM.encode() in path.read_bytes())
     if "about" not in file.values:
         # The description of the extended file does not hold for the file that extends it.
         values = {name: value for name, value in below.values.items() if name != "about"}
@@ -130,10 +130,13 @@ def _over(below: Loaded, above: Loaded) -> Loaded:
     )
 
 
-def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
+def _rename(
+    raw: Mapping[str, object], shown: Callable[[str], str], *, is_recorded: bool = False
+) -> Loaded:
     """Return the values of a file or a command line under our keys; keys without effect are left out.
 
-    `shown` returns the form in which a key was given. Raises ConfigError for a setting under two names.
+    `shown` returns the form in which a key was given; `is_recorded` says that a run wrote the file.
+    Raises ConfigError for a setting under two names.
     """
     values: JSONObject = {}
     no_effect: dict[str, str] = {}
@@ -143,7 +146,7 @@ def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
         new = our_name(old)
         if new == "parallel" and value == "auto":
             new = "parallel.layout"
-        reason = why_no_effect(new, value)
+        reason = why_no_effect(new, value, is_recorded=is_recorded)
         if reason is not None:
             no_effect |= {shown(old): reason} if reason and value is not None else {}
         elif new == old or old == "parallel":

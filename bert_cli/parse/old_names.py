@@ -86,7 +86,8 @@ OLD = (
     Old("grace_seconds", values=("30", "30.0")),
     Old("reduce_bucket_megabytes", values=("64",)),
     Old("decay_shape", values=("1-sqrt",)),
-    Old("max_skipped_steps", values=("20",)),
+    Old("max_skipped_steps", values=("20",),
+        remedy="leave it out; a run ends after 20 gradients in a row that are not finite"),
     Old("trace", values=("none",), remedy="leave it out; `bert bench` measures the parts of a step"),
     Old("expand_templates", values=FALSE,
         remedy="pass --with wikiextractor, or --templates with the text of more templates"),
@@ -100,6 +101,7 @@ OLD = (
         "that began it"),
     Old("checkpoint_dir", remedy="set TMPDIR to the folder, as in TMPDIR=FOLDER bert bench ..."),
     Old("push", remedy="leave it out, and upload the folder of the export: hf upload OWNER/NAME OUT"),
+    Old("smoothing", remedy="leave it out; a mean is over a fortieth of the curve's steps"),
     Old("budget_hours", remedy="leave it out; `bert init TEXT OUT --hours` chooses a run that fits the hours"),
     Old("train_file",
         remedy="pass --dataset-dir, the folder of the files; `bert index FOLDER` makes .tfrecord files readable"),
@@ -109,6 +111,14 @@ OLD = (
 )  # fmt: skip
 RENAMES = {old.key: old.new for old in OLD if old.new}
 FORMER = {old.key: old for old in OLD if not old.new}
+# Former settings that no weight depends on: runs were recorded with any value.
+ANY_IN_A_RUN = (
+    "n_best_size",
+    "grace_seconds",
+    "reduce_bucket_megabytes",
+    "max_skipped_steps",
+    "trace",
+)
 # The former group `distillation` of pre-training, in the file of a run without a teacher.
 NO_TEACHER = {"teacher": None, "relations": 1.0}
 # Maximum sequence length -> the original's default number of examples of a pre-training run.
@@ -141,10 +151,17 @@ def old_names_of(path: str) -> list[str]:
     return names[1:]
 
 
-def why_no_effect(path: str, value: object) -> str | None:
-    """Return why a key with this value does nothing, "" if it has the value that it always has; None for others."""
+def why_no_effect(path: str, value: object, *, is_recorded: bool) -> str | None:
+    """Return why a key with this value does nothing, "" if it has the value that it always has; None for others.
+
+    `is_recorded`: a run wrote the key, whose user cannot leave it out.
+    """
     old = FORMER.get(path.rpartition(".")[2])
-    return old.why if old is not None and old.takes(value) else None
+    if old is not None and old.takes(value):
+        return old.why
+    if old is not None and is_recorded and old.key in ANY_IN_A_RUN:
+        return f"it is always {old.values[0]}"
+    return None
 
 
 def instead_of(path: str) -> tuple[str, str] | None:

@@ -152,8 +152,8 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
     default = None
     if group is not None:
         default = getattr(group, name, about.default)
-    elif not about.is_required():
-        default = about.get_default(call_default_factory=True, validated_data={})
+    elif not about.is_required() and not about.default_factory_takes_validated_data:
+        default = about.get_default(call_default_factory=True)
     return Option(
         flags=() if positional else flags,
         name=path,

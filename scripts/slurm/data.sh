@@ -42,8 +42,12 @@ if [ "$SLURM_ARRAY_TASK_ID" != "$SLURM_ARRAY_TASK_MIN" ]; then
     since=$SECONDS
     until [ -e "$done_file" ]; do
         if [ -s "$scheduler_file" ]; then
+            started=$SECONDS
             start_workers
-            ! wait "$workers" || since=$SECONDS
+            # Workers that found a scheduler end well, or later than --death-timeout.
+            if wait "$workers" || [ $((SECONDS - started)) -gt 65 ]; then
+                since=$SECONDS
+            fi
         fi
         if [ $((SECONDS - since)) -gt "$patience" ]; then
             echo "data: task $SLURM_ARRAY_TASK_ID found no scheduler in $patience s; resubmit the array if the step is not done" >&2

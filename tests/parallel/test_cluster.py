@@ -187,9 +187,16 @@ def test_an_interface_must_have_the_address_of_its_host(host, addresses):
     several = Processes(("node1:20000", f"{host}:20000"), 1)
     with pytest.raises(ConfigError) as error:
         find_interface(several, "lo")
-    assert re.search(
-        rf"\(lo\): has 127.0.0.1.*, but {host} resolves to {addresses};", str(error.value)
-    )
+    remedy = "correct the host's name in /etc/hosts or in --cluster.workers"
+    resolved = rf"\(lo\): has 127.0.0.1.*, but {host} resolves to {addresses}; {remedy}"
+    assert re.search(resolved, str(error.value))
+
+
+@pytest.mark.skipif(not OUTSIDE, reason="this host has no interface but loopback")
+def test_the_interface_of_the_hosts_address_can_be_chosen():
+    several = Processes(("node1:20000", f"{OUTSIDE}:20000"), 1)
+    with pytest.raises(ConfigError, match="; set the interface of that address"):
+        find_interface(several, "lo")
 
 
 def connect(address: str, port: int) -> socket.socket:

@@ -12,7 +12,8 @@ from bert_cli.config.finetune import ClassifySettings, GlueSettings, SquadSettin
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.use import ExportSettings
 from bert_cli.errors import ConfigError
-from bert_cli.parse.load import leaves, load
+from bert_cli.files import with_checksum, write_json_atomically
+from bert_cli.parse.load import leaves, load, load_file
 from bert_cli.parse.old_names import FORMER, RENAMES
 from bert_cli.planning.workload import workload_of
 
@@ -235,6 +236,7 @@ def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path
             64,
             "(--parallel.reduce-bucket-megabytes): is always 64; leave it",
         ),
+        ("max_skipped_steps", 20, "a run ends after 20 gradients in a row that are not finite"),
         (
             "decay_shape",
             "1-sqrt",
@@ -249,6 +251,29 @@ def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path
             assert not any(name in where for where in found.no_effect)
         message = rejection(tmp_path, "squad", flag, "21")
         assert refusal in message and len(message.splitlines()) == 1
+
+
+def test_a_run_recorded_with_another_value_of_a_former_setting_loads(tmp_path):
+    record = loaded(tmp_path, "pretrain")[0].model_dump(mode="json")
+    path = tmp_path / "settings.json"
+    write_json_atomically(path, record)
+    settings = load_file(PretrainSettings, path)
+    record |= {"max_skipped_steps": 5, "decay_shape": "1-sqrt"}
+    record["parallel"]["trace"] = "step"
+    write_json_atomically(path, record)
+    with pytest.raises(ConfigError, match=r"trace .*: is always none; leave it out"):
+        load_file(PretrainSettings, path)
+    write_json_atomically(path, with_checksum(record))
+    assert load_file(PretrainSettings, path) == settings
+    again, found = load(PretrainSettings, ["--config", str(path)], "bert pretrain")
+    assert again.parallel == settings.parallel
+    assert found.no_effect == {
+        "max_skipped_steps": "it is always 20",
+        "parallel.trace": "it is always none",
+    }
+    write_json_atomically(path, with_checksum(record | {"decay_shape": "linear"}))
+    with pytest.raises(ConfigError, match=r"decay_shape .*: is always 1-sqrt"):
+        load_file(PretrainSettings, path)
 
 
 def test_a_run_from_before_relations_went_loads_without_a_teacher_only(tmp_path):

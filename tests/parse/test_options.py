@@ -84,6 +84,13 @@ def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_al
     assert help_text(settings_of("predict"), "predict").count("--help-all") == 0
 
 
+def test_the_help_has_no_default_for_a_value_that_follows_from_others():
+    sections = sections_of(settings_of("tokenize"), "")
+    texts = {option.name: option.text for section in sections for option in section.options}
+    assert texts["mask_tokens"].endswith("rounded up.")
+    assert "(default: 0.15)" in texts["masked_lm_prob"]
+
+
 FLAGS = [
     ("--seed 1 --seed=2", "seed", 2),
     ("--dry-run --seed 3", "dry_run", True),

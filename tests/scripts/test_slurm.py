@@ -239,6 +239,23 @@ def test_a_step_that_is_absent_or_fails_ends_its_array_with_the_steps_code(submi
     assert first.wait(timeout=120) == 3, first.log()
 
 
+CLOCK = """
+wait() { local code=0; builtin wait "$@" || code=$?; SECONDS=$((SECONDS + 700)); return $code; }
+dask() { echo started >> starts; [ "$(wc -l < starts)" -lt 3 ] || touch dask-4700.done; return 1; }
+"""
+"""Functions of the shell: workers that die after 700 s, and a step that ends while the third works."""
+
+
+def test_a_worker_that_dies_late_starts_again_however_long_it_has_worked(submit, tmp_path):
+    (tmp_path / "clock").write_text(CLOCK)
+    (tmp_path / "dask-4700.json").write_text("{}")
+    array = {"JOB_ID": "4700", "TASK_ID": "1", "TASK_MIN": "0"}
+    variables = {f"SLURM_ARRAY_{name}": value for name, value in array.items()}
+    task = submit("data.sh", "x", BASH_ENV=str(tmp_path / "clock"), **variables, PATIENCE="600")
+    assert task.wait(timeout=60) == 0, task.log()
+    assert (tmp_path / "starts").read_text().count("started") == 3
+
+
 def test_a_first_task_that_is_stopped_leaves_no_process(submit_task, sentences, tmp_path):
     first = submit_task(0, *tokenize(sentences, tmp_path / "out"))
     wait_for(lambda: list(tmp_path.glob("dask-*.json")) or first.poll() is not None, 120)

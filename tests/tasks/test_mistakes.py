@@ -216,6 +216,7 @@ MISTAKES = [
     ("init rows.jsonl new --text-field body --from ./absent", 4, "no such folder"),
     ("init rows.jsonl new --text-field body --from gpt", 4, "gpt/config.json (model_type gpt2): is not a BERT"),
     ("init rows.jsonl new --text-field body --hours 0", 2, "hours"),
+    ("plot run --smoothing 0.9", 2, "such setting; leave it out; a mean is over a fortieth of the curve's steps"),
     ("compare run absent", 3, "second (absent): no such folder"),
     ("compare run used", 3, "second (used): contains no run with metrics.jsonl"),
     ("compare run begun", 3, "has no step in metrics.jsonl yet"),

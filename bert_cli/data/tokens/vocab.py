@@ -24,7 +24,7 @@ from bert_cli.data.io.files import Part, Reading
 from bert_cli.data.io.inputs import open_text
 from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output, write_manifest
 from bert_cli.data.io.runner import Progress, summary
-from bert_cli.data.tokens import tokenizer
+from bert_cli.data.tokens import hub, tokenizer
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
@@ -92,13 +92,11 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
 
 def _download(name: str) -> Path:
     """Return the folder of a model's tokenizer files, from the hub, or from its cache where that cannot be reached."""
-    from huggingface_hub import snapshot_download
-
     print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")
     files = [tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE]
     reason = "it has no such file"
     try:
-        folder = Path(snapshot_download(name, allow_patterns=files))
+        folder = hub.download(name, files, tokenizer.has_tokenizer)
         if tokenizer.has_tokenizer(folder):
             return folder
     except Exception as error:  # the hub's client raises a dozen kinds

@@ -73,7 +73,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     first = run.state.step + 1
     cadence = Every(steps=job.output.log_every_steps, last_step=last)
     total = job.plan.total_steps
-    tenth = Every(steps=max(1, total // 10), last_step=last)
+    tenth = Every(steps=math.ceil(total / 10), last_step=last)
     compared = 2 * health.compared_steps(total)
     before = history.Run(job.folder).tail(compared) if reporters else []
     steps = deque(before, compared)

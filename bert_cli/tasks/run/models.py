@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, PositiveInt, field_validator
 
 from bert_cli.data.finetune.embeddings import read_embedding
+from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.encoder import split_word
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
@@ -270,17 +271,17 @@ def _read_config(path: Path) -> JSONObject:
 
 
 def _download(name: str, where: str) -> Path:
-    from huggingface_hub import snapshot_download  # takes 1 s
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    def has_weights(folder: Path, files: Sequence[str] = FILES) -> bool:
+        return any((folder / file).is_file() for file in files)
 
     try:
         patterns = ["*.json", "*.txt", "model*.safetensors"]
-        folder = Path(snapshot_download(name, allow_patterns=patterns))
-        if not any((folder / file).is_file() for file in FILES[:2]):
+        folder = hub.download(name, patterns, has_weights)
+        if not has_weights(folder, FILES[:2]):
             # Older models have PyTorch's files alone.
-            folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+            folder = hub.download(name, [*patterns, "pytorch_model*.bin"], has_weights)
         return folder
-    except LocalEntryNotFoundError as error:
+    except ConnectionError as error:
         problem = "is neither a folder nor in the hub's cache, and the hub cannot be reached"
         raise CheckpointError(where, problem, "check the network and HF_HUB_OFFLINE") from error
     except Exception as error:  # the hub's client raises a dozen kinds

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from bert_cli.text import count
 from bert_cli.train.loop import Step
 
 STORED_AT_ONCE = 64 * BATCH
-"""Vectors in a file of the cache; an interrupted command computes fewer than these again."""
+"""Most vectors in a file of the cache, on average; an interrupted command computes about as many again."""
 
 
 def with_teacher(
@@ -166,20 +167,31 @@ def _vectors_of(
     group: ProcessGroup,
 ) -> Floats:
     """Return the vector [n, D] of each text; each process caches the vectors that it computes."""
-    names = list(dict.fromkeys(texts))
-    rows = {text: row for row, text in enumerate(names)}
-    print_line(f"teacher: reads {count(len(names), 'text')}, those of its cache not again")
-    vectors = np.zeros((len(names), predictor.model.source.config.hidden_size), np.float32)
-    for first in range(0, len(names), STORED_AT_ONCE):
-        part = slice(first, first + STORED_AT_ONCE)
-        mine = slice(first + group.rank, part.stop, group.world_size)
-        inputs = [Input("distillation.teacher", {"text": text}) for text in names[mine]]
-        if inputs:
-            made_from = {"teacher": teacher, "texts": texts_hash(names[mine])}
+    parts = _parts_of(texts)
+    rows = {text: row for row, text in enumerate(chain.from_iterable(parts))}
+    print_line(f"teacher: reads {count(len(rows), 'text')}, those of its cache not again")
+    vectors = np.zeros((len(rows), predictor.model.source.config.hidden_size), np.float32)
+    for first in range(0, len(parts), group.world_size):
+        at_once = parts[first : first + group.world_size]  # a part for each process
+        for part in at_once[group.rank : group.rank + 1]:
+            inputs = [Input("distillation.teacher", {"text": text}) for text in part]
+            made_from = {"teacher": teacher, "texts": texts_hash(part)}
             arrays = cached(cache_dir, made_from, partial(_vectors, predictor, inputs))
-            vectors[mine] = arrays["vectors"]
-        vectors[part] = group.all_reduce(vectors[part])
+            vectors[rows[part[0]] : rows[part[-1]] + 1] = arrays["vectors"]
+        computed = slice(rows[at_once[0][0]], rows[at_once[-1][-1]] + 1)
+        vectors[computed] = group.all_reduce(vectors[computed])
     return vectors[[rows[text] for text in texts]]
+
+
+def _parts_of(texts: Sequence[str]) -> list[list[str]]:
+    """Return the different texts in parts by the first bits of their hashes, so that one more text changes one part."""
+    different = sorted(set(texts))
+    bits = (len(different) // STORED_AT_ONCE).bit_length()
+    parts: dict[int, list[str]] = {}
+    for text in different:
+        start = bytes.fromhex(texts_hash([text])[:8])
+        parts.setdefault(int.from_bytes(start) >> (32 - bits), []).append(text)
+    return [parts[number] for number in sorted(parts)]
 
 
 def _vectors(predictor: Embedding, inputs: Sequence[Input]) -> dict[str, Floats]:

@@ -39,7 +39,7 @@ def run(settings: AverageSettings) -> None:
         remedy += "" if len(paths) < 2 else f", or pass --last {len(paths)}"
         remedy = remedy if paths else "use a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
-    check_new_folder(out)
+    check_new_folder(out, remedy=f"use a new one, or score it with `bert evaluate {out}`")
     draft = None
     if (kind := history.Run(folder).kind) == "pretrain":
         # Opened before anything is written, because the folder may be absent.

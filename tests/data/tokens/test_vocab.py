@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -277,6 +278,17 @@ def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
     assert (cached, again) == (answer, json_alone)
     assert absent.startswith("DataError vocabulary (data/vocab9k): no such file or folder here")
     assert "refused" in absent
+    # A network that takes requests and never answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        cached, absent = find_all(tmp_path, endpoint, model, nobody)
+        assert cached == answer
+        assert "the Hugging Face hub gave no vocab.txt (ReadTimeout: timed out)" in absent
+        # The cache has a part of the model.
+        for path in (tmp_path / "hub").rglob("snapshots/*/vocab.txt"):
+            path.unlink()
+        (partly,) = find_all(tmp_path, endpoint, model)
+        assert "(ReadTimeout: timed out)" in partly
 
 
 # --- training

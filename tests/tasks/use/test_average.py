@@ -113,7 +113,8 @@ def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_
     words = f"bert evaluate {tmp_path / 'one'} --dataset-dir RECORDS"
     assert out.endswith(f"average: not scored; `{words}` scores it\n")
     assert average(copied, tmp_path / "one") == 2
-    assert "exists and is not an empty folder" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "exists and is not an empty folder" in error and "score it with `bert evaluate " in error
     assert average(copied, tmp_path / "two", "--validation-dir", home.path / "records") == 0
     assert "bits_per_byte" in capsys.readouterr().out
 
