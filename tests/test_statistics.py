@@ -10,6 +10,7 @@ from sklearn import metrics
 from bert_cli.statistics import (
     RESAMPLES,
     Sample,
+    describe,
     difference,
     identify,
     interval,
@@ -141,6 +142,7 @@ def test_rows_that_share_names_are_linked(rows, groups):
 def test_few_groups_have_no_interval_and_mistakes_are_errors():
     for alone in (mean_of([0.5]), mean_of([0.25, 0.75], ["a", "a"])):
         assert f"{interval(alone):.3f}" == "0.500 [no interval]"
+        assert "groups" not in describe({"accuracy": interval(alone)})
         assert interval(alone).bounds["low"] is None
     with pytest.raises(ValueError, match="0 examples"):
         mean_of([])

@@ -76,13 +76,9 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         texts["train"] = [text for row in rows for text in row * times]
     sets = {
         name: features_of_texts(
-            TextExamples(list(texts_of_split), None, None, [], None),
-            name,
-            settings,
-            tokenizer,
-            "texts",
+            TextExamples(list(column), None, None, [], None), name, settings, tokenizer, "texts"
         )
-        for name, texts_of_split in texts.items()
+        for name, column in texts.items()
     }
 
     def evaluate(logits: Logits) -> Result:
