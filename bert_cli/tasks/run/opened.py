@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -218,6 +218,19 @@ class Input:
     fields: Mapping[str, str]
 
 
+@dataclass
+class Place:
+    """Which of a command's inputs a call has, for the progress; by default it has all."""
+
+    done: int = 0
+    inputs: int = 0
+    total: int = 0
+
+    def move(self, done: int, inputs: int, total: int) -> None:
+        """Say that the next call has `inputs`, after those that are done."""
+        self.done, self.inputs, self.total = done, inputs, total
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model with the tokenizer and settings of a task; each task has a class, which its head's record names."""
@@ -239,6 +252,7 @@ class Predictor:
     tokenizer: TextTokenizer
     settings: PredictSettings
     max_seq_length: int
+    place: Place = field(default_factory=Place, compare=False)
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
@@ -290,17 +304,20 @@ class Predictor:
         Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
         is_jax = keras.config.backend() == "jax"
-        total = len(features)
-        done = 0
-        with TerminalBar(sys.stderr, f"{total:,} texts", total, done) as bar:
+        examples = len(features)
+        place = self.place
+        total, inputs = place.total or examples, place.inputs or examples
+        read = 0
+        with TerminalBar(sys.stderr, f"{total:,} texts", total, place.done) as bar:
             bar.shown &= total > self.settings.batch_size
             for numbers in by_length(features, self.settings.batch_size):
+                done = place.done + read * inputs // examples  # an input may be several examples
                 bar.show(f"{done:,} of {total:,} texts", done)
-                done += len(numbers)
+                read += len(numbers)
                 rows = numbers
                 length = int(features.lengths[numbers].max())
                 if is_jax:  # few shapes; the batch is filled up with its own examples
-                    rows = np.resize(numbers, min(self.settings.batch_size, total))
+                    rows = np.resize(numbers, min(self.settings.batch_size, examples))
                     length = padded_length(length, self.max_seq_length)
                 batch = features.batch(rows, length)
                 columns = {**batch, **self.more_columns(batch["input_ids"])}

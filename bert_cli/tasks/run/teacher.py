@@ -175,6 +175,7 @@ def _vectors_of(
         at_once = parts[first : first + group.world_size]  # a part for each process
         for part in at_once[group.rank : group.rank + 1]:
             inputs = [Input("distillation.teacher", {"text": text}) for text in part]
+            predictor.place.move(rows[part[0]], len(part), len(rows))
             made_from = {"teacher": teacher, "texts": texts_hash(part)}
             arrays = cached(cache_dir, made_from, partial(_vectors, predictor, inputs))
             vectors[rows[part[0]] : rows[part[-1]] + 1] = arrays["vectors"]

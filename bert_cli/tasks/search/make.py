@@ -105,7 +105,7 @@ def _embed(index: Index, model: Model) -> None:
     while rows := index.without_vector(AT_ONCE):
         numbers, texts = zip(*rows, strict=True)
         with index.table:
-            index.add_vectors(numbers, model(texts))
+            index.add_vectors(numbers, model(texts, done, missing))
         done += len(rows)
         seconds = (time.monotonic() - begun) / done * (missing - done)
         print_line(f"search: {done:,} of {missing:,} vectors; {format_duration(seconds)} left")

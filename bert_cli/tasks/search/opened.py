@@ -71,12 +71,13 @@ class Model:
         is_cpu = one_device() == "CPU"
         return open_vectors(self._source, normalize=True, uses_library=is_cpu)
 
-    def __call__(self, texts: Sequence[str]) -> Floats:
-        """Return the vectors [n, D] of texts, of length 1."""
+    def __call__(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats:
+        """Return the vectors [n, D] of texts, of length 1; they are n of the total, after those that are done."""
         if len(texts) > FEW or not self._encoder.can_run:
             predictor = self._predictor
             from bert_cli.tasks.run.opened import Input
 
+            predictor.place.move(done, len(texts), total)
             return predictor.of_texts([Input("text", {"text": text}) for text in texts])[0]
         length = self._settings.max_seq_length or 0
         tokenizer = self._encoder.tokenizer

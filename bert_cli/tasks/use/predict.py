@@ -68,6 +68,7 @@ def run(settings: PredictSettings) -> None:
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
         texts = [item for item in group if not is_empty(item, kind)]
+        predictor.place.move(begin, len(group), len(inputs))
         answers = iter(predictor.answer(texts) if texts else [])
         rows = [
             _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group

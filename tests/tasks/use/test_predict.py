@@ -62,6 +62,11 @@ def test_several_batches_show_their_progress(models, capsys, tmp_path, monkeypat
     shown.clear()
     predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 8)
     assert shown == [(False, "0 of 5 texts", 0)]
+    # The inputs of every slice are counted among all.
+    shown.clear()
+    monkeypatch.setattr("bert_cli.tasks.use.predict.BATCHES_AT_ONCE", 2)
+    predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 1)
+    assert shown == [(True, f"{done} of 5 texts", done) for done in range(5)]
 
 
 # --- tasks
