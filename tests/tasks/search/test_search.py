@@ -185,16 +185,18 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     original = Model.__call__
     calls = []
 
-    def fail_later(self, texts):
-        calls.append(texts)
+    def fail_later(self, texts, done, total):
+        calls.append((len(texts), done, total))
         if len(calls) > 1:
             raise KeyboardInterrupt
-        return original(self, texts)
+        return original(self, texts, done, total)
 
     monkeypatch.setattr(Model, "__call__", fail_later)
     words = ["search", "make", "index", "manuals", "--model", str(model)]
     assert main(words) == 130
     assert open_index(Path("index")).count("vectors") == 2
+    total = calls[0][2]
+    assert calls == [(2, 0, total), (2, 2, total)] and total > 4
     assert main(["search", "ask", "index", "a disk"]) == 0
     captured = capsys.readouterr()
     assert (
