@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-AT_ONCE = (
-    1 << 16
-)  # weights of resamples that are computed together: half a megabyte, which stays in a cache
+# Weights of resamples that are computed together: half a megabyte, which stays in a cache.
+AT_ONCE = 1 << 16
 Floats = npt.NDArray[np.float64]
 
 
@@ -53,13 +52,29 @@ def identify(
     return Examples(owner, digest, size or len(texts))
 
 
+def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
+    """Return a group for each row: rows with a name in common, which is no integer, or with one between them."""
+    parents: dict[Hashable, Hashable] = {}
+
+    def root(name: Hashable) -> Hashable:
+        while parents.setdefault(name, name) != name:
+            parents[name] = name = parents[parents[name]]
+        return name
+
+    size = 0
+    for size, names in enumerate(rows, 1):
+        for name in names:
+            parents[root(size)] = root(name)
+    return [root(number) for number in range(1, size + 1)]
+
+
 class Sample(NamedTuple):
     """What a score is computed from."""
 
     rule: str
     """A name in RULES."""
     columns: Floats
-    """What each row adds to the score [n, C]; the rule says what the columns are."""
+    """What each row adds to the score [n, C], by the rule; -inf where the system lacks the row."""
     examples: Examples
 
     @property
@@ -115,7 +130,10 @@ class Score(NamedTuple):
 
 def describe(scores: Mapping[str, Score]) -> str:
     """Return scores with their intervals and their numbers of examples as a line."""
-    sizes = {score[3:]: f" in {score.groups:,} groups" for score in scores.values()}
+    sizes = {
+        score[3:]: f" in {score.groups:,} group{'s'[: score.groups != 1]}"
+        for score in scores.values()
+    }
     texts = (f"{n:,}{more if n != groups else ''}" for (n, groups), more in sizes.items())
     values = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
     return f"{values}; n {' and '.join(texts)}"
@@ -144,11 +162,16 @@ def intervals(samples: Mapping[str, Sample]) -> dict[str, Score]:
 def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0) -> Score:
     """Return how much higher the first score is than the second, on the same examples, resampled together.
 
-    Each side is the mean of its systems, such as the seeds of a run. Raises ValueError for other examples.
+    Each side is the mean of its systems, such as the seeds of a run. Rows that one of them lacks count for none.
+    Raises ValueError for other examples.
     """
-    examples = first[0].examples
-    if any(sample.examples.digest != examples.digest for sample in (*first, *second)):
+    systems = (*first, *second)
+    if len({sample.examples.digest for sample in systems}) > 1:
         raise ValueError("the samples have other examples")
+    lacks = np.any([np.isneginf(sample.columns).any(1) for sample in systems], axis=0)
+    if lacks.any():
+        first, second = ([sample.take(~lacks) for sample in side] for side in (first, second))
+    examples = first[0].examples
 
     def of(function: Callable[[Sample], Any]) -> Any:
         sides = [np.mean([*map(function, side)], axis=0) for side in (first, second) if side]
@@ -184,10 +207,14 @@ def _ratio(weights: Floats, columns: Floats) -> Floats:
 
 def _macro_f1(weights: Floats, columns: Floats) -> Floats:
     """Return the mean of the F1 of all labels that the resample has, from labels and predictions."""
-    true, predicted = (columns[:, None] == np.unique(columns)[:, None]).transpose(2, 0, 1)
-    columns = np.concatenate([true, predicted, true & predicted], axis=1).astype(np.float64)
-    labelled, guessed, right = np.split(weights @ columns, 3, axis=1)
-    occurs = labelled + guessed
+    labels, numbers = np.unique(columns, return_inverse=True)
+    true, predicted = numbers.reshape(columns.shape).T
+
+    def totals(of: npt.NDArray[np.int64], weights: Floats) -> Floats:
+        return np.stack([np.bincount(of, row, len(labels)) for row in weights])
+
+    right = totals(true, weights * (true == predicted))
+    occurs = totals(true, weights) + totals(predicted, weights)
     return _divided(_divided(2 * right, occurs).sum(1), (occurs > 0).sum(1))
 
 

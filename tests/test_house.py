@@ -21,7 +21,7 @@ LAYERS = {
     "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1, "config": 1, "facts": 1, "parse": 1,
     "planning": 2, "commands": 2,
     "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": 7, "__main__": 8,
-    "statistics": -2,
+    "statistics": -1,
 }  # fmt: skip
 SETTINGS = {"config", "facts", "parse"}
 """One layer: settings name heads and architectures, which are shapes, which are settings."""

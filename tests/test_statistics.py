@@ -1,5 +1,7 @@
 """Intervals, judged by SciPy's bootstrap and by the metrics of SciPy and scikit-learn."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -8,9 +10,11 @@ from sklearn import metrics
 from bert_cli.statistics import (
     RESAMPLES,
     Sample,
+    describe,
     difference,
     identify,
     interval,
+    linked,
     mean_of,
     resampled,
     sample_of,
@@ -100,9 +104,45 @@ def test_systems_are_compared_in_the_same_resamples():
         difference([mean_of(VALUES)], [mean_of(VALUES[1:])])
 
 
+def test_a_row_that_a_system_lacks_counts_for_none_of_the_compared():
+    parts = np.where(np.arange(80) % 4, -np.inf, OTHERS)
+    every = slice(None, None, 4)
+    found = difference([mean_of(VALUES)], [mean_of(parts)])
+    np.testing.assert_allclose(
+        found, difference([mean_of(VALUES[every])], [mean_of(OTHERS[every])])
+    )
+    assert (interval(mean_of(parts)).n, interval(mean_of(parts)).groups) == (20, 20)
+
+
+def test_macro_f1_of_many_labels_needs_little_memory():
+    labels, predicted = RANDOM.integers(0, 150, (2, 20_000))
+    sample = sample_of(identify(range(20_000)), "macro_f1", labels, predicted)
+    expected = metrics.f1_score(labels, predicted, average="macro")
+    tracemalloc.start()
+    assert sample.value == pytest.approx(expected, rel=1e-12)
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups"),
+    [
+        (["ab", "cd", "ef"], [0, 1, 2]),
+        (["ab", "cb", "ad"], [0, 0, 0]),
+        (["ab", "cd", "ef", "da"], [0, 0, 1, 0]),
+        (["a", "", "", "a"], [0, 1, 2, 0]),
+        ([], []),
+    ],
+)
+def test_rows_that_share_names_are_linked(rows, groups):
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(linked(rows)))}
+    assert [numbers[name] for name in linked(rows)] == groups
+
+
 def test_few_groups_have_no_interval_and_mistakes_are_errors():
     for alone in (mean_of([0.5]), mean_of([0.25, 0.75], ["a", "a"])):
         assert f"{interval(alone):.3f}" == "0.500 [no interval]"
+        assert "groups" not in describe({"accuracy": interval(alone)})
         assert interval(alone).bounds["low"] is None
     with pytest.raises(ValueError, match="0 examples"):
         mean_of([])

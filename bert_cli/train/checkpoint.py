@@ -65,6 +65,7 @@ ORIGINS = {
     "total_steps": " (of the number of examples or epochs, and global_batch)",
     "step_sizes": " (of the growth of global_batch and its replicas, and of stages)",
     "corpus": " (the examples that are read)",
+    "chosen_on_half": " (of validation_file)",
 }
 
 

@@ -152,7 +152,8 @@ class Run:
     def intervals(self) -> dict[str, Score]:
         """Return the scores with their intervals, none in older runs."""
         stored = _read_object(self.folder / SCORES).get(INTERVALS, {})
-        return {name: Score.of(self.scores[name], bounds) for name, bounds in stored.items()}
+        scores = self.scores
+        return {name: Score.of(scores[name], stored[name]) for name in stored if name in scores}
 
 
 def held_out(metrics: Metrics) -> dict[str, float]:

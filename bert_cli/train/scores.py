@@ -1,6 +1,7 @@
 """The files of a run's scores: scores.json with their intervals, and examples.npz by which two runs are compared."""
 
 import io
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ def write(
     folder: Path, samples: Mapping[str, Sample], scores: Mapping[str, Score], **counts: int
 ) -> None:
     """Write the scores of a run with their intervals and other counts, and what each example adds to them."""
-    values = {name: score.value for name, score in scores.items()}
+    # JSON has no NaN or infinity, as of a run whose loss is not finite.
+    values = {n: score.value if math.isfinite(score.value) else None for n, score in scores.items()}
     bounds = {name: score.bounds for name, score in scores.items()}
     write_json_atomically(folder / SCORES, {**values, **counts, INTERVALS: bounds})
     arrays: dict[str, Any] = {}

@@ -44,7 +44,7 @@ class Sentences:
     labels: list[list[int]]
     label_names: tuple[str, ...]  # by number
     remarks: Mapping[str, int] = field(default_factory=dict)  # what was changed -> how often
-    documents: Sequence[int] = ()  # of each sentence; none in a file without -DOCSTART-
+    documents: Sequence[int] = ()  # of each sentence; none if all are of one
 
     def __len__(self) -> int:
         """Return the number of sentences."""
@@ -114,7 +114,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     numbers = label_numbers(flat, label_names)
     ends = np.cumsum([len(sentence) for sentence in words])
     labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
-    documents = documents if any(documents) else []
+    documents = documents if len({*documents}) > 1 else []
     return Sentences(words, labels, tuple(label_names), +remarks, documents)
 
 

@@ -21,7 +21,7 @@ from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
-from bert_cli.statistics import Examples, Sample, identify, sample_of
+from bert_cli.statistics import Examples, Sample, identify, linked, sample_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -85,10 +85,11 @@ class Retrieval:
 
     @cached_property
     def examples(self) -> Examples:
-        """Return the identity of the queries; those with the same first relevant document are a group."""
-        first = [min((n for n in grades if grades[n]), default=None) for grades in self.relevant]
-        groups = [f"query {n}" if row is None else row for n, row in enumerate(first)]
-        return identify(self.queries, groups)
+        """Return the identity of the judged queries; equal ones, or of the same first document, are a group."""
+        first = (sorted((n,) for n in grades if grades[n])[:1] for grades in self.relevant)
+        groups = linked((query, *row) for query, row in zip(self.queries, first, strict=True))
+        judged = zip(self.queries, (sorted(row.items()) for row in self.relevant), strict=True)
+        return identify(judged, groups)
 
 
 def read_retrieval(qrels: Path) -> Retrieval:
@@ -165,14 +166,12 @@ def retrieval_samples(
 ) -> dict[str, Sample]:
     """Return nDCG@10 (Jarvelin and Kekalainen 2002, with linear gains) and recall@10 and @100, means over the queries.
 
-    The scores of a query without relevant documents are 0. A query without a ranking does not count.
+    The scores of a query without relevant documents are 0. A query without a ranking has none.
     """
     discounts = 1.0 / np.log2(np.arange(DEPTHS[0]) + 2.0)
     names = ("ndcg_10", *(f"recall_{depth}" for depth in DEPTHS))
     values = np.zeros((len(retrieval.queries), len(names)))
-    counts = np.zeros(len(values))
     for row, (numbers, gains) in enumerate(zip(rankings, retrieval.relevant, strict=True)):
-        counts[row] = numbers is not None
         gained = np.array([gains.get(number, 0.0) for number in numbers or []])
         ideal = np.array(sorted(gains.values(), reverse=True))
         if count := np.count_nonzero(ideal):
@@ -181,8 +180,10 @@ def retrieval_samples(
             )
             recalls = (np.count_nonzero(gained[:deep]) / count for deep in DEPTHS)
             values[row] = [gain / ideal_gain, *recalls]
+        if numbers is None:
+            values[row] = -np.inf
     columns = zip(names, values.T, strict=True)
-    return {name: sample_of(retrieval.examples, "ratio", of, counts) for name, of in columns}
+    return {name: sample_of(retrieval.examples, "ratio", of, 1.0) for name, of in columns}
 
 
 # --- the files of a model

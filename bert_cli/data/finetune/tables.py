@@ -35,7 +35,7 @@ from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
 from bert_cli.files import write_output
-from bert_cli.statistics import Examples, Sample, identify, sample_of
+from bert_cli.statistics import Examples, Sample, identify, linked, sample_of
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Column = npt.NDArray[Any]
@@ -70,8 +70,9 @@ class TextExamples:
 
     @cached_property
     def examples(self) -> Examples:
-        """Return the identity of the examples; equal texts are a group."""
-        return identify(zip(self.first, self.second or self.first, strict=True))
+        """Return the identity of the examples; those with a text in common are a group."""
+        rows = [*zip(self.first, self.second or self.first, strict=True)]
+        return identify(rows, linked(filter(None, row) for row in rows))
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> "TextExamples":
         """Return the examples of these rows, in this order, without the remarks about the file."""

@@ -31,6 +31,7 @@ from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.teacher import with_vectors
 
 BM25_PAIRS = 4_000_000  # of a query and a document: each takes up to two microseconds
+FEWEST = 100  # queries of many that stand for all
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 
 
@@ -65,8 +66,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
     is_split = is_scored and judged is None and retrieval is None
     if is_split:
-        one_stratum = np.zeros(len(rows), np.int64)
-        held = held_out_rows(one_stratum, settings.held_out_fraction, settings.seed)
+        held = held_out_rows(np.zeros(len(rows), int), settings.held_out_fraction, settings.seed)
         retrieval = embeddings.retrieval_of_pairs([rows[n] for n in np.flatnonzero(held)])
         rows = [rows[n] for n in np.flatnonzero(~held)]
     if retrieval is not None:
@@ -76,13 +76,9 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         texts["train"] = [text for row in rows for text in row * times]
     sets = {
         name: features_of_texts(
-            TextExamples(list(texts_of_split), None, None, [], None),
-            name,
-            settings,
-            tokenizer,
-            "texts",
+            TextExamples(list(column), None, None, [], None), name, settings, tokenizer, "texts"
         )
-        for name, texts_of_split in texts.items()
+        for name, column in texts.items()
     }
 
     def evaluate(logits: Logits) -> Result:
@@ -117,6 +113,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
+        held_out="" if retrieval is None else retrieval.examples.digest,
         baselines=partial(_baselines, retrieval),
         teach=partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None,
         halves=is_split,
@@ -129,6 +126,9 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
         return {}
     queries = retrieval.queries
     every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
+    if every > 1 and len(queries) < FEWEST * every:
+        print_line("baseline, BM25: left out, it takes too long")
+        return {}
     try:
         best = bm25(queries[::every], retrieval.documents)
     except sqlite3.OperationalError as error:  # this SQLite has no FTS5

@@ -66,7 +66,7 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
         logits[features.position_labels["label_weights"] > 0] = np.eye(len(names))[predicted]
         return {"most frequent label of each word": evaluate({"validation": logits})}
 
-    return replace(task, baselines=of_each_word)
+    return replace(task, baselines=of_each_word, held_out=held_out.examples.digest)
 
 
 def _features(

@@ -80,9 +80,10 @@ def build(
         features,
         evaluate,
         "accuracy",
+        held_out=_digest(sets),
         train_unlabelled=more,
         baselines=partial(_baselines, sets, evaluate, source),
-        halves=settings.validation_file is None,
+        halves=settings.do_validation and settings.validation_file is None,
     )
 
 
@@ -166,6 +167,7 @@ def build_glue(
         evaluate=evaluate,
         baselines=partial(_baselines, sets, evaluate, source),
         best=about.best,
+        held_out=_digest(sets),
         unlabelled={n: columns for n, columns in features.items() if n in about.server_files},
     )
 
@@ -199,6 +201,11 @@ def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArr
 
 
 # --- both
+
+
+def _digest(sets: Mapping[str, TextExamples]) -> str:
+    digests = (sets[name].examples.digest for name in sets if name.startswith("validation"))
+    return " ".join(digests)
 
 
 def _baselines(

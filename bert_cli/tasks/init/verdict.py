@@ -28,13 +28,14 @@ from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikitext import site_of, to_lines
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.errors import DataError
+from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
 from bert_cli.statistics import Sample, Score, difference, identify, mean_of, sample_of
 from bert_cli.tasks.init.text import JUDGED, SEARCH
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.run import models, opened
+from bert_cli.tasks.run.folder import Folder
 from bert_cli.tasks.run.task import Result
 from bert_cli.tasks.search.opened import Model
 from bert_cli.tasks.search.score import USUAL, question_scores
@@ -77,6 +78,10 @@ def run(settings: VerdictSettings) -> None:
         remedy = "use a folder of `bert init`; those of earlier versions have no test"
         raise DataError(f"out ({out})", f"has no {TEST}", remedy)
     is_search = (out / "embed.json").is_file()
+    trained = out / ("vectors" if is_search else "run")
+    if Folder(trained).newest is None:
+        remedy = f"run the training commands of {out / 'commands.sh'}, also those in its comments"
+        raise CheckpointError(str(trained), "has no trained model", remedy)
     first, *others = _of_search(out) if is_search else [*_of_labels(out), *_of_masked_lm(out)]
     notes = [f"{m.name}: clearly worse" for m in others if m.verdict == "REGRESSION"]
     if first.gain.groups < MIN_DOCUMENTS:

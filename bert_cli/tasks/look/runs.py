@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
@@ -36,6 +37,7 @@ from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, PROBE
 from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
+Value = TypeVar("Value")
 MAX_METRICS = 3
 """Metrics in a cell of the list; JSON has all."""
 
@@ -92,8 +94,8 @@ def _describe(run: Run) -> JSONObject:
     return described
 
 
-def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return losses by short name, bits per byte and the probe's accuracy; None for a value that is not finite."""
+def _losses(metrics: Mapping[str, Value]) -> dict[str, Value]:
+    """Return losses by short name, bits per byte and the probe's accuracy."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
         for name, value in metrics.items()
@@ -126,9 +128,11 @@ def _row(described: JSONObject) -> tuple[str, ...]:
 
 def _intervals_cell(described: JSONObject) -> str:
     """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
-    bounds = [*described.get("intervals", {}).items()][:MAX_METRICS]
-    scores = {name: Score.of(described["held_out"][name], of) for name, of in bounds}
-    return describe(scores) if scores else ""
+    bounds = described.get("intervals", {})
+    every = {name: Score.of(described["held_out"][name], of) for name, of in bounds.items()}
+    scores = _losses(every) or every
+    more = "  ..." if len(scores) > MAX_METRICS else ""
+    return describe(dict([*scores.items()][:MAX_METRICS])) + more if scores else ""
 
 
 def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
@@ -189,13 +193,14 @@ def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
     """
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
     intervals: JSONObject = {}
-    for name in samples[0][0]:
+    for name in dict.fromkeys(name for runs in samples for run in runs for name in run):
         first, second = ([run[name] for run in runs if name in run] for runs in samples)
-        pairs = {"first": (first, []), "second": (second, []), "difference": (second, first)}
+        both = (second, first) if first and second else ([], [])
+        pairs = {"first": (first, []), "second": (second, []), "difference": both}
         intervals[score_name(name)] = {
             what: difference(*pair).bounds
             for what, pair in pairs.items()
-            if first and len({sample.examples.digest for side in pair for sample in side}) == 1
+            if len({sample.examples.digest for side in pair for sample in side}) == 1
         }
     return intervals
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.examples.reader import Batching
@@ -187,28 +187,53 @@ def _another_model(source: Source, problem: str) -> ConfigError:
 # --- training
 
 
+class Trained(NamedTuple):
+    """A seed's trained model."""
+
+    result: Result
+    """Its reported scores, empty if nothing is scored."""
+    note: str = ""
+    """What its scores are of."""
+    examples: str = ""
+    """The fingerprint of the training examples, the same for all seeds."""
+    best: Path = Path()
+    """Its best checkpoint."""
+
+
 def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
     """Train with each seed; return whether a request stopped it."""
-    results: list[Result] = []
     order = draft.order
     begin = draft.start
-    for seed in range(order.seed, order.seed + order.seeds):
+    orders = [_of_seed(order, order.seed + number) for number in range(order.seeds)]
+    folders = [Folder(each.save_ckpt_path) for each in orders]
+    saved = [newest for folder in folders if (newest := folder.newest)]
+    # All seeds are scored on the same texts: on all if a seed began in an older version.
+    is_new = all(HALVES in newest.state.fixed for newest in saved)
+    task = replace(task, halves=task.halves and is_new)
+    scored: list[Trained] = []
+    for draft.order, folder in zip(orders, folders, strict=True):
+        draft.start = replace(begin, folder=folder)
         if order.seeds > 1:
-            print_line(f"seed {seed}:")
-            folders = {
-                "save_ckpt_path": order.save_ckpt_path,
-                "tensorboard_dir": order.tensorboard_dir,
-            }
-            changes = {name: path and path / f"seed_{seed}" for name, path in folders.items()}
-            draft.order = order.model_copy(update={"seed": seed, **changes})
-            draft.start = replace(begin, folder=Folder(draft.order.save_ckpt_path))
-        result = _train_and_score(draft, task)
-        if result is None:
+            print_line(f"seed {draft.order.seed}:")
+        trained = _train_and_score(draft, task)
+        if trained is None:
             return True
-        results += [result] if result.samples else []
-    if len(results) > 1:
-        _report_seeds(order, results, draft.mesh.processes.rank)
+        if trained.result.samples:
+            scored.append(trained)
+            if order.seeds > 1:
+                task.print_scores(trained.result, trained.note)
+    if scored:
+        _report(order, task, scored, draft.mesh.processes.rank)
     return False
+
+
+def _of_seed(order: Settings, seed: int) -> Settings:
+    """Return the order of a seed; of several seeds each has its folders."""
+    if order.seeds == 1:
+        return order
+    folders = {"save_ckpt_path": order.save_ckpt_path, "tensorboard_dir": order.tensorboard_dir}
+    changes = {name: path and path / f"seed_{seed}" for name, path in folders.items()}
+    return order.model_copy(update={"seed": seed, **changes})
 
 
 def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) -> Job:
@@ -233,12 +258,9 @@ def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) ->
     )
 
 
-def _train_and_score(draft: Draft[Settings], task: Task) -> Result | None:
-    """Run one seed; return its scores (empty if nothing is scored), or None if it did not reach its end."""
+def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
+    """Train and score one seed; return None if it did not reach its end."""
     order = draft.order
-    newest = draft.start.folder.newest
-    is_new = newest is None or HALVES in newest.state.fixed
-    task = replace(task, halves=task.halves and is_new)
     scorer = Scorer(workload_of(order), task, draft.stop)
     with ExitStack() as locks:
         job = resolve(draft, task, scorer if order.do_validation else None)
@@ -249,7 +271,7 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Result | None:
         folder = order.save_ckpt_path
         step = -1
         if order.dry_run or not order.do_validation or folder is None:
-            return Result()
+            return Trained(Result())
         # Decided by rank 0: a file may appear later on another host.
         if engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
             step = checkpoint.step_of(best)
@@ -262,18 +284,11 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Result | None:
             print_line(f"run: the best checkpoint is {path}; its scores follow")
             result, note = scorer.reported(result)
             _write(folder, engine, scorer, result)
-            warning = ""
-            if order.baselines and task.baselines and engine.group.rank == 0:
-                kept = comparison.kept(task, folder, job.stream.fingerprint)
-                baselines = {name: scorer.reported(each)[0] for name, each in kept.items()}
-                warning = comparison.compare(result, baselines, task.best, path)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    task.print_scores(result, note or ", chosen on the same examples")
-    if warning:
-        print_error(warning)
-    return result
+    note = note or ", chosen on the same examples"
+    return Trained(result, note, job.stream.fingerprint, path)
 
 
 def open_features(
@@ -292,6 +307,25 @@ def open_features(
     reader = reader_class(features, batching, settings.seed, settings.max_seq_length, group)
     sample = {name: column[: len(mesh.devices)] for name, column in reader[0].items()}
     return plan, reader, sample
+
+
+def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank: int) -> None:
+    """Print the baselines, then the scores of a seed or the mean of several, and last whether a baseline is as good."""
+    results = [trained.result for trained in scored]
+    warning = ""
+    if order.baselines and task.baselines and rank == 0:
+        assert order.save_ckpt_path is not None
+        baselines = comparison.kept(task, order.save_ckpt_path, scored[0].examples)
+        if task.halves:
+            baselines = {name: each.half(choosing=False) for name, each in baselines.items()}
+        best = [trained.best for trained in scored]
+        warning = comparison.compare(results, baselines, task.best, best)
+    if len(results) > 1:
+        _report_seeds(order, results, rank)
+    else:
+        task.print_scores(results[0], scored[0].note)
+    if warning:
+        print_error(warning)
 
 
 def _report_seeds(settings: FinetuneSettings, results: Sequence[Result], rank: int) -> None:

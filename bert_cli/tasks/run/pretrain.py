@@ -4,20 +4,20 @@ Phase 2 is the same command with other lengths; it starts from the weights of ph
 """
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.model.heads import PretrainingHeads
+from bert_cli.model.heads import Head, PretrainingHeads
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.engine import count as counts_of
+from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import probe, train
@@ -51,7 +51,7 @@ def _compare(job: Job, step: int) -> None:
     examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
     baselines = kept(job.task, job.folder, examples)
     saved = job.folder / checkpoint_name(step)
-    if warning := compare(Result(samples), baselines, "mlm_loss", saved):
+    if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
         print_error(warning)
 
 
@@ -109,24 +109,36 @@ def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str
     `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces: unlike the loss per piece it can be
     compared between vocabularies. An engine adds up the examples of a micro-batch, so each is a row, and a group.
     """
+    engine.gather_weights()
+    return _means(engine.evaluate, engine.head, held_out, examples, engine.group)
+
+
+def _means(
+    sums_of: Callable[[Batch], Mapping[str, float]],
+    head: type[Head],
+    held_out: ExampleStream,
+    examples: int,
+    group: ProcessGroup | None = None,
+) -> dict[str, Sample]:
+    """Return the means of `evaluate` from a model's sums over the examples of a micro-batch."""
     assert held_out.folder is not None
     text_bytes = read_vocabulary(vocabulary_path(held_out.folder)).text_bytes
-    engine.gather_weights()
     total = min(examples, held_out.epoch_size or examples)
     size = held_out.batching.micro_batch_size
-    group = engine.group
-    head = engine.head
     starts = range(0, total, size)
     names = sorted({over for over, by in head.MEANS.values() if by in head.COUNTS})
     columns = {name: np.zeros(len(starts)) for name in (*names, *head.COUNTS, "bytes")}
-    for row in range(len(starts))[group.rank :: group.world_size]:
+    mine = slice(None) if group is None else slice(group.rank, None, group.world_size)
+    for row in range(len(starts))[mine]:
         rows = held_out.rows(np.arange(starts[row], min(total, starts[row] + size)))
         masked = rows["masked_lm_ids"][rows["masked_lm_weights"] > 0]
         counts = counts_of(rows, head.COUNTS) | {"bytes": float(text_bytes[masked].sum())}
-        for name, value in {**counts, **engine.evaluate(rows)}.items():
+        for name, value in {**counts, **sums_of(rows)}.items():
             if name in columns:
                 columns[name][row] = value
-    table = group.all_reduce(np.stack([*columns.values()]))
+    table = np.stack([*columns.values()])
+    if group is not None:
+        table = group.all_reduce(table)
     columns = dict(zip(columns, table, strict=True))
     blocks = identify((f"{held_out.fingerprint} {first}" for first in starts), size=total)
     samples = {
@@ -153,10 +165,6 @@ def unigram(stream: ExampleStream, held_out: ExampleStream, examples: int) -> di
         is_right = tokens == losses.argmin()
         return {"mlm_loss": losses[tokens].sum(), "mlm_correct": is_right.sum()}
 
-    alone = SimpleNamespace(rank=0, world_size=1, all_reduce=lambda table: table)
-    model = SimpleNamespace(
-        head=PretrainingHeads, group=alone, evaluate=sums, gather_weights=lambda: None
-    )
-    samples = evaluate(cast(Engine, model), held_out, examples)
+    samples = _means(sums, PretrainingHeads, held_out, examples)
     of_tokens = {name: sample for name, sample in samples.items() if not name.startswith("nsp")}
     return {"frequencies of tokens": Result(of_tokens)}

@@ -73,6 +73,8 @@ class Task:
     """Evaluates the logits of the development sets."""
     best: str = ""
     """The score whose highest value decides which checkpoint is the best."""
+    held_out: str = ""
+    """Names the texts and judgements of the development sets, which have the same features as others."""
     unlabelled: Mapping[str, Features] = field(default_factory=dict)
     """Sets that are only predicted, at the end."""
     train_unlabelled: Features | None = None
@@ -134,8 +136,12 @@ class Scorer:
 
     def reported(self, result: Result) -> tuple[Result, str]:
         """Return the result that is reported, and a note on what it is of."""
+        if not self.task.halves:
+            return result, ""
+        if not any(sample.examples.groups.any() for sample in result.samples.values()):
+            return result, ", chosen on the same examples"
         note = ", from the half of the held-out texts that chose nothing"
-        return (result.half(choosing=False), note) if self.task.halves else (result, "")
+        return result.half(choosing=False), note
 
     def score(self, engine: Engine) -> Result:
         """Return the result of the current weights."""

@@ -137,8 +137,12 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
     with index.table:
         index.record(weight=WEIGHTS[best] if is_better else WEIGHT)
     means = ", ".join(f"{w} {mean:.3f}" for w, mean in zip(WEIGHTS, tried, strict=True))
-    return (
+    evidence = (
         f"nDCG@10 of {count(len(choosing), 'question')} for each weight of the meaning: {means}\n"
-        f"{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {WEIGHT}, "
+    )
+    if best == USUAL:
+        return f"{evidence}the best weight is {WEIGHT}, as usual; the index has it"
+    return (
+        f"{evidence}{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {WEIGHT}, "
         f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
     )

@@ -66,12 +66,14 @@ def run(settings: AverageSettings) -> None:
     ]
     print_table(("held out", paths[-1].name, "average", "difference"), rows)
     change = changes["mlm_loss"]
-    better, worse = "the newest", "the average"
-    if change.value < 0:
-        better, worse = worse, better
+    verdict = "no difference between the newest and the average is shown"
+    if change.low > 0:
+        verdict = "the newest is better than the average"
+    elif change.high < 0:
+        verdict = "the average is better than the newest"
     print_line(
-        f"average: {better} is better than {worse}; the average minus the newest is {change:.6f} of "
-        f"mlm_loss, with its 95 % interval, n {change.n:,}"
+        f"average: {verdict}; the average minus the newest is {change:.6f} of mlm_loss, with its "
+        f"95 % interval, n {change.n:,}"
     )
 
 

@@ -57,7 +57,7 @@ def run(settings: EvaluateSettings) -> None:
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
         baselines = _frequencies(draft, examples) if settings.baselines else {}
-        if warning := compare(Result(samples), baselines, "mlm_loss"):
+        if warning := compare([Result(samples)], baselines, "mlm_loss"):
             print_error(warning)
     if settings.json_file is not None:
         described: dict[str, JSON] = {

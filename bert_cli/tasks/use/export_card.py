@@ -12,6 +12,7 @@ from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.bert import named_weights
 from bert_cli.tasks.run.opened import Opened
 from bert_cli.train import card, history
+from bert_cli.train.checkpoint import best_checkpoint
 
 
 def write_card(
@@ -55,8 +56,11 @@ def training_sections(source: Path) -> list[str]:
 
 def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     """Return the sections on a checkpoint's training and, if its run's folder has scores, on the scores."""
-    held_out = history.held_out(history.Run(checkpoint.parent).steps.get(state["step"], {}))
-    scores = {name: f"{value:.4f}" for name, value in held_out.items()}
+    run = history.Run(checkpoint.parent)
+    scores = {name: f"{score:.4f}" for name, score in run.intervals.items()}
+    if best_checkpoint(run.folder) != checkpoint or not scores:
+        held_out = history.held_out(run.steps.get(state["step"], {}))
+        scores = {name: f"{value:.4f}" for name, value in held_out.items()}
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
     text = (checkpoint / card.CARD).read_text("utf-8") if (checkpoint / card.CARD).is_file() else ""
     compared = text.partition(card.BASELINES)

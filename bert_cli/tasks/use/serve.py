@@ -123,8 +123,8 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
 def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
     """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
     index = opened.open_index(settings.path)
-    about = {"task": "search", "name": Path(settings.path).name}
-    about |= {"has_meaning": index.embed is not None}
+    about: JSONObject = {"task": "search", "name": Path(settings.path).name}
+    about["has_meaning"] = index.embed is not None
     about |= {name: index.count(name) for name in ("passages", "documents")}
 
     def search(sent: JSONObject) -> Callable[[], object]:

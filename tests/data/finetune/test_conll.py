@@ -54,6 +54,18 @@ def test_separators_document_marks_and_comments(tmp_path):
         assert (result.words, result.remarks) == (words, remarks)
 
 
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("-DOCSTART- O\na B\n\nb B\n-DOCSTART- O\nc B\n", [0, 0, 1]),
+        ("-DOCSTART- O\na B\n\nb B\n", [0, 1]),
+        ("a B\n\nb B\n", [0, 1]),
+    ],
+)
+def test_sentences_of_a_document_are_a_group_if_there_are_several(text, groups, tmp_path):
+    assert conll.read_conll(put(tmp_path, text)).examples.groups.tolist() == groups
+
+
 def test_words_follow_a_first_column_that_counts_them(tmp_path):
     for text, words in (
         ("1\tThe\tO\tO\n2\tParis\tB-LOC\tB-LOC\n\n1\tyes\tO\tO\n", [["The", "Paris"], ["yes"]]),

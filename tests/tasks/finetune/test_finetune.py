@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,6 +137,10 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     assert best["value"] == right[choosing].mean()
     written = json.loads((run / "scores.json").read_text())["intervals"]["accuracy"]
     assert written["n"] == (~choosing).sum()
+    assert main(["export", str(run), str(base / "exported"), "--format", "hf"]) == 0
+    card = (base / "exported" / "README.md").read_text()
+    assert f"| accuracy | {scores['accuracy']:.4f} [" in card
+    capsys.readouterr()
     # A run of an older version, which chose on all of them, continues to.
     for path in run.glob("step_*/state.json"):
         state = json.loads(path.read_text())
@@ -149,6 +154,14 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     scored = complete_checkpoints(run)[-1]
     assert json.loads((run / "best.json").read_text())["step"] == int(scored.name[-8:])
     assert printed_scores(out) == scores_of(run)
+
+
+def test_a_run_without_held_out_texts_can_be_scored_on_a_file_later(base, capsys):
+    run = base / "later"
+    words = ["--num-epochs", "0.5"]
+    assert main([*arguments(base, run, *words, validation=False), "--no-do-validation"]) == 0
+    assert main(arguments(base, run, *words)) == 0
+    assert "; n 61, chosen on the same examples" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -166,8 +179,15 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert spread["values"] == each
     assert spread["mean"] == pytest.approx(np.mean(each))
     assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == spreads
+    # Their mean is compared with the baselines, once.
+    assert out.count("baseline, majority class: ") == 1
+    verdict = "the mean of 2 seeds (beats|does not beat) the baseline '"
+    assert re.search(f"{verdict}(?s:.*)2 seeds, 5 to 6:", out) or re.search(verdict, err)
+    assert len([*run.glob("baselines_*")]) == 1 and not [*run.glob("seed_*/baselines_*")]
+    for seed in (5, 6):
+        assert re.search(verdict, (best_checkpoint(run / f"seed_{seed}") / "README.md").read_text())
     # The model that they start from has a classifier for these labels.
     assert "new weights from the seed" not in out
     scores = scores_of(run / "seed_6")
@@ -175,6 +195,14 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert last_line(capsys) == scores
     assert main(["predict", str(run), "good"]) == 4
     assert str(run / "seed_5") in capsys.readouterr().err
+    # A seed of an older version chose on all texts, so they all do.
+    for path in (run / "seed_5").glob("step_*/state.json"):
+        state = json.loads(path.read_text())
+        del state["fixed"]["chosen_on_half"], state["own_crc32c"]
+        path.write_text(json.dumps(state))
+    shutil.rmtree(run / "seed_6")
+    assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
+    assert json.loads((run / "scores.json").read_text())["accuracy"]["n"] == 17
 
 
 def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypatch):

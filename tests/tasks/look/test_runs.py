@@ -156,8 +156,23 @@ def test_the_list_has_the_interval_and_n_of_a_score(tmp_path, scored, bert):
     assert described[0]["intervals"] == {"f1": score.bounds}
 
 
+def test_the_list_has_losses_bits_per_byte_and_the_probe_of_scores_that_are_finite(
+    tmp_path, write_run, bert
+):
+    finite = ["mlm_accuracy", "mlm_loss", "bits_per_byte", "probe_accuracy", "a_loss"]
+    samples = {name: mean_of([0.25, 0.5]) for name in finite} | {"b_loss": mean_of([np.nan] * 2)}
+    scores.write(write_run(tmp_path / "run", 4), samples, intervals(samples))
+    (row,) = json.loads(bert("runs", tmp_path, "--json", "-")[1])
+    assert [*row["held_out"]] == [*row["intervals"]] == finite
+    out = bert("runs", tmp_path)[1]
+    cells = re.findall(r"([a-z][a-z ]+) 0\.3750 \[", out)
+    assert cells == ["mlm", "bits per byte", "probe accuracy"]
+    assert "; n 2  ...  killed" in out
+    assert 'b_loss": null' in (tmp_path / "run" / "scores.json").read_text()
+
+
 def test_two_runs_on_the_same_examples_are_compared_by_the_interval_of_the_difference(
-    tmp_path, scored, bert
+    tmp_path, scored, bert, write_run
 ):
     right, better = scored
     a, b, c = (tmp_path / name for name in "abc")
@@ -172,6 +187,11 @@ def test_two_runs_on_the_same_examples_are_compared_by_the_interval_of_the_diffe
     assert line.endswith(f"+{found:.4f} n 60") and line.count("[") == 3
     written = json.loads(bert("compare", a, c, "--json", "-")[1])["intervals"]["score f1"]
     assert written.keys() == {"first", "second"}, "other examples"
+    # A run without the score, such as one that still trains, has no interval.
+    unscored = write_run(tmp_path / "unscored", 4)
+    for side, pair in (("first", (a, unscored)), ("second", (unscored, a))):
+        written = json.loads(bert("compare", *pair, "--json", "-")[1])["intervals"]["score f1"]
+        assert written == {side: interval(mean_of(right)).bounds}
     (a / "examples.npz").write_bytes(b"?")
     code, _, err = bert("compare", a, b)
     assert code == 3 and "examples.npz: is damaged" in err

@@ -3,6 +3,8 @@
 import json
 import re
 import sqlite3  # before TensorFlow, which brings one without FTS5
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,12 +21,13 @@ from support.tiny_models import (
 
 from bert_cli.cli import main
 from bert_cli.data.finetune import simple
-from bert_cli.data.finetune.embeddings import Retrieval
+from bert_cli.data.finetune.embeddings import Retrieval, retrieval_of_pairs, retrieval_samples
 from bert_cli.data.finetune.tables import TextExamples
+from bert_cli.data.random import chooses
 from bert_cli.statistics import mean_of
 from bert_cli.tasks.finetune import embed, texts
 from bert_cli.tasks.run import comparison, pretrain
-from bert_cli.tasks.run.task import Result
+from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.train import history
 
 
@@ -97,9 +100,60 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
     found = {
         name: Result({metric: mean_of(of)}) for name, of in (("worse", worse), ("best", simple))
     }
-    warning = comparison.compare(Result({metric: mean_of(model)}), found, metric)
+    warning = comparison.compare([Result({metric: mean_of(model)})], found, metric)
     assert ("beats the baseline 'best'" in capsys.readouterr().out) == beats
     assert ("does not beat the baseline 'best'" in warning) == (not beats)
+
+
+def test_one_group_of_examples_proves_nothing(capsys):
+    alone = mean_of([0.9, 0.8], ["a", "a"])
+    baselines = {"usual": Result({"accuracy": mean_of([0.1, 0.2], ["a", "a"])})}
+    assert comparison.compare([Result({"accuracy": alone})], baselines, "accuracy") == ""
+    assert "cannot be compared: all examples are one group" in capsys.readouterr().out
+
+
+def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
+    kept = []
+    for judged in ([{0: 1.0}, {1: 1.0}], [{0: 1.0}, {0: 1.0}]):
+        retrieval = Retrieval(["a good day", "a bad day"], ["good day", "bad day"], judged)
+        task = Task(
+            2,
+            None,
+            None,
+            best="ndcg_10",
+            held_out=retrieval.examples.digest,
+            baselines=partial(embed._baselines, retrieval),
+        )
+        kept.append(comparison.kept(task, tmp_path, "trained on")["BM25"].samples["ndcg_10"])
+    assert kept[0].value != kept[1].value
+    assert kept[0].examples.digest != kept[1].examples.digest
+    texts_of = [examples_of([(text, "same")] * 2, None, None) for text in ("a day", "A day")]
+    assert len({texts._digest({"validation": rows}) for rows in texts_of}) == 2
+
+
+@pytest.mark.parametrize(
+    ("halves", "groups", "note"),
+    [
+        (False, "aab", ""),
+        (True, "aab", ", from the half of the held-out texts that chose nothing"),
+        (True, "aaa", ", chosen on the same examples"),
+    ],
+)
+def test_a_note_says_what_the_scores_are_of(halves, groups, note):
+    scorer = SimpleNamespace(task=Task(2, None, None, best="accuracy", halves=halves))
+    result = Result({"accuracy": mean_of([0.0, 0.5, 1.0], groups)})
+    assert Scorer.reported(scorer, result)[1] == note
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "pairs"])
+def test_no_text_both_chooses_and_reports(kind):
+    rows = [(f"anchor {n}", f"positive {n} {m}") for n in range(20) for m in range(3)]
+    examples = (
+        retrieval_of_pairs(rows) if kind == "retrieval" else examples_of(rows, None, None)
+    ).examples
+    is_choosing = chooses(examples.groups)
+    halves = [{rows[n][0] for n in np.flatnonzero(half)} for half in (is_choosing, ~is_choosing)]
+    assert len(halves[0]) == len(halves[1]) == 10 and not halves[0] & halves[1]
 
 
 def examples_of(rows, labels, names):
@@ -149,8 +203,18 @@ def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
     (name,) = (found := embed._baselines(retrieval))
     assert name == "BM25" and found[name].scores["ndcg_10"] == 1.0
     monkeypatch.setattr(embed, "BM25_PAIRS", 40)
+    assert embed._baselines(retrieval) == {}
+    assert "baseline, BM25: left out, it takes too long" in capsys.readouterr().out
+    monkeypatch.setattr(embed, "FEWEST", 3)
     (name,) = (found := embed._baselines(retrieval))
-    assert name == "BM25 of 3 queries" and found[name].scores["ndcg_10"] == 1.0
+    score = found[name].intervals["ndcg_10"]
+    assert (name, score.value, score.n) == ("BM25 of 3 queries", 1.0, 3)
+    # A model is compared on the same three.
+    is_asked = [[n] if n % 4 == 0 else [] for n in range(12)]
+    model = Result(retrieval_samples(is_asked, retrieval))
+    assert "its gain in ndcg_10 is 0.0000 [0.0000, 0.0000]" in comparison.compare(
+        [model], found, "ndcg_10"
+    )
     assert embed._baselines(None) == {}
 
     def connect(_):

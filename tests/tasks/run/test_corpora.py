@@ -202,7 +202,7 @@ def test_synthetic_examples_of_a_run_are_masked_as_it_is_set():
 def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_batch(home):
     reads = []
     batching = SimpleNamespace(micro_batch_size=3)
-    stream = SimpleNamespace(epoch_size=9, folder=home / "one", batching=batching)
+    stream = SimpleNamespace(epoch_size=9, folder=home / "one", batching=batching, fingerprint="")
     columns = dict.fromkeys(("masked_lm_ids", "masked_lm_weights"), np.zeros([1, 2], np.int32))
     columns["input_mask"] = np.ones([1, 2])
     stream.rows = lambda numbers: reads.extend(numbers) or columns

@@ -324,6 +324,10 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     )
     text = score.choose_weight(index, random.uniform(size=(80, 11)), groups)
     assert index.weight == 0.5 and "does not confirm it" in text
+    text = score.choose_weight(index, noise - abs(np.arange(11) - 5), groups)
+    assert index.weight == 0.5 and text.endswith(
+        "the best weight is 0.5, as usual; the index has it"
+    )
     assert "questions about 20 documents" in score.choose_weight(index, better[:20], groups[:20])
 
 
