@@ -129,6 +129,14 @@ def guide(tmp_path_factory) -> tuple[Path, str]:
     return folder, run_page("guide.md", folder)
 
 
+def right_of(run: Path) -> int:
+    """Return how many of the 40 held-out rows are labelled rightly; half of them are in scores.json."""
+    lines = (run / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == 40
+    return sum(row["label"] == row["predicted"] for row in rows)
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_guide_run_unchanged(guide):
     folder, printed = guide
@@ -138,10 +146,7 @@ def test_the_commands_of_the_guide_run_unchanged(guide):
     assert (home / "pictures/index.html").is_file()
     assert (home / "exported/model.onnx").is_file()
     assert json.loads((home / "answer.jsonl").read_text())["label"] == "earth"
-    predictions = (home / "runs/labels/predictions.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in predictions.splitlines()]
-    right = [row["label"] == row["predicted"] for row in rows]
-    assert len(right) == 40 and sum(right) / len(right) >= 0.8
+    assert right_of(home / "runs/labels") >= 32
 
 
 @pytest.mark.slow
@@ -149,7 +154,7 @@ def test_the_commands_that_serve_a_model_run_unchanged(guide, capsys):
     folder, _ = guide
     printed = run_page("serve.md", folder)
     home = folder / "serve"
-    assert json.loads((home / "runs/labels/scores.json").read_text())["accuracy"] >= 0.8
+    assert right_of(home / "runs/labels") >= 32
     (served,) = json.loads((home / "label.json").read_text())
     text = "The river carries ice and stones down the mountain."
     assert main(["predict", str(home / "runs/labels"), text]) == 0
