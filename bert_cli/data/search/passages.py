@@ -71,10 +71,12 @@ def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]
 
 
 def _document(title: str, lines: Sequence[str]) -> Document:
-    """Return a document; without a title of its own it has its first line's, which need not be complete."""
+    """Return a document; without a title of its own it has its first line's, which need not be complete.
+
+    Of a running head it is the first part: MOUNT(8), where the first heading of each manual is NAME.
+    """
     if not title:
-        heads = running_heads(lines)
-        first = next((line for n, line in enumerate(lines) if n not in heads), lines[0])
+        first = GAP.split(lines[0].strip())[0] if 0 in running_heads(lines) else lines[0]
         title = " ".join(MARKUP.sub("", first).split())
         title = f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
     return Document(title, lines)
