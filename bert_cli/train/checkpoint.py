@@ -314,13 +314,15 @@ def add_to_card(path: Path, section: str) -> None:
     """Put the section of the baselines at the end of a checkpoint's card, unless an older version wrote none."""
     if not (path / card.CARD).is_file():
         return
+    text = (path / card.CARD).read_text(encoding="utf-8")
+    complete = f"{text.partition(card.BASELINES)[0].rstrip()}\n\n{section}"
+    if complete == text:
+        return
     state = read_json(path / STATE, JSONObject, CheckpointError, _remove(path))
-    text = (path / card.CARD).read_text(encoding="utf-8").partition(card.BASELINES)[0]
-    content = f"{text.rstrip()}\n\n{section}".encode()
     # Meanwhile the card has no checksum, so that a kill leaves a checkpoint that can be read.
     state["crc32c"].pop(card.CARD, None)
     write_json_atomically(path / STATE, with_checksum(state))
-    write_atomically(path / card.CARD, content)
+    write_atomically(path / card.CARD, complete.encode())
     state["crc32c"][card.CARD] = file_crc32c(path / card.CARD)
     write_json_atomically(path / STATE, with_checksum(state))
 

@@ -110,7 +110,7 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     assert first["step"] == 0 and len(lines) == 10
     bits = lines[-1]["validation_bits_per_byte"]
     assert bits != first["validation_bits_per_byte"] > 0 and "step 0: held out" in out
-    assert f"bits per byte {bits:.4f}" in out
+    assert f"bits_per_byte {bits:.4f}" in out
     assert bits == pytest.approx(by_pytorch(home), rel=1e-5)
     # A run's folder has a vocabulary as a model's has.
     again = ["vocab", str(home / "plain_text"), "--extend", str(home / "run"), "--size", "+0"]

@@ -184,7 +184,9 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home):
     for changes in ({"masking": {"unit": "word"}}, {"length_buckets": 3}):
         settings = settings_of(**usual, validation_dir=str(home / "static"), **changes)
         assert corpora.open_stream(settings)[0]["input_ids"].shape[:2] == (2, 4)
-        assert corpora.open_held_out(settings).rows(range(9))["input_ids"].shape == (9, 48)
+        assert corpora.open_held_out(settings, "validation_dir", corpora.RecordFolder).rows(
+            range(9)
+        )["input_ids"].shape == (9, 48)
     both = [{"path": str(home / "one")}, {"path": str(home / "static")}]
     mixed = settings_of(**usual | {"dataset_dir": both}, masking={"unit": "word"})
     assert corpora.open_stream(mixed)[0]["input_ids"].shape == (2, 4, 48)

@@ -272,6 +272,6 @@ NARROW = {
 def test_a_shipped_layout_runs(name, capsys):
     assert main(["pretrain", "--config", f"pretrain_{name}", *flags_of(NARROW)]) == 0
     output = capsys.readouterr().out
-    assert output.count("\nstep ") == 2
+    assert len(re.findall(r"\nstep \d+/", output)) == 2
     # The description of its stages, and micro-batches that pass through them.
     assert "device 0: emb" in output and "schedule 1F1B" in output
