@@ -91,7 +91,7 @@ def test_running_heads_are_in_no_passage():
         ("a.txt", "Title\n\nFirst text.\n\nSecond text.\n", [("Title", 3)]),
         ("a.jsonl", '{"text": "One text."}\n{"text": ""}\n{"text": "Two\\ntexts."}\n',
          [("One text.", 1), ("Two", 2)]),
-        ("mount.txt", "MOUNT(8)      Administration      MOUNT(8)\n\nNAME\n\nIt mounts.\n\n2.38      2022      MOUNT(8)\n",
+        ("mount.txt", "MOUNT(8)    System    MOUNT(8)\n\nNAME\n\nIt mounts.\n\n2.38    2022    MOUNT(8)\n",
          [("MOUNT(8)", 4)]),
         ("wiki_00", '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nIts text.\n</doc>\n', [("A & B", 1)]),
         ("a.csv", f"text\n{SENTENCE * 3}\n", [(f"{(SENTENCE * 3)[:79]}…", 1)]),
