@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.text import count
+
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
@@ -130,10 +132,7 @@ class Score(NamedTuple):
 
 def describe(scores: Mapping[str, Score]) -> str:
     """Return scores with their intervals and their numbers of examples as a line."""
-    sizes = {
-        score[3:]: f" in {score.groups:,} group{'s'[: score.groups != 1]}"
-        for score in scores.values()
-    }
+    sizes = {score[3:]: f" in {count(score.groups, 'group')}" for score in scores.values()}
     texts = (f"{n:,}{more if n != groups else ''}" for (n, groups), more in sizes.items())
     values = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
     return f"{values}; n {' and '.join(texts)}"

@@ -26,9 +26,7 @@ def download(name: str, patterns: list[str], has_files: Callable[[Path], bool]) 
         failure = error
     try:
         offline = failure is not None
-        folder = Path(
-            snapshot_download(name, allow_patterns=list(patterns), local_files_only=offline)
-        )
+        folder = Path(snapshot_download(name, allow_patterns=patterns, local_files_only=offline))
     except LocalEntryNotFoundError as error:
         raise ConnectionError(name) from failure or error.__cause__ or error
     if failure is not None and not has_files(folder):
