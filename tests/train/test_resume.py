@@ -57,6 +57,7 @@ MAY_CHANGE = {
     # What is scored, and how answers are chosen.
     "validation_dir", "evaluation_examples", "probe", "do_training", "do_validation", "do_test", "validation_file",
     "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold", "early_stop",
+    "baselines",
 }  # fmt: skip
 BY_THEIR_RESULTS = {
     # `corpus` is a fingerprint of the examples.
