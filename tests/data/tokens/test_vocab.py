@@ -188,8 +188,10 @@ def test_the_pieces_of_googles_vocabularies_show_their_case(shared_data):
 
 FIND = """
 import json, sys
+from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import BertError
+hub.SECONDS = 1  # the default is 10
 for name, cased in json.loads(sys.argv[1]):
     try:
         vocabulary = find_vocabulary(name, cased=cased)
