@@ -263,26 +263,28 @@ def features_of_texts(
 ) -> Features:
     """Return the examples as features; print their number and what was left out or truncated."""
     labels = {} if examples.labels is None else {"labels": examples.labels}
-    length = settings.max_seq_length
+    sizes = settings.model_dump(include={"max_seq_length", "doc_stride"})
 
     def build() -> Mapping[str, npt.NDArray[Any]]:
         texts = examples.first, examples.second
-        features, cut = encode_texts(tokenizer, *texts, labels, max_seq_length=length)
-        return {**features.arrays(), "cut": np.array(cut)}
+        features, is_cut = encode_texts(tokenizer, *texts, labels, **sizes)
+        return {**features.arrays(), "cut": is_cut.sum()}
 
     made_from = {
         "texts": texts_hash(examples.first, examples.second or []),
         "labels": None if examples.labels is None else examples.labels.tolist(),
         "tokenizer": tokenizer.fingerprint,
-        "max_seq_length": length,
+        **sizes,
     }
     arrays = cached(settings.cache_dir, made_from, build)
     remarks = dict(examples.remarks)
     if cut := int(arrays["cut"]):
-        remarks[f"longer than {length} tokens, cut"] = cut
+        remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
     more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
-    print_line(f"{name}: {len(examples):,} {noun}{more}")
-    return Features.of(arrays)
+    features = Features.of(arrays)
+    windows = "" if features.owner is None else f" in {len(features):,} windows"
+    print_line(f"{name}: {len(examples):,} {noun}{windows}{more}")
+    return features
 
 
 def write_predictions(folder: Path, name: str, examples: TextExamples, logits: Floats) -> None:

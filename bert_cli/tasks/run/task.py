@@ -156,6 +156,7 @@ class Scorer:
             if not np.isfinite(values).all():
                 remedy = "check its weights, or choose a higher precision"
                 raise DeviceError(name, "the model's outputs are not finite", remedy)
+            values = values if self.is_per_position else features.by_text(values)
             logits[name] = values if self.order is None else values[:, self.order]
         return logits
 
