@@ -40,12 +40,16 @@ class PredictSettings(Answering):
     """A question, for question-answering; for several, use JSON lines."""
     context: str | None = None
     """The text that contains the answer."""
+    doc_stride: Positive | None = None
+    """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
+    By default as the run did; without windows of its run, text-classification truncates the text, and
+    token-classification and question-answering choose windows that fit."""
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum length of a text in tokens; by default the length of the run of `bert squad` or `bert embed`,
-    or of the model.
-    Longer texts are truncated; their row has `"truncated": true`."""
+    """Maximum length of a text in tokens; by default the length of a run of `bert squad` or `bert embed`, or of one
+    with doc_stride, otherwise of the model.
+    Longer texts are truncated, unless they are read in windows; their row has `"truncated": true`."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
     engine: Engine = "tensorflow"

@@ -73,7 +73,7 @@ def run(settings: ExportSettings) -> None:
     # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    source = models.find_source(settings.model, "MODEL")
+    source = models.as_trained(models.find_source(settings.model, "MODEL"))
     origin = origin_of(settings, source.folder, settings.compare_on)
     if not check_new_folder(out, origin):
         _write(settings, source, origin)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import keras
 
+from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.io.files import format_by_name
@@ -81,7 +82,7 @@ def prepare(settings: PredictSettings) -> Prediction:
 
     Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task.
     """
-    source = models.find_source(settings.model, "MODEL")
+    source = models.as_trained(models.find_source(settings.model, "MODEL"))
     task = task_of(source, settings.task)
     kind = predictors()[task]
     positions = source.config.max_position_embeddings
@@ -91,6 +92,9 @@ def prepare(settings: PredictSettings) -> Prediction:
     length = settings.max_seq_length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
+    stride = settings.doc_stride
+    if stride is not None and (error := window_error(length, stride)):
+        raise ConfigError("max_seq_length", *error)
     return Prediction(source, task, kind, settings, length)
 
 
