@@ -285,7 +285,7 @@ def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cached, absent = find_all(tmp_path, endpoint, model, nobody)
         assert cached == answer
-        assert "the Hugging Face hub gave no vocab.txt (ReadTimeout: timed out)" in absent
+        assert "the Hugging Face hub has no vocab.txt (ReadTimeout: timed out)" in absent
         # The cache has a part of the model.
         for path in (tmp_path / "hub").rglob("snapshots/*/vocab.txt"):
             path.unlink()
