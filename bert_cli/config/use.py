@@ -12,6 +12,12 @@ from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 
+NONE_TEXT = (
+    "Label a text `none` if its most probable label is less probable than this. `bert classify` prints which part of "
+    "the held-out texts is answered then, and how well."
+)
+NoneBelow = Annotated[float | None, Field(ge=0.0, le=1.0, description=NONE_TEXT)]
+
 
 class PredictSettings(Answering):
     """Run a model on texts and print one JSON object per text, in the same order.
@@ -50,6 +56,7 @@ class PredictSettings(Answering):
     """Maximum length of a text in tokens; by default the length of a run of `bert squad` or `bert embed`, or of one
     with doc_stride, otherwise of the model.
     Longer texts are truncated, unless they are read in windows; their row has `"truncated": true`."""
+    none_below: NoneBelow = None
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
     engine: Engine = "tensorflow"
@@ -90,6 +97,7 @@ class ServeSettings(Settings):
     TensorFlow checkpoint."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8321
     """Port of the page; 0 for any free port."""
+    none_below: NoneBelow = None
     host: str | None = None
     """Address of this machine for a page that other machines can open, such as 0.0.0.0 for all its addresses. The
     printed address of the page then has a token, without which nothing is answered."""

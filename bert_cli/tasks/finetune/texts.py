@@ -25,7 +25,9 @@ from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.labels import (
     USUAL_THRESHOLD,
     Decision,
+    best_temperature,
     best_thresholds,
+    describe_calibration,
     describe_rare,
     label_counts,
     read_decision,
@@ -94,7 +96,8 @@ def build(
     weights = None
     if train is not None and settings.class_weights is not None:
         weights = weights_of(labels, names, settings.class_weights)
-        train = replace(train, labels={**train.labels, "label_weights": weights})
+        each = weights if train.owner is None else weights[train.owner]
+        train = replace(train, labels={**train.labels, "label_weights": each})
     if train is not None:
         _warn_of_few(labels, names)
     halves = settings.do_validation and settings.validation_file is None
@@ -102,9 +105,9 @@ def build(
     rare = "" if is_several else describe_rare(labels, names)
     if rare:
         print_line(rare)
-    evaluate = partial(_evaluate, sets, names)
+    stored = None if scored is None else read_decision(scored.folder)
+    evaluate = partial(_evaluate, sets, names, stored)
     if is_several:
-        stored = None if scored is None else read_decision(scored.folder)
         evaluate = partial(_evaluate_several, sets, names, stored, halves)
     return Task(
         len(names),
@@ -154,15 +157,28 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
     return {**({"train": rest} if settings.do_training else {}), "validation": held_out}
 
 
-def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Logits) -> Result:
+def _evaluate(
+    sets: Mapping[str, TextExamples],
+    names: Sequence[str],
+    stored: Decision | None,
+    logits: Logits,
+) -> Result:
+    """Return accuracy and macro F1; half of the held-out texts choose the temperature, unless it is stored."""
     held_out = sets["validation"]
     values = logits["validation"]
-    assert held_out.labels is not None
+    labels = held_out.labels
+    assert labels is not None
+    examples = held_out.examples
     predictions = np.argmax(values, axis=1)
-    columns = held_out.labels, predictions, held_out.examples
-    samples = samples_of(("accuracy", "macro_f1"), *columns)
+    samples = samples_of(("accuracy", "macro_f1"), labels, predictions, examples)
+    decision = stored
+    reported = np.ones(len(labels), np.bool_)
+    if decision is None:
+        choosing, reported = (half_of(examples, choosing=which) for which in (True, False))
+        temperature = best_temperature(values[choosing], labels[choosing])
+        decision = Decision(temperature=temperature)
     is_small = len(names) <= MOST_CONFUSED
-    counts = confusion(held_out.labels, predictions, len(names)) if is_small else []
+    counts = confusion(labels, predictions, len(names)) if is_small else []
 
     def write(folder: Path, _: Logits) -> None:
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
@@ -170,13 +186,16 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
             write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
         else:
             print_line(f"confusion.json: left out, it would have {len(names):,} rows and columns")
-        write_predictions(folder, "validation", held_out, values)
+        temperature = decision.temperature
+        print_line(describe_calibration(temperature, values, labels, examples, reported))
+        write_predictions(folder, "validation", held_out, values / np.float32(temperature))
 
+    chosen = None if stored is not None else decision
     if len(names) > MOST_PRINTED:
-        return Result(samples, write)
+        return Result(samples, write, decision=chosen)
     title = f"confusion of {len(held_out):,} texts (columns: predicted)"
     rows = [(name, *row) for name, row in zip(names, counts, strict=True)]
-    return Result(samples, write, _table(title, ["true", *names], rows))
+    return Result(samples, write, _table(title, ["true", *names], rows), decision=chosen)
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -297,6 +297,8 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
 def _add_decision(path: Path, decision: Decision) -> None:
     """Store in a checkpoint, and name in its card, what the held-out examples have chosen."""
     content = decision.model_dump(exclude_defaults=True)
+    if not content:
+        return
     text = json.dumps(with_checksum(content), indent=1)
     add_to_checkpoint(path, DECISION, text.encode())
     card.add_section(path, card.decision_section(content))

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import PositiveInt, field_validator
 
 from bert_cli.data.finetune.embeddings import read_embedding
+from bert_cli.data.finetune.labels import read_decision
 from bert_cli.data.finetune.squad_windows import WindowSizes, read_window_sizes
 from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.encoder import split_word
@@ -78,6 +79,8 @@ class Source:
     """The rows whose mean initializes each new row of an extended vocabulary."""
     first_new: int = 0
     """Number of the first new row; rows after the new rows are padding."""
+    temperature: float = 1.0
+    """Divisor of a classifier's logits, and so of the weights of its last layer."""
 
     @cached_property
     def tokenizer(self) -> TokenizerFolder:
@@ -126,6 +129,9 @@ class Source:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
         verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
         tensors = dict(read_weights(self.weights))
+        if self.temperature != 1.0:
+            for name in ("classifier.weight", "classifier.bias"):
+                tensors[name] = (tensors[name] / self.temperature).astype(tensors[name].dtype)
         if not self.replaced:
             return tensors
         ends = hf.vocabulary_tensors(self.config)
@@ -139,9 +145,10 @@ class Source:
 
 
 def as_trained(source: Source) -> Source:
-    """Return a model with what the folder of its run says of its use: the sizes of its windows."""
-    sizes = read_window_sizes(source.folder.parent)
-    return replace(source, described={**source.described, **sizes})
+    """Return a model with what its folder and its run's say of its use: the temperature, the sizes of its windows."""
+    described = {**source.described, **read_window_sizes(source.folder.parent)}
+    temperature = read_decision(source.folder).temperature
+    return replace(source, described=described, temperature=temperature)
 
 
 def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:

@@ -144,8 +144,8 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
     fills_masks = head is not None and head.fills_masks
     files = source.tokenizer.for_model(source.config, fills_masks=fills_masks)
     files |= embeddings.stored_files(source.folder)
-    if (path := source.folder / DECISION).is_file():
-        files[DECISION] = path.read_bytes()
+    if read_decision(source.folder).thresholds:  # a temperature is in the weights
+        files[DECISION] = (source.folder / DECISION).read_bytes()
     for name, content in {**files, **hf.class_files(source.config)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -321,7 +321,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
 
     source = model.source
     weights = folder / checkpoint.MODEL
-    if source.weights.name == checkpoint.MODEL:
+    if source.weights.name == checkpoint.MODEL and source.temperature == 1.0:
         shutil.copyfile(source.weights, weights)
     else:
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}

@@ -27,6 +27,7 @@ from bert_cli.text import count
 
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""
+SINGLE_LABEL = "single_label_classification"
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
@@ -87,6 +88,10 @@ def prepare(settings: PredictSettings) -> Prediction:
     kind = predictors()[task]
     positions = source.config.max_position_embeddings
     _check_settings(settings, task, positions)
+    problem_type = source.described.get("problem_type") or SINGLE_LABEL
+    if settings.none_below is not None and problem_type != SINGLE_LABEL:
+        problem = f"has no effect on a model for {problem_type}"
+        raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
     defaults = kind.read_defaults(source, settings)
     longest = min(positions, defaults.pop("max_seq_length", positions))
     length = settings.max_seq_length or longest

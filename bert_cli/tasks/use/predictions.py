@@ -33,6 +33,9 @@ from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, labels_of, row_of
 from bert_cli.tasks.run.vectors import Similarity
 
+NONE = "none"
+"""The label of a text without a label that is probable enough."""
+
 
 class FillMask(Predictor):
     """The most probable pieces in place of each [MASK]."""
@@ -99,7 +102,7 @@ class TextClassification(Predictor):
     """The label of a text or a pair, or a score."""
 
     OPTIONAL = ("second",)
-    SETTINGS = ("doc_stride",)
+    SETTINGS = ("doc_stride", "none_below")
 
     def empty_answer(self) -> Row:
         """Return an answer without a label."""
@@ -121,7 +124,9 @@ class TextClassification(Predictor):
             row: Row = {"scores": list(map(exact, scores))}
             if names is not None:
                 best = int(np.argmax(values))
-                row = {"label": names[best], "probability": exact(values[best])}
+                is_sure = values[best] >= (self.settings.none_below or 0.0)
+                label = names[best] if is_sure else NONE
+                row = {"label": label, "probability": exact(values[best])}
                 if several:
                     row = {
                         "labels": [names[label] for label in np.flatnonzero(values > thresholds)]
