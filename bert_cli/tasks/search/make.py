@@ -102,13 +102,18 @@ def _embed(index: Index, model: Model) -> None:
             index.record(model=model.name, weights=model.weights)
     missing = index.count("passages") - index.count("vectors")
     print_line(f"search: {model.name} computes {count(missing, 'vector')}")
-    begun = time.monotonic()
-    done = 0
-    # Few at first, so that the time left is soon known.
+    done = first = 0
+    begun = 0.0
+    # Few at first, so that the time left is soon known; their time is that of loading the model.
     while rows := index.without_vector(min(AT_ONCE, 64 + done)):
         numbers, texts = zip(*rows, strict=True)
         with index.table:
             index.add_vectors(numbers, model(texts, done, missing))
         done += len(rows)
-        seconds = (time.monotonic() - begun) / done * (missing - done)
-        print_line(f"search: {done:,} of {missing:,} vectors; {format_duration(seconds)} left")
+        left = ""
+        if first:
+            seconds = (time.monotonic() - begun) / (done - first) * (missing - done)
+            left = f"; {format_duration(seconds)} left"
+        else:
+            first, begun = done, time.monotonic()
+        print_line(f"search: {done:,} of {missing:,} vectors{left}")
