@@ -38,7 +38,7 @@ from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
-from bert_cli.tasks.run.task import Result, Scorer, Task
+from bert_cli.tasks.run.task import SAME, Result, Scorer, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import checkpoint, scores
 from bert_cli.train.loop import StoppedWhileScoringError
@@ -192,8 +192,6 @@ class Trained(NamedTuple):
 
     result: Result
     """Its reported scores, empty if nothing is scored."""
-    note: str = ""
-    """What its scores are of."""
     examples: str = ""
     """The fingerprint of the training examples, the same for all seeds."""
     best: Path = Path()
@@ -221,7 +219,7 @@ def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
         if trained.result.samples:
             scored.append(trained)
             if order.seeds > 1:
-                task.print_scores(trained.result, trained.note)
+                task.print_scores(trained.result)
     if scored:
         _report(order, task, scored, draft.mesh.processes.rank)
     return False
@@ -282,13 +280,13 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its scores follow")
-            result, note = scorer.reported(result)
+            result = scorer.reported(result)
             _write(folder, engine, scorer, result)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    note = note or ", chosen on the same examples"
-    return Trained(result, note, job.stream.fingerprint, path)
+    result = replace(result, note=result.note or SAME)
+    return Trained(result, job.stream.fingerprint, path)
 
 
 def open_features(
@@ -323,7 +321,7 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
     if len(results) > 1:
         _report_seeds(order, results, rank)
     else:
-        task.print_scores(results[0], scored[0].note)
+        task.print_scores(results[0])
     if warning:
         print_error(warning)
 
@@ -362,11 +360,11 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
-        result, note = scorer.reported(scorer.score(engine))
+        result = scorer.reported(scorer.score(engine))
         _write(draft.order.save_ckpt_path, engine, scorer, result)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
-    task.print_scores(result, note)
+    task.print_scores(result)
 
 
 def _write(folder: Path | None, engine: Engine, scorer: Scorer, result: Result) -> None:
