@@ -133,9 +133,8 @@ def check_regular(*paths: Path) -> None:
     """Raise CheckpointError for a FIFO, socket or device in the place of a file: reading it would not end."""
     for path in paths:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise CheckpointError(
-                str(path), "is no regular file", "move it away, or copy the file there"
-            )
+            remedy = "move it away, or copy the file there"
+            raise CheckpointError(str(path), "is no regular file", remedy)
 
 
 def is_utf8(value: object) -> bool:

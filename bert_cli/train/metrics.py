@@ -231,8 +231,7 @@ class ProgressBar(TerminalBar):
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
-        text = f"step {done:,}/{total_steps:,}"
-        super().__init__(sys.stdout, text, total_steps, done)
+        super().__init__(sys.stdout, f"step {done:,}/{total_steps:,}", total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested
         self.metrics: tuple[str, ...] = ("",)

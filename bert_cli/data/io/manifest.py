@@ -307,8 +307,7 @@ def check_is_folder(out: Path) -> None:
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
         where = f"out ({existing})"
-        problem = "is a file and must be a folder"
-        raise DataError(where, problem, "choose another path")
+        raise DataError(where, "is a file and must be a folder", "choose another path")
 
 
 def _read_marker(path: Path) -> Marker:

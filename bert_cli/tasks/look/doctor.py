@@ -65,8 +65,7 @@ def run(settings: DoctorSettings) -> None:
 
     If there are errors, raises an error of the first error's class after all findings.
     """
-    report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
-    _finish(report, settings.json_file)
+    _finish(examine(settings, Report(quiet=is_stdout(settings.json_file))), settings.json_file)
 
 
 def examine(settings: DoctorSettings, report: Report) -> Report:
@@ -108,8 +107,7 @@ def _has_engine(engine: str, report: Report) -> bool:
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
-        error = DeviceError(engine, f"import failed: {IMPORT_ERROR}", remedy)
-        report.error(engine, error)
+        report.error(engine, DeviceError(engine, f"import failed: {IMPORT_ERROR}", remedy))
     return not IMPORT_ERROR
 
 
@@ -337,8 +335,7 @@ def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
     source = draft.start.source
     weights = "new weights"
     try:
-        mesh = resolve.runtime(work.engine).cpu_mesh()
-        engine = build_engine(work, mesh, trains=False)
+        engine = build_engine(work, resolve.runtime(work.engine).cpu_mesh(), trains=False)
         if source is not None:
             weights = start.load_pretrained(source, work, engine.weights)
     except BertError as error:
