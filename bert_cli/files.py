@@ -437,9 +437,16 @@ def is_locked(path: Path) -> bool:
 # --- disk space
 
 
+def existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be written into a folder, which may be absent."""
+    return existing(folder).is_dir() and os.access(existing(folder), os.W_OK)
+
+
 def free_bytes(folder: Path) -> int:
     """Return the bytes that this user may still write on a folder's disk; the folder may be absent."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(existing(folder)).free

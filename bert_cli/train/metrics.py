@@ -23,7 +23,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bert_cli.errors import DataError
-from bert_cli.files import JSONObject, write_atomically
+from bert_cli.files import JSONObject, name_path, write_atomically
 from bert_cli.parse.load import leaves
 from bert_cli.processes import print_line
 from bert_cli.progress import TerminalBar
@@ -62,13 +62,8 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
     def report(step: int, metrics: Metrics) -> None:
         # JSON has no NaN or infinity: a loss that is not finite is null.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **finite}) + "\n")
-        except OSError as error:
-            problem = f"cannot be written ({error.strerror})"
-            remedy = "make room, then run the same command again"
-            raise DataError(str(path), problem, remedy) from error
+        with name_path(path), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
 
     return report
 

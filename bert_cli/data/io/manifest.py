@@ -304,9 +304,8 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 
 def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT or a parent folder is a file."""
-    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        where = f"out ({existing})"
+    if not (place := files.existing(out)).is_dir():
+        where = f"out ({place})"
         raise DataError(where, "is a file and must be a folder", "choose another path")
 
 

@@ -7,7 +7,6 @@ one JSON object.
 
 import json
 import math
-import os
 import statistics
 import zlib
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
-from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
+from bert_cli.files import JSON, JSONObject, is_writable, with_checksum, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
@@ -159,15 +158,10 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (run := settings.save_ckpt_path) and not _is_writable(run):
+    # Asked before the first step, not after the last.
+    if (run := settings.save_ckpt_path) and not is_writable(run):
         remedy = "use another --save-ckpt-path"
         raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
-
-
-def _is_writable(folder: Path) -> bool:
-    """Return whether files can be written into a folder; asked before the first step, not after the last."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _source(settings: FinetuneSettings) -> Source | None:
