@@ -437,6 +437,11 @@ def is_locked(path: Path) -> bool:
 # --- disk space
 
 
+def size_of(files: Iterable[Path]) -> int:
+    """Return the bytes of some files together."""
+    return sum(path.stat().st_size for path in files)
+
+
 def existing(path: Path) -> Path:
     """Return a path, or the nearest folder above it that exists."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())

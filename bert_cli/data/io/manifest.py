@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -76,7 +76,7 @@ class Shard:
 
     def size(self) -> int:
         """Return the shard's part of the progress bar."""
-        return _size_of(self.inputs) if self.weight is None else self.weight
+        return files.size_of(self.inputs) if self.weight is None else self.weight
 
 
 def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
@@ -86,12 +86,8 @@ def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
     stats = convert(shard.inputs, target, **shard.arguments)
     results = list(target.parent.iterdir())
     files.fsync_paths(results)
-    bytes_in = stats.bytes_in or _size_of(shard.inputs)
-    return replace(stats, bytes_in=bytes_in, bytes_out=_size_of(results))
-
-
-def _size_of(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
+    bytes_in = stats.bytes_in or files.size_of(shard.inputs)
+    return replace(stats, bytes_in=bytes_in, bytes_out=files.size_of(results))
 
 
 @dataclass(frozen=True)
