@@ -133,8 +133,7 @@ def test_job_files_pass_shellcheck():
     scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
     in_bash = [path for path in scripts if path.read_text().startswith("#!/usr/bin/env bash")]
     assert len(in_bash) > 3
-    words = [checker, "--severity=warning", *FILES, *in_bash]
-    subprocess.run(words, check=True)
+    subprocess.run([checker, "--severity=warning", *FILES, *in_bash], check=True)
 
 
 @pytest.mark.parametrize("name", ["one_node.sh", "several_nodes.sh", "preemptible.sh"])
