@@ -145,8 +145,8 @@ def best_temperature(logits: Floats, labels: Column) -> float:
         scaled = logits.astype(np.float64) / np.exp(logarithm)
         return float(np.mean(logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]))
 
-    found = minimize_scalar(loss, bounds=BOUNDS, method="bounded", options={"xatol": 1e-9})
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=BOUNDS, method="bounded", options={"xatol": 1e-9})
+    return float(np.exp(optimum.x))
 
 
 def error_of(logits: Floats, labels: Column, examples: Examples) -> Sample:
