@@ -168,10 +168,8 @@ def test_a_log_that_cannot_be_written_is_lost_and_a_result_is_an_error(
     (tmp_path / "a.txt").write_text("A sentence is here. Another one is there.\n")
     shell = ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m bert_cli {command}"]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, (done.stdout + done.stderr).partition(";")[0].strip()) == (
-        code,
-        printed,
-    )
+    text = (done.stdout + done.stderr).partition(";")[0].strip()
+    assert (done.returncode, text) == (code, printed)
     assert (tmp_path / "out" / "manifest.json").exists() == command.startswith("preprocess")
 
 

@@ -217,8 +217,7 @@ def test_the_commands_for_a_modern_encoder_run_unchanged(tmp_path):
     assert last["mlm_loss"] < first["mlm_loss"] - 0.8
     filled, labelled = map(json.loads, re.findall(r'^{"text".*$', printed, re.MULTILINE))
     assert len(filled["masks"][0]) == 3 and labelled["label"] == "earth"
-    scores = json.loads((runs / "labels/scores.json").read_text())
-    assert scores["accuracy"] >= 0.8
+    assert json.loads((runs / "labels/scores.json").read_text())["accuracy"] >= 0.8
 
 
 def test_the_costs_of_the_architectures_are_those_of_the_code():
