@@ -320,11 +320,12 @@ def test_every_script_that_is_named_without_a_commit_exists():
 
 
 def test_every_block_has_a_language_and_every_link_of_the_readme_a_target():
-    """MkDocs checks the links of the pages."""
+    """MkDocs checks the links of the pages; GitHub shows them without its extensions of Markdown."""
     for page in TEXTS:
         text = page.read_text(encoding="utf-8")
         languages = {language for _, language, _ in FENCE.findall(text)}
         assert languages <= {*SHELL, "json", "python", "text", "yaml"}, page
+        assert not re.search(r"^(!!!|:\s)|\{[#:.]", FENCE.sub("", text), re.MULTILINE), page
         for target in re.findall(r"\]\(([^)#\s]+)", FENCE.sub("", text)):
             exists = re.match(r"https?:", target) or (page.parent / target).exists()
             assert exists or page in PAGES, (page, target)

@@ -186,8 +186,10 @@ def test_the_pieces_of_googles_vocabularies_show_their_case(shared_data):
 
 FIND = """
 import json, sys
+from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import BertError
+hub.SECONDS = 1  # the default is 10
 for name, cased in json.loads(sys.argv[1]):
     try:
         vocabulary = find_vocabulary(name, cased=cased)
@@ -280,7 +282,7 @@ def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cached, absent = find_all(tmp_path, endpoint, model, nobody)
         assert cached == answer
-        assert "the Hugging Face hub gave no vocab.txt (ReadTimeout: timed out)" in absent
+        assert "the Hugging Face hub has no vocab.txt (ReadTimeout: timed out)" in absent
         # The cache has a part of the model.
         for path in (tmp_path / "hub").rglob("snapshots/*/vocab.txt"):
             path.unlink()

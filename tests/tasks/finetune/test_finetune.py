@@ -443,6 +443,7 @@ CHANGES = (
     "no labels",
     "tokenizer",
     "length",
+    "windows",
 )
 
 
@@ -457,10 +458,12 @@ def test_features_are_built_again_after_a_change_of_what_they_depend_on(
     )
     tokenizer = read_tokenizer(base / "model")
     settings = {"cache_dir": tmp_path / "cache", "max_seq_length": 16}
+    settings["train_file"] = tmp_path / "rows.csv"
     rows = TextExamples(["good film", "bad"], ["a", "b"], np.int32([0, 1]), ["0", "1"], ("n", "p"))
 
     def read():
-        return texts.features_of_texts(rows, "train", SimpleNamespace(**settings), tokenizer)
+        values = ClassifySettings.model_validate(settings)
+        return texts.features_of_texts(rows, "train", values, tokenizer)
 
     before = read()
     if change == "tokenizer":
@@ -470,6 +473,7 @@ def test_features_are_built_again_after_a_change_of_what_they_depend_on(
         tokenizer = read_tokenizer(tmp_path / "other")
     settings |= {"max_seq_length": 17} if change == "length" else {}
     settings |= {"cache_dir": tmp_path / "else"} if change == "folder" else {}
+    settings |= {"doc_stride": 5} if change == "windows" else {}
     other = {
         "texts": {"first": ["good", "bad"]},
         "second": {"second": ["b", "a"]},

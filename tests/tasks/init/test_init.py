@@ -122,11 +122,20 @@ def test_the_sentence_names_its_subject_and_questions_are_whole_or_titles(tmp_pa
 
     assert examples() == (document[-1], ["A title.", document[-1]])
     asked = [f"How long is the bridge number {number}?" for number in range(4)]
-    assert examples("Why?", "And so? How is it?", *asked)[1] == asked[:3]
+    assert (
+        examples("Why?", "Permissions?", "And so? How is it?", "x: is it (y) or not?", *asked)[1]
+        == asked[:3]
+    )
+    for title in ("MOUNT(8)", "{{Short description|A bridge}}"):
+        document[0] = title
+        assert examples()[1] == [document[-1]]
 
 
-def test_the_held_out_documents_are_not_trained_on(at_home):
+def test_the_held_out_documents_are_not_trained_on(at_home, capsys):
     assert init("parts", "--from", "model", "--for", "search") == 0
+    expected = int(re.search(r"about (\d+) of the text", capsys.readouterr().out)[1])
+    pairs = (at_home / "parts/pairs.jsonl").read_text().count("\n")
+    assert 0.9 * expected <= pairs <= 1.1 * expected
 
     def texts(name, *keys):
         lines = (at_home / "parts" / name).read_text().splitlines()

@@ -129,6 +129,11 @@ def test_words_alone_load_no_framework(manuals):
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+def test_a_model_that_is_absent_is_refused_before_the_text_is_read(manuals, capsys):
+    assert main(["search", "make", "index", "manuals", "--model", "./nothing"]) == 4
+    assert "reads" not in capsys.readouterr().out and not open_index(Path("index")).count("files")
+
+
 def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monkeypatch, capsys):
     main(["search", "make", "index", "manuals"])
     before = Path("index").read_bytes()
