@@ -31,6 +31,7 @@ from bert_cli.data.finetune.tables import (
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
 from bert_cli.statistics import Sample
+from bert_cli.tasks.finetune import few
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task
 from bert_cli.tasks.run.vectors import vectors_within
@@ -73,7 +74,7 @@ def build(
     }
     train = features.pop("train", None)
     evaluate = partial(_evaluate, sets, names)
-    return Task(
+    task = Task(
         len(names),
         names,
         train,
@@ -85,6 +86,7 @@ def build(
         baselines=partial(_baselines, sets, evaluate, source),
         halves=settings.do_validation and settings.validation_file is None,
     )
+    return few.of_pairs(task, settings, source) if settings.few else task
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
