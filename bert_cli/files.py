@@ -242,6 +242,20 @@ def verify_files(folder: Path, checksums: Mapping[str, str], remedy: str = "") -
             raise CheckpointError(str(folder / name), problem, remedy or RESTORE)
 
 
+def add_to_checkpoint(folder: Path, name: str, content: bytes) -> None:
+    """Write a file into a complete checkpoint, with its checksum, unless it has this content already."""
+    path = folder / name
+    if path.is_file() and path.read_bytes() == content:
+        return
+    state = read_json(folder / STATE, JSONObject, CheckpointError, RESTORE)
+    # Meanwhile the file has no checksum, so that a kill leaves a checkpoint that can be read.
+    state["crc32c"].pop(name, None)
+    write_json_atomically(folder / STATE, with_checksum(state))
+    write_atomically(path, content)
+    state["crc32c"][name] = file_crc32c(path)
+    write_json_atomically(folder / STATE, with_checksum(state))
+
+
 # --- writing
 
 

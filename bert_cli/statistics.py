@@ -200,8 +200,12 @@ def _draws(groups: int, seed: int) -> npt.NDArray[np.uint8]:
 
 
 def _ratio(weights: Floats, columns: Floats) -> Floats:
-    """Return the sum of the first column over the sum of the second: a mean, an accuracy, the F1 of entities."""
-    return _divided(*(weights @ columns).T)
+    """Return the sum of the first column over the sum of the second: a mean, an accuracy, the F1 of entities.
+
+    Of 2 k columns it is the mean of k ratios, as the macro F1 of labels; those whose second sum is 0 do not count.
+    """
+    over, by = np.split(weights @ columns, 2, axis=1)
+    return _divided(_divided(over, by).sum(1), (by != 0).sum(1))
 
 
 def _macro_f1(weights: Floats, columns: Floats) -> Floats:

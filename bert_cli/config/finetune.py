@@ -5,14 +5,15 @@ A task has the settings of any training run, with defaults that are known to wor
 comes from the pretrained model.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
-from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless
+from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
@@ -35,6 +36,13 @@ def _adam(rate: float) -> OptimizerOpts:
     return OptimizerOpts(
         name="AdamW", learning_rate=schedule, weight_decay_rate=0.01, max_gradient_norm=1.0
     )
+
+
+def _as_table(value: object) -> object:
+    """Return the object of a JSON text, as on the command line, and other values unchanged."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return json.loads(value)
+    return value
 
 
 def _longest(validated: JSONObject) -> int:
@@ -245,12 +253,22 @@ class ClassifySettings(TaskSettings):
     --text-column text --label-column label --save-ckpt-path runs/mine
     Example: bert classify --pretrained-ckpt-path bert-base-uncased --train-file pairs.tsv
     --text-column first --text-column second --save-ckpt-path runs/pairs
+    Example: bert classify --pretrained-ckpt-path runs/base --train-file posts.csv
+    --label-separator "|" --class-weights balanced --save-ckpt-path runs/several
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
     NEEDS = {
         "held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)],
-        "few": [("generated_dataset", False), ("distillation", Distillation())],
+        "few": [
+            ("generated_dataset", False),
+            ("distillation", Distillation()),
+            ("class_weights", None),
+        ],
+        "class_weights": ["do_training", UNSCORED, ("distillation.unlabelled_file", None)],
+        "label_separator": Unless(
+            lambda of: len(of.label_column) == 1, "with a column for each label", "leave it out"
+        ),
     }
     DEFAULTS_WITH: ClassVar[Mapping[str, JSONObject]] = {
         "few": {
@@ -267,8 +285,23 @@ class ClassifySettings(TaskSettings):
     """Rows for scoring; by default `held_out_fraction` of train_file, also without do_training."""
     text_column: list[str] = ["text"]
     """The column of the text; repeat it for pairs of texts."""
-    label_column: str = "label"
-    """The column of the label."""
+    label_column: Annotated[list[str], BeforeValidator(as_list)] = ["label"]
+    """The column of the label. A text may have several: in a list (JSON lines, Parquet), in a text with a
+    label_separator, or in a column of 0 and 1 for each label, which are named by repeating the flag."""
+    label_separator: Fixed[
+        Annotated[str | None, Field(min_length=1, exclude_if=lambda mark: mark is None)]
+    ] = None
+    """What stands between the labels of a text in its column, such as | in `food|earth`."""
+    class_weights: Fixed[
+        Annotated[
+            Literal["balanced"] | dict[str, Annotated[float, Field(gt=0.0)]] | None,
+            BeforeValidator(_as_table),
+            Field(exclude_if=lambda weights: weights is None),
+        ]
+    ] = None
+    """Weights of the labels in the loss, for labels that are not equally frequent: `balanced`, inverse to the number of
+    their texts, or a JSON object such as {"spam": 5}, where other labels have 1. Of several labels of a text, the
+    weight of a label where the text has it."""
     few: Fixed[Annotated[bool, Field(exclude_if=lambda few: not few)]] = False
     """For 8 to 100 rows of a label, and a start that was trained for similarity: train the vectors of the start on
     pairs of texts with the same label, at most 320, and compute the classifier by logistic regression."""
@@ -289,4 +322,4 @@ class ClassifySettings(TaskSettings):
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
             raise SettingError("text_column", problem, "name one or two")
-        check_once("text_column", [self.label_column, *self.text_column])
+        check_once("text_column", [*self.label_column, *self.text_column])

@@ -20,12 +20,13 @@ from bert_cli.config.finetune import ClassifySettings, FinetuneSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
+from bert_cli.data.finetune.labels import DECISION, Decision
 from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
-from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
+from bert_cli.files import JSON, JSONObject, add_to_checkpoint, with_checksum, write_json_atomically
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
@@ -42,7 +43,7 @@ from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
-from bert_cli.train import checkpoint, scores
+from bert_cli.train import card, checkpoint, scores
 from bert_cli.train.loop import StoppedWhileScoringError
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
@@ -289,11 +290,21 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
             print_line(f"run: the best checkpoint is {path}; its scores follow")
             result, note = scorer.reported(result)
             _write(folder, engine, scorer, result)
+            if engine.group.rank == 0 and result.decision is not None:
+                _add_decision(path, result.decision)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
     note = note or ("" if task.fit else ", chosen on the same examples")
     return Trained(result, note, job.stream.fingerprint, path)
+
+
+def _add_decision(path: Path, decision: Decision) -> None:
+    """Store in a checkpoint, and name in its card, what the held-out examples have chosen."""
+    content = decision.model_dump(exclude_defaults=True)
+    text = json.dumps(with_checksum(content), indent=1)
+    add_to_checkpoint(path, DECISION, text.encode())
+    card.add_section(path, card.decision_section(content))
 
 
 def open_features(
@@ -364,6 +375,9 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
+    if source.has_several_labels != task.has_several_labels:
+        trained = "several labels" if source.has_several_labels else "one label"
+        raise _another_model(source, f"was trained for {trained} a text, unlike these rows")
     scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:

@@ -21,6 +21,7 @@ from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
 from bert_cli.model import hf, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
@@ -102,6 +103,11 @@ class Source:
         if not names or self.described.get("problem_type") == "regression":
             return None
         return tuple(str(names[number]) for number in sorted(names, key=int))
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Return whether a text may have several of a classifier's labels."""
+        return self.described.get("problem_type") == SEVERAL_LABELS
 
     @property
     def architecture(self) -> str:

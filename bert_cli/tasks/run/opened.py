@@ -26,6 +26,7 @@ from keras import ops
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
+from bert_cli.data.finetune.labels import DECISION, Decision, read_decision
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
@@ -82,10 +83,10 @@ class Opened:
             return None
         return self.source.label_names or tuple(f"LABEL_{number}" for number in range(labels))
 
-    @property
-    def has_several_labels(self) -> bool:
-        """Return whether a text may have several labels."""
-        return self.source.described.get("problem_type") == "multi_label_classification"
+    @cached_property
+    def decision(self) -> Decision:
+        """How its logits become answers."""
+        return read_decision(self.source.folder)
 
     @property
     def has_bio_labels(self) -> bool:
@@ -143,6 +144,8 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
     fills_masks = head is not None and head.fills_masks
     files = source.tokenizer.for_model(source.config, fills_masks=fills_masks)
     files |= embeddings.stored_files(source.folder)
+    if (path := source.folder / DECISION).is_file():
+        files[DECISION] = path.read_bytes()
     for name, content in {**files, **hf.class_files(source.config, head)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
+from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.engine import Engine, Value
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
-from bert_cli.statistics import Sample, Score, describe, intervals
+from bert_cli.statistics import Examples, Sample, Score, describe, intervals
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
 Floats = npt.NDArray[np.float32]
@@ -37,6 +38,8 @@ class Result:
     """Printed before the scores."""
     run_files: Mapping[str, JSONObject] = field(default_factory=dict)
     """JSON files for the run's folder, which `bert predict` needs besides the model."""
+    decision: Decision | None = None
+    """What the examples have chosen of the model's answers, which is stored with the model."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of examples that are written like scores."""
 
@@ -51,12 +54,18 @@ class Result:
         return {**{name: sample.value for name, sample in self.samples.items()}, **self.counts}
 
     def half(self, *, choosing: bool) -> "Result":
-        """Return the result on the half of the groups that chooses, or on the other; a single group is both."""
+        """Return the result on a half of the examples, as `half_of`."""
         samples = {}
         for name, sample in self.samples.items():
-            rows = chooses(sample.examples.groups) == choosing
-            samples[name] = sample.take(rows) if rows.any() else sample
+            rows = half_of(sample.examples, choosing=choosing)
+            samples[name] = sample if rows.all() else sample.take(rows)
         return replace(self, samples=samples)
+
+
+def half_of(examples: Examples, *, choosing: bool) -> npt.NDArray[np.bool_]:
+    """Return a mask [n] of the half of the groups that chooses, or of the other half; a single group is both."""
+    rows: npt.NDArray[np.bool_] = chooses(examples.groups) == choosing
+    return rows if rows.any() else ~rows
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,8 @@ class Task:
     """Decimals of the printed scores; files have all."""
     halves: bool = False
     """Whether half of the development set chooses the checkpoint and the other half reports its scores."""
+    has_several_labels: bool = False
+    """Whether an example may have several of the labels, or none."""
 
     def print_scores(self, result: Result, note: str) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 from keras import ops
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from bert_cli.config.finetune import QUESTION_SPECIALS
 from bert_cli.config.use import PredictSettings
@@ -105,26 +105,30 @@ class TextClassification(Predictor):
         """Return an answer without a label."""
         if self.model.label_names is None:
             return {"score" if labels_of(self.model.source) == 1 else "scores": None}
-        if self.model.has_several_labels:
+        if self.model.source.has_several_labels:
             return {"labels": [], "probabilities": {}}
         return {"label": None, "probability": None, "probabilities": {}}
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the most probable label and every label's probability; for regression the score."""
         names = self.model.label_names
-        several = self.model.has_several_labels
+        several = self.model.source.has_several_labels
+        thresholds = self.model.decision.thresholds_of(names or ())
         logits, is_cut = self.of_texts(inputs)
-        probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else softmax(logits, -1)
+        probabilities = expit(logits) if several else softmax(logits, -1)
         rows = []
         for item, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
             row: Row = {"scores": list(map(exact, scores))}
             if names is not None:
                 best = int(np.argmax(values))
-                each = list(zip(names, values, strict=True))
                 row = {"label": names[best], "probability": exact(values[best])}
                 if several:
-                    row = {"labels": [name for name, value in each if value > 0.5]}
-                row["probabilities"] = {name: exact(value) for name, value in each}
+                    row = {
+                        "labels": [names[label] for label in np.flatnonzero(values > thresholds)]
+                    }
+                row["probabilities"] = {
+                    name: exact(value) for name, value in zip(names, values, strict=True)
+                }
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
             rows.append(row_of(item.fields, row, cut))

@@ -26,7 +26,8 @@ def put(folder, name, text):
 
 
 def read(path, texts=("text",), label="label", names=None):
-    return tables.read_table(path, text_columns=texts, label_column=label, label_names=names)
+    labels = [label] if isinstance(label, str) else label or []
+    return tables.read_table(path, text_columns=texts, label_columns=labels, label_names=names)
 
 
 def test_only_a_line_feed_ends_a_line_also_of_a_compressed_file(tmp_path):
@@ -239,7 +240,7 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("a.csv", "text,label\n", ": contains no rows"),
         ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),
         ("a.jsonl", f'{good}\n{{"text": "b"}}', r"\(line 2\): has no column 'label'"),
-        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): 'label' is empty or not a label"),
+        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): has a list of labels, unlike the first row"),
         ("a.jsonl", f'{good}\n{{"text": 3, "label": 1}}', r"\(line 2\): 'text' is not a string"),
         ("a.jsonl", f"{good}\n\n{good}", r"\(line 2\): is not JSON"),
         ("a.jsonl", f"{good}\n[1]\n{good}", r"\(line 2\): is not a JSON object"),
