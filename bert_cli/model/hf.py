@@ -182,7 +182,7 @@ def class_entries(config: BertConfig, name: str) -> JSONObject:
     return entries
 
 
-def class_files(config: BertConfig, head: Head | None) -> dict[str, bytes]:
+def class_files(config: BertConfig, head: Head | None = None) -> dict[str, bytes]:
     """Return the files with the classes of a model with this head that transformers does not have, by name."""
     module = ARCHITECTURES[config.architecture].hf_modeling
     if head is not None and head.hf_modeling is not None:
