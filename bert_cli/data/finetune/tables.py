@@ -297,18 +297,18 @@ def _warn_of_contradictions(
     texts: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, str | tuple[str, ...]]]
 ) -> None:
     """Print a warning that names the rows whose text has another label in an earlier row."""
-    first: dict[tuple[str, ...], tuple[str, object]] = {}
+    rows: dict[tuple[str, ...], tuple[str, object]] = {}
     others = []
     for text, (where, label) in zip(texts, labels, strict=True):
-        place, before = first.setdefault(text, (where, label))
-        if label != before:
-            others.append(f"{where} is labelled {label!r}, and {place} {before!r}")
+        word = label if isinstance(label, str) else " and ".join(sorted({*label})) or "no label"
+        place, before = rows.setdefault(text, (where, word))
+        if word != before:
+            others.append(f"{where} has {word}, and {place} {before}")
     if others:
         more = len(others) - MOST_NAMED
         shown = "; ".join(others[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
-        print_error(
-            f"warning: {count(len(others), 'row')} with the text of an earlier one: {shown}"
-        )
+        problem = "with the text of an earlier one and another label"
+        print_error(f"warning: {count(len(others), 'row')} {problem}: {shown}")
 
 
 def examples_of(
