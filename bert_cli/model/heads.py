@@ -255,24 +255,6 @@ class SequenceClassification(Classifier):
         return loss / counts["weighted"], {"loss": loss, "correct": correct}
 
 
-class MeanClassification(Classifier):
-    """Block `mean_head`: a classifier of a text's mean vector, which is computed from trained vectors.
-
-    Its loss is that of the vectors, where texts with the same label are no negatives of one another; the classifier
-    itself has no gradient.
-    """
-
-    READS = ("text_slots", "is_left_out", "temperature")
-
-    def logits(self, hidden: Tensor, key: Key) -> Tensor:
-        """[B, 1, D], the mean -> [B, L] in float32."""
-        return super().logits(hidden[:, 0], key)
-
-    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
-        """Return the `contrastive_loss` of the vectors."""
-        return contrastive_loss(ops.cast(hidden[:, 0], "float32"), labels, counts)
-
-
 class TokenClassification(Classifier):
     """Block `token_head`: a classifier of every position (section 5.3); only weighted positions count."""
 
@@ -318,8 +300,9 @@ class SentenceEmbedding(Head):
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B].
 
-        In a step of one micro-batch return the `contrastive_loss`. With `is_in_prefix` [K, D] the loss is the sum over
-        K prefixes; the first row is the complete vector.
+        In a step of one micro-batch return the InfoNCE loss of n rows (see `contrastive_loss`), whose texts
+        `text_slots` [n * G] are in order; `is_left_out` [n, n * (G - 1)] masks candidates that are not negatives.
+        With `is_in_prefix` [K, D] the loss is the sum over K prefixes; the first row is the complete vector.
 
         With a teacher return the squared distances of the vectors, scaled to length 1, from `teacher_vectors` [B, D],
         which are zeros in a slot without a text.
@@ -331,7 +314,7 @@ class SentenceEmbedding(Head):
         if "is_in_prefix" in labels:
             return self._loss_of_prefixes(vectors_BD, labels, counts)
         if "text_slots" in labels:
-            return contrastive_loss(vectors_BD, labels, counts)
+            return self._contrastive_loss(vectors_BD, labels, counts)
         loss = ops.sum(vectors_BD * labels["vector_gradients"])
         sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
         return loss, {name: ops.sum(column) for name, column in sums.items()}
@@ -340,37 +323,49 @@ class SentenceEmbedding(Head):
         masks_KD = ops.cast(labels["is_in_prefix"], "float32")
         losses, sums = zip(
             *(
-                contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
+                self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
                 for prefix in range(masks_KD.shape[0])
             ),
             strict=True,
         )
         return sum(losses), {**sums[0], "loss": sum(of_prefix["loss"] for of_prefix in sums)}
 
+    def _contrastive_loss(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
+        size = vectors_BD.shape[-1]
+        rows = labels["is_left_out"].shape[0]
+        texts = ops.take(unit_vectors(vectors_BD), labels["text_slots"], axis=0)
+        texts = ops.reshape(texts, (rows, -1, size))
+        candidates = ops.reshape(texts[:, 1:], (-1, size))
+        # Rounded cosines would be divided by a temperature of 0.05.
+        scores = exact_matmul(texts[:, 0], candidates, transpose_b=True)
+        scores = scores / labels["temperature"]
+        scores = ops.where(labels["is_left_out"], MASKED_SCORE, scores)
+        positives = ops.arange(rows) * (texts.shape[1] - 1)
+        loss, _ = loss_sums(scores, positives, None)
+        # As in `contrastive_loss`, a positive with the score of another candidate is not correct.
+        positive_scores = ops.take_along_axis(scores, positives[:, None], axis=1)
+        rivals = ops.sum(ops.cast(scores >= positive_scores, "float32"), axis=1)
+        correct = ops.sum(ops.cast(ops.equal(rivals, 1.0), "float32"))
+        # Each text counts with the loss of its row.
+        sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
+        return sums["loss"] / counts["examples"], sums
 
-def contrastive_loss(vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
-    """Return the InfoNCE loss of n rows, whose texts `text_slots` [n * G] are in order, and its sums.
 
-    `is_left_out` [n, n * (G - 1)] masks candidates that are not negatives.
-    """
-    size = vectors_BD.shape[-1]
-    rows = labels["is_left_out"].shape[0]
-    texts = ops.take(unit_vectors(vectors_BD), labels["text_slots"], axis=0)
-    texts = ops.reshape(texts, (rows, -1, size))
-    candidates = ops.reshape(texts[:, 1:], (-1, size))
-    # Rounded cosines would be divided by a temperature of 0.05.
-    scores = exact_matmul(texts[:, 0], candidates, transpose_b=True)
-    scores = scores / labels["temperature"]
-    scores = ops.where(labels["is_left_out"], MASKED_SCORE, scores)
-    positives = ops.arange(rows) * (texts.shape[1] - 1)
-    loss, _ = loss_sums(scores, positives, None)
-    # A positive with the score of another candidate is not correct.
-    positive_scores = ops.take_along_axis(scores, positives[:, None], axis=1)
-    rivals = ops.sum(ops.cast(scores >= positive_scores, "float32"), axis=1)
-    correct = ops.sum(ops.cast(ops.equal(rivals, 1.0), "float32"))
-    # Each text counts with the loss of its row.
-    sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
-    return sums["loss"] / counts["examples"], sums
+class MeanClassification(SentenceEmbedding):
+    """Block `mean_head`: vectors, which alone are trained, and a dense layer that is computed from them."""
+
+    labels: int
+
+    def _create_weights(self) -> None:
+        self.classifier = self.dense("classifier", outputs=self.labels)
+
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
+        """[B, 1, D], the mean -> [B, L] in float32."""
+        return self.classifier(ops.cast(hidden[:, 0], self.compute_dtype))
+
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
+        """Return the InfoNCE loss of the vectors in a step of one micro-batch, as `SentenceEmbedding`."""
+        return self._contrastive_loss(super().logits(hidden, key), labels, counts)
 
 
 def unit_vectors(vectors_BD: Tensor) -> Tensor:

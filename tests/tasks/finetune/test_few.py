@@ -11,7 +11,6 @@ from support.tiny_models import TINY, write_model, write_reviews
 from bert_cli.cli import main
 from bert_cli.errors import DataError
 from bert_cli.tasks.finetune import few
-from bert_cli.train.checkpoint import best_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +45,12 @@ def test_the_classifier_is_scikit_learns_regression_on_the_trained_vectors(base,
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    best = best_checkpoint(trained)
+    out = base / "exported"
+    assert main(["export", str(trained), str(out), "--format", "hf"]) == 0
+    assert "trust_remote_code=True" in (out / "README.md").read_text()
     opens = transformers.AutoModelForSequenceClassification.from_pretrained
-    model = opens(best, trust_remote_code=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(best)
+    model = opens(out, trust_remote_code=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
 
     def read(name):
         lines = (base / name).read_text().splitlines()[1:]
@@ -98,7 +99,7 @@ def test_pairs_are_of_one_label_and_bounded():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--global-batch.grad-acc-steps-per-replica", "2"], "all pairs of a step"),
+        (["--global-batch.grad-acc-steps-per-replica", "2"], "needs all pairs of a step"),
         (["--class-weights", "balanced"], "few"),
     ],
 )
