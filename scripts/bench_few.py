@@ -336,7 +336,12 @@ def begin_with_regression(
 
 
 def by_pairs(
-    rate: float, pairs: int, batch: int, strength: float | str, temperature: float = 0.05
+    rate: float,
+    pairs: int,
+    batch: int,
+    strength: float | str,
+    temperature: float = 0.05,
+    unit: bool = True,
 ) -> Side:
     """Return vectors trained on pairs of texts with the same label by `bert embed`, and regression on them."""
 
@@ -387,8 +392,11 @@ def by_pairs(
         _, outputs, seconds = SHOWN["pairs"]
         began = time.process_time()
         learned, tested = outputs["learned"], outputs["test"]
-        if strength != "std":
+        if unit:
             learned, tested = units(learned), units(tested)
+        elif strength != "std":
+            factor = scaled_by(learned)
+            learned, tested = factor * learned, factor * tested
         predicted = list(map(int, regression(learned, rows.labels, strength, seed).predict(tested)))
         return predicted, seconds + time.process_time() - began
 
@@ -482,7 +490,8 @@ SIDES: dict[str, Side] = {
     "setfit": by_setfit(34),
     "regression, then classify, 1e-4, 20": by_classify(1e-4, 20, strength=10.0),
     "pairs": by_pairs(1e-4, 320, 16, 1.0),
-    "pairs, standardised": by_pairs(1e-4, 320, 16, "std"),
+    "pairs, scaled": by_pairs(1e-4, 320, 16, 1.0, unit=False),
+    "pairs, standardised": by_pairs(1e-4, 320, 16, "std", unit=False),
     "pairs, 3e-4": by_pairs(3e-4, 320, 16, 1.0),
     "pairs, 5e-5": by_pairs(5e-5, 320, 16, 1.0),
     "pairs, temperature 0.2": by_pairs(1e-4, 320, 16, 1.0, 0.2),

@@ -76,7 +76,7 @@ def pairs_of(labels: Column, seed: int) -> Numbers:
 
 
 def fit(source: models.Source, train: Features, weights: Mapping[str, Value]) -> None:
-    """Set the classifier to the regression on the vectors of the training texts by the encoder of `weights`."""
+    """Set the classifier to the `regression` on the vectors of the training texts by the encoder of `weights`."""
     predictor = open_vectors(source, warns=False)
     mean = predictor.settings.model_copy(update={"pooling": "mean"})
     predictor = replace(predictor, settings=mean)
@@ -90,17 +90,14 @@ def fit(source: models.Source, train: Features, weights: Mapping[str, Value]) ->
 
 
 def regression(vectors: npt.NDArray[Any], labels: Column) -> dict[str, npt.NDArray[np.float32]]:
-    """Return `kernel` [D, L] and `bias` [L] of logistic regression on vectors [n, D], which they standardise."""
-    from sklearn import linear_model, preprocessing  # takes a second
+    """Return `kernel` [D, L] and `bias` [L] of logistic regression on vectors [n, D], scaled to the mean square 1."""
+    from sklearn.linear_model import LogisticRegression  # takes a second
     from threadpoolctl import threadpool_limits
 
-    scaler = preprocessing.StandardScaler()
-    method = linear_model.LogisticRegression(max_iter=1000)
+    scale = np.mean(np.sum(np.square(vectors), 1)) ** -0.5
     with threadpool_limits(1):
-        method.fit(scaler.fit_transform(vectors), labels)
-    kernel, bias = method.coef_.T, method.intercept_
-    if len(bias) == 1:  # of two labels
-        kernel, bias = (np.concatenate([-side, side], -1) / 2 for side in (kernel, bias))
-    kernel = kernel / scaler.scale_[:, None]
-    values = {"kernel": kernel, "bias": bias - scaler.mean_ @ kernel}
+        method = LogisticRegression(max_iter=1000).fit(scale * vectors, labels)
+    values = {"kernel": scale * method.coef_.T, "bias": method.intercept_}
+    if len(values["bias"]) == 1:  # of two labels
+        values = {name: np.concatenate([-side, side], -1) / 2 for name, side in values.items()}
     return {name: value.astype(np.float32) for name, value in values.items()}
