@@ -468,7 +468,7 @@ def serve_setfit(options: argparse.Namespace) -> None:
                 labels.count(label) * (labels.count(label) + 1) // 2 for label in set(labels)
             )
             others = len(labels) * (len(labels) + 1) // 2 - same
-            if 2 * max(same, others) <= steps * arguments.batch_size:
+            if 2 * max(same, others) <= steps * 16:
                 arguments.max_steps = -1  # its own number, an epoch of all pairs
             Trainer(model=model, args=arguments, train_dataset=data).train()
             seconds = time.process_time() - began

@@ -35,9 +35,11 @@ def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | Non
     train = task.train
     if train is None:
         return task
+    if source is None or source.config.architecture != "bert":
+        remedy = "pass --pretrained-ckpt-path of a BERT, or leave --few out"
+        raise ConfigError("few", "needs the vectors of a trained BERT", remedy)
     size = settings.global_batch.micro_batch_size
     for problem, is_problem in {
-        "needs the vectors of a trained BERT": not source or source.config.architecture != "bert",
         "learns one label of a text": task.has_several_labels,
         "needs all pairs of a step in one micro-batch": size != settings.global_batch.examples,
     }.items():
