@@ -265,9 +265,13 @@ class ClassifySettings(TaskSettings):
             ("distillation", Distillation()),
             ("class_weights", None),
         ],
-        "class_weights": ["do_training", UNSCORED, ("distillation.unlabelled_file", None)],
+        "class_weights": [
+            "do_training",
+            UNSCORED,
+            Unless(lambda of: of.distillation.unlabelled_file is None, "with unlabelled_file"),
+        ],
         "label_separator": Unless(
-            lambda of: len(of.label_column) == 1, "with a column for each label", "leave it out"
+            lambda of: len(of.label_column) == 1, "with a column for each label"
         ),
     }
     DEFAULTS_WITH: ClassVar[Mapping[str, JSONObject]] = {

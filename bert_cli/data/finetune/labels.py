@@ -103,14 +103,13 @@ def best_thresholds(labels: Column, probabilities: Floats) -> Floats:
     return np.where(is_better, np.take_along_axis(middle, best, 0)[0], USUAL_THRESHOLD)
 
 
-def scores_of_labels(labels: Column, predictions: Column) -> list[tuple[float, ...]]:
+def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
     """Return the texts, predictions, precision, recall and F1 of each label of [n, L]; 0 where one is undefined."""
-    counts = labels.sum(0), predictions.sum(0), (labels & predictions).sum(0)
-    rows = []
-    for texts, predicted, hits in zip(*(column.tolist() for column in counts), strict=True):
-        ratios = (hits, predicted), (hits, texts), (2 * hits, texts + predicted)
-        rows.append((texts, predicted, *(over / max(by, 1) for over, by in ratios)))
-    return rows
+    from sklearn.metrics import precision_recall_fscore_support
+
+    *ratios, texts = precision_recall_fscore_support(labels, predictions, zero_division=0)
+    columns = [texts, predictions.sum(0), *ratios]
+    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def several_samples(labels: Column, predictions: Column, examples: Examples) -> dict[str, Sample]:

@@ -123,12 +123,8 @@ class TextClassification(Predictor):
                 best = int(np.argmax(values))
                 row = {"label": names[best], "probability": exact(values[best])}
                 if several:
-                    row = {
-                        "labels": [names[label] for label in np.flatnonzero(values > thresholds)]
-                    }
-                row["probabilities"] = {
-                    name: exact(value) for name, value in zip(names, values, strict=True)
-                }
+                    row = {"labels": [names[k] for k in np.flatnonzero(values > thresholds)]}
+                row["probabilities"] = dict(zip(names, map(exact, values), strict=True))
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
             rows.append(row_of(item.fields, row, cut))
