@@ -70,7 +70,7 @@ def test_the_classifier_is_scikit_learns_regression_on_the_trained_vectors(base,
     np.testing.assert_allclose(probabilities, judge.predict_proba(tested), atol=1e-3)
     rows = lines_of(trained / "predictions.jsonl")
     assert [row["predicted"] for row in rows] == judge.predict(tested).tolist()
-    assert judge.score(tested, right) > 0.8
+    assert judge.score(tested, right) > 0.7
     both = [float(row["probability"]) for row in rows]
     np.testing.assert_allclose(both, probabilities.max(1), atol=1e-5)
 
