@@ -116,6 +116,13 @@ class Features:
         windows = np.diff(first, append=len(self.owner))
         return np.add.reduceat(values, first) / windows[:, None].astype(values.dtype)
 
+    def take(self, numbers: Numbers) -> "Features":
+        """Return the examples of these numbers, in this order, without columns by position."""
+        lengths = self.lengths[numbers]
+        index = runs(self.starts[numbers], lengths)
+        labels = {name: column[numbers] for name, column in self.labels.items()}
+        return Features(self.tokens[index], self.segments[index], lengths.cumsum(), labels)
+
     def batch(self, numbers: Numbers, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
         inside = np.arange(sequence_length) < self.lengths[numbers, None]

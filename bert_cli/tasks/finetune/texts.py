@@ -47,6 +47,7 @@ from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
+from bert_cli.tasks.finetune.few import of_pairs
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task, half_of
 from bert_cli.tasks.run.vectors import vectors_within
@@ -109,7 +110,7 @@ def build(
     evaluate = partial(_evaluate, sets, names, stored)
     if is_several:
         evaluate = partial(_evaluate_several, sets, names, stored, halves)
-    return Task(
+    task = Task(
         len(names),
         names,
         train,
@@ -122,6 +123,7 @@ def build(
         halves=halves,
         has_several_labels=is_several,
     )
+    return of_pairs(task, settings, source) if settings.few else task
 
 
 def _warn_of_few(labels: Column, names: Sequence[str]) -> None:

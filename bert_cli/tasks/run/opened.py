@@ -146,7 +146,7 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
     files |= embeddings.stored_files(source.folder)
     if read_decision(source.folder).thresholds:  # a temperature is in the weights
         files[DECISION] = (source.folder / DECISION).read_bytes()
-    for name, content in {**files, **hf.class_files(source.config)}.items():
+    for name, content in {**files, **hf.class_files(source.config, head)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
@@ -170,7 +170,8 @@ def open_model(
     For a task without a head, the blocks `without_head` follow the encoder layers. With `uses_library` it has
     `LibraryOperations`. Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
     """
-    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
+    head = head_of(source)
+    head = head if head and head.needs and head.task == task else None
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
         where = f"{source.where} (id2label {source.described.get('id2label')})"
         raise ConfigError(where, "names one label, which every word has", "use another model")
