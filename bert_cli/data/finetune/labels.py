@@ -86,8 +86,7 @@ def describe_rare(labels: Column, names: Sequence[str]) -> str:
         return ""
     return (
         f"labels: {counts[rare]:,} of {len(labels):,} texts are '{names[rare]}'; to answer '{names[usual]}' always has "
-        f"an accuracy of {counts[usual] / len(labels):.2f}, so macro F1, which counts all labels alike, chooses the "
-        "checkpoint"
+        f"an accuracy of {counts[usual] / len(labels):.2f}, so read macro F1, which counts all labels alike"
     )
 
 
