@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
+from bert_cli.config.markers import Collective, Fixed, IfSet, PathOrName, Taught, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
@@ -100,9 +100,7 @@ class FinetuneSettings(TrainSettings):
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Collective[Positive] = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
-    early_stop: Annotated[
-        Collective[Positive | None], Field(exclude_if=lambda evaluations: evaluations is None)
-    ] = None
+    early_stop: Collective[IfSet[Positive]] = None
     """End the training after this many evaluations in a row without a better score; by default it reaches its last
     step."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
@@ -120,9 +118,8 @@ class FinetuneSettings(TrainSettings):
 
     def _check(self) -> None:
         if not self.do_training and not self.do_validation:
-            raise SettingError(
-                "do_training", "is off, and so is do_validation", "turn one of them on"
-            )
+            problem = "is off, and so is do_validation"
+            raise SettingError("do_training", problem, "turn one of them on")
 
 
 def check_once(name: str, values: Sequence[object]) -> None:
@@ -271,9 +268,13 @@ class ClassifySettings(TaskSettings):
     HEAD = heads.SEQUENCE_CLASSIFICATION
     NEEDS = {
         "held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)],
-        "class_weights": ["do_training", UNSCORED, ("distillation.unlabelled_file", None)],
+        "class_weights": [
+            "do_training",
+            UNSCORED,
+            Unless(lambda of: of.distillation.unlabelled_file is None, "with unlabelled_file"),
+        ],
         "label_separator": Unless(
-            lambda of: len(of.label_column) == 1, "with a column for each label", "leave it out"
+            lambda of: len(of.label_column) == 1, "with a column for each label"
         ),
     }
 

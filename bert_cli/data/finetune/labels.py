@@ -86,8 +86,7 @@ def describe_rare(labels: Column, names: Sequence[str]) -> str:
         return ""
     return (
         f"labels: {counts[rare]:,} of {len(labels):,} texts are '{names[rare]}'; to answer '{names[usual]}' always has "
-        f"an accuracy of {counts[usual] / len(labels):.2f}, so macro F1, which counts all labels alike, chooses the "
-        "checkpoint"
+        f"an accuracy of {counts[usual] / len(labels):.2f}, so read macro F1, which counts all labels alike"
     )
 
 
@@ -110,14 +109,13 @@ def best_thresholds(labels: Column, probabilities: Floats) -> Floats:
     return np.where(is_better, np.take_along_axis(middle, best, 0)[0], USUAL_THRESHOLD)
 
 
-def scores_of_labels(labels: Column, predictions: Column) -> list[tuple[float, ...]]:
+def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
     """Return the texts, predictions, precision, recall and F1 of each label of [n, L]; 0 where one is undefined."""
-    counts = labels.sum(0), predictions.sum(0), (labels & predictions).sum(0)
-    rows = []
-    for texts, predicted, hits in zip(*(column.tolist() for column in counts), strict=True):
-        ratios = (hits, predicted), (hits, texts), (2 * hits, texts + predicted)
-        rows.append((texts, predicted, *(over / max(by, 1) for over, by in ratios)))
-    return rows
+    from sklearn.metrics import precision_recall_fscore_support
+
+    *ratios, texts = precision_recall_fscore_support(labels, predictions, zero_division=0)
+    columns = [texts, predictions.sum(0), *ratios]
+    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def several_samples(labels: Column, predictions: Column, examples: Examples) -> dict[str, Sample]:
@@ -145,8 +143,8 @@ def best_temperature(logits: Floats, labels: Column) -> float:
         scaled = logits.astype(np.float64) / np.exp(logarithm)
         return float(np.mean(logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]))
 
-    found = minimize_scalar(loss, bounds=BOUNDS, method="bounded", options={"xatol": 1e-9})
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=BOUNDS, method="bounded", options={"xatol": 1e-9})
+    return float(np.exp(optimum.x))
 
 
 def describe_calibration(

@@ -125,12 +125,8 @@ class TextClassification(Predictor):
                 label = names[best] if is_sure else "none"
                 row = {"label": label, "probability": exact(values[best])}
                 if several:
-                    row = {
-                        "labels": [names[label] for label in np.flatnonzero(values > thresholds)]
-                    }
-                row["probabilities"] = {
-                    name: exact(value) for name, value in zip(names, values, strict=True)
-                }
+                    row = {"labels": [names[k] for k in np.flatnonzero(values > thresholds)]}
+                row["probabilities"] = dict(zip(names, map(exact, values), strict=True))
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
             rows.append(row_of(item.fields, row, cut))

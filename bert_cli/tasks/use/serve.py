@@ -75,9 +75,8 @@ def run(settings: ServeSettings) -> None:
     with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         in_address = f"[{host}]" if ":" in host else host
-        is_private = bool(
-            LOOPBACK.fullmatch(in_address)
-        )  # the other addresses of this machine need the token
+        # The other addresses of this machine need the token.
+        is_private = bool(LOOPBACK.fullmatch(in_address))
         token = None if is_private else secrets.token_urlsafe(16)
         # A model is a folder, a prefix of files, or a name.
         opening = open_index if Path(settings.path).is_file() else open_model
