@@ -84,12 +84,13 @@ def read_task(name: str, glue: Path, squad: Path) -> tuple[Rows, Rows]:
     if name == "topics":
         train, test = topics(squad)
     else:
-        folder, *columns = {
+        tasks: dict[str, tuple[Any, ...]] = {
             "sst2": ("SST-2", (0,), 1, ("0", "1"), 1),
             "mrpc": ("MRPC", (3, 4), 0, ("0", "1"), 1),
             "cola": ("CoLA", (3,), 1, ("0", "1"), 0),
             "rte": ("RTE", (1, 2), 3, ("entailment", "not_entailment"), 1),
-        }[name]
+        }
+        folder, *columns = tasks[name]
         train, test = (
             table(glue / folder / f"{split}.tsv", *columns) for split in ("train", "dev")
         )
@@ -112,7 +113,7 @@ def draw(rows: Rows, size: int, seed: int) -> Rows:
 
 
 Side = Callable[[argparse.Namespace, Rows, Rows, int], tuple[list[int], float]]
-SHOWN: dict[str, Any] = {}
+SHOWN: dict[Any, Any] = {}
 """Vectors by text, of the model as it starts: the test rows are the same in each draw."""
 
 
@@ -226,7 +227,8 @@ def trained(
             metrics = run.step(job.stream[number])
         print({name: round(value, 4) for name, value in metrics.items()})
         scorer = Scorer(workload_of(draft.order), task, draft.stop)
-        outputs = {}
+        outputs: dict[str, Any] = {}
+        assert draft.tokenizer is not None
         for name, rows in sets.items():
             began = time.process_time()
             features = features_of_texts(
@@ -428,11 +430,9 @@ def by_setfit(steps: int) -> Side:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         process = SHOWN["setfit"]
-        joined = [
-            Rows([" [SEP] ".join(text) for text in side.texts], side.labels)
-            for side in (rows, test)
-        ]
-        process.stdin.write(json.dumps([joined[0], joined[1].texts, seed, steps]) + "\n")
+        learned, tested = ([" [SEP] ".join(text) for text in part.texts] for part in (rows, test))
+        request = json.dumps([[learned, rows.labels], tested, seed, steps])
+        process.stdin.write(request + "\n")
         process.stdin.flush()
         predicted, seconds = json.loads(process.stdout.readline())
         return predicted, seconds

@@ -18,6 +18,7 @@ from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.features import Features, Numbers, PackReader
 from bert_cli.data.finetune.tables import Column
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
 from bert_cli.model.bert import named_weights
 from bert_cli.parallel.engine import Value
@@ -35,7 +36,8 @@ def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | Non
     train = task.train
     if train is None:
         return task
-    if source is None or source.config.architecture != "bert":
+    # The file beside the weights has the class for BERT alone, whose names have no prefix.
+    if source is None or ARCHITECTURES[source.config.architecture].hf_prefix:
         remedy = "pass --pretrained-ckpt-path of a BERT, or leave --few out"
         raise ConfigError("few", "needs the vectors of a trained BERT", remedy)
     size = settings.global_batch.micro_batch_size
