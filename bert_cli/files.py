@@ -133,9 +133,8 @@ def check_regular(*paths: Path) -> None:
     """Raise CheckpointError for a FIFO, socket or device in the place of a file: reading it would not end."""
     for path in paths:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise CheckpointError(
-                str(path), "is no regular file", "move it away, or copy the file there"
-            )
+            remedy = "move it away, or copy the file there"
+            raise CheckpointError(str(path), "is no regular file", remedy)
 
 
 def is_utf8(value: object) -> bool:
@@ -452,9 +451,21 @@ def is_locked(path: Path) -> bool:
 # --- disk space
 
 
+def size_of(files: Iterable[Path]) -> int:
+    """Return the bytes of some files together."""
+    return sum(path.stat().st_size for path in files)
+
+
+def existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be written into a folder, which may be absent."""
+    return existing(folder).is_dir() and os.access(existing(folder), os.W_OK)
+
+
 def free_bytes(folder: Path) -> int:
     """Return the bytes that this user may still write on a folder's disk; the folder may be absent."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(existing(folder)).free

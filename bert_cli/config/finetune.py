@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
+from bert_cli.config.markers import Collective, Fixed, IfSet, PathOrName, Taught, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
@@ -27,6 +27,7 @@ UNSCORED = Unless(
     "with generated_dataset, whose examples are not scored",
     "leave out one of them",
 )
+DOC_STRIDE = 128
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -99,9 +100,7 @@ class FinetuneSettings(TrainSettings):
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Collective[Positive] = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
-    early_stop: Annotated[
-        Collective[Positive | None], Field(exclude_if=lambda evaluations: evaluations is None)
-    ] = None
+    early_stop: Collective[IfSet[Positive]] = None
     """End the training after this many evaluations in a row without a better score; by default it reaches its last
     step."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
@@ -119,9 +118,8 @@ class FinetuneSettings(TrainSettings):
 
     def _check(self) -> None:
         if not self.do_training and not self.do_validation:
-            raise SettingError(
-                "do_training", "is off, and so is do_validation", "turn one of them on"
-            )
+            problem = "is off, and so is do_validation"
+            raise SettingError("do_training", problem, "turn one of them on")
 
 
 def check_once(name: str, values: Sequence[object]) -> None:
@@ -132,14 +130,15 @@ def check_once(name: str, values: Sequence[object]) -> None:
 
 
 def window_error(
-    max_seq_length: int, doc_stride: int, max_query_length: int
+    max_seq_length: int, doc_stride: int, max_query_length: int = 0
 ) -> tuple[str, str] | None:
-    """Return problem and remedy of a max_seq_length whose windows would skip text of a paragraph."""
+    """Return problem and remedy of a max_seq_length whose windows would skip text."""
     tokens = max_seq_length - QUESTION_SPECIALS - max_query_length
     if tokens >= doc_stride:
         return None
-    rest = f"max_query_length {max_query_length} and the special tokens"
-    problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a paragraph after {rest}, fewer than "
+    rest = f"max_query_length {max_query_length} and " if max_query_length else ""
+    rest += "the special tokens"
+    problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a text after {rest}, fewer than "
     remedy = f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
     return f"{problem}doc_stride ({doc_stride})", remedy
 
@@ -149,6 +148,11 @@ class TaskSettings(FinetuneSettings):
 
     NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
 
+    doc_stride: Annotated[Positive | None, Field(exclude_if=lambda stride: stride is None)] = None
+    """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
+    Each is trained with the text's label, and the text has the mean of their logits; a word of `ner` counts in the
+    window where it is most central. By default such a text is truncated, and a sentence of `ner` is cut between
+    words."""
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
 
@@ -157,15 +161,17 @@ class TaskSettings(FinetuneSettings):
         """Return how the run learns the outputs of its teacher, if it has one."""
         return None if self.distillation.teacher is None else self.distillation
 
+    def _check(self) -> None:
+        stride = self.doc_stride
+        if stride is not None and (error := window_error(self.max_seq_length, stride)):
+            raise SettingError("max_seq_length", *error)
+
 
 class Answering(Settings):
     """Answers in texts."""
 
     NEEDS: ClassVar[Needs] = {"null_score_diff_threshold": "version_2"}
 
-    doc_stride: Positive = 128
-    """Distance in tokens between the starts of consecutive windows of a long text. `bert predict` has by default the
-    run's distance, otherwise less for a model with few positions."""
     max_query_length: Positive = 64
     """Maximum length of a question, in tokens; longer questions are truncated. `bert predict` has by default the run's,
     otherwise less for a model with few positions."""
@@ -197,6 +203,8 @@ class SquadSettings(Answering, TaskSettings):
     max_seq_length: Usual[Annotated[int, Field(ge=32)]] = Field(default_factory=_longest)
     """Maximum length of a window, in tokens: the question and a part of the paragraph. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
+    doc_stride: Positive = DOC_STRIDE
+    """Distance in tokens between the starts of consecutive windows of a long paragraph."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
@@ -264,6 +272,7 @@ class ClassifySettings(TaskSettings):
             ("generated_dataset", False),
             ("distillation", Distillation()),
             ("class_weights", None),
+            ("doc_stride", None),
         ],
         "class_weights": [
             "do_training",

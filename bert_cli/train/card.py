@@ -19,6 +19,7 @@ from bert_cli.text import count
 CARD = "README.md"
 TRAINING = "## Training\n"
 THRESHOLDS = "## Thresholds\n"
+CALIBRATION = "## Calibration\n"
 BASELINES = "## Baselines on the same held-out examples\n"
 # Task -> the code that runs the model.
 CODE = {
@@ -153,6 +154,9 @@ def add_section(checkpoint: Path, section: str) -> None:
 
 def decision_section(decision: JSONObject) -> str:
     """Return the section on how outputs become answers, from the content of decision.json; "" if nothing was chosen."""
+    if temperature := decision.get("temperature"):
+        about = "Divide the logits by it before the softmax; `bert predict` does, and an export has it in its weights."
+        return f"{table(CALIBRATION, {'temperature': f'{temperature:.4f}'})}\n\n{about}\n"
     rows = {name: f"{value:.4f}" for name, value in decision.get("thresholds", {}).items()}
     if not rows:
         return ""

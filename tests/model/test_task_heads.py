@@ -61,9 +61,8 @@ def theirs_of(kind, config, values, columns, labels):
     described = hf_config(config, head=head, label_names=names)
     described |= {"problem_type": SEVERAL_LABELS} if kind == "several labels" else {}
     model = getattr(transformers, head.hf_classes[0])(transformers.BertConfig(**described)).eval()
-    model.load_state_dict(
-        {name: torch.tensor(value) for name, value in to_hf(values, config).items()}
-    )
+    tensors = {name: torch.tensor(value) for name, value in to_hf(values, config).items()}
+    model.load_state_dict(tensors)
     given = {name: torch.tensor(value) for name, value in columns.items()}
     out = model(
         input_ids=given["input_ids"],

@@ -107,6 +107,17 @@ def open_file(path: Path) -> Part:
         raise DataError(str(path), problem, "check the path and the file") from error
 
 
+def check_files(settings: Mapping[str, Any]) -> None:
+    """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
+    label = settings.get("label_column")
+    is_scored = settings["validation_file"] is not None and not settings["do_training"]
+    for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
+        if path := settings[name]:
+            open_file(path)
+            if label:
+                next(table_rows(path, [*settings["text_column"], label], Counter()), None)
+
+
 def read_text(path: Path) -> str:
     """Return a file as text, unpacked, without a byte order mark.
 

@@ -24,7 +24,9 @@ from bert_cli.data.finetune.features import Features, cached, encode_texts, text
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.labels import (
     Decision,
+    best_temperature,
     best_thresholds,
+    describe_calibration,
     describe_rare,
     label_counts,
     read_decision,
@@ -97,15 +99,16 @@ def build(
         _warn_of_few(labels, names)
         if settings.class_weights is not None:
             weights = weights_of(labels, names, settings.class_weights)
-            train = replace(train, labels={**train.labels, "label_weights": weights})
+            each = weights if train.owner is None else weights[train.owner]
+            train = replace(train, labels={**train.labels, "label_weights": each})
     halves = settings.do_validation and settings.validation_file is None
     is_several = labels.ndim == 2
     rare = "" if is_several else describe_rare(labels, names)
     if rare:
         print_line(rare)
-    evaluate = partial(_evaluate, sets, names)
+    stored = None if scored is None else read_decision(scored.folder)
+    evaluate = partial(_evaluate, sets, names, stored)
     if is_several:
-        stored = None if scored is None else read_decision(scored.folder)
         evaluate = partial(_evaluate_several, sets, names, stored, halves)
     task = Task(
         len(names),
@@ -156,15 +159,28 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
     return {**({"train": rest} if settings.do_training else {}), "validation": held_out}
 
 
-def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Logits) -> Result:
+def _evaluate(
+    sets: Mapping[str, TextExamples],
+    names: Sequence[str],
+    stored: Decision | None,
+    logits: Logits,
+) -> Result:
+    """Return accuracy and macro F1; half of the held-out texts choose the temperature, unless it is stored."""
     held_out = sets["validation"]
     values = logits["validation"]
-    assert held_out.labels is not None
+    labels = held_out.labels
+    assert labels is not None
+    examples = held_out.examples
     predictions = np.argmax(values, axis=1)
-    columns = held_out.labels, predictions, held_out.examples
-    samples = samples_of(("accuracy", "macro_f1"), *columns)
+    samples = samples_of(("accuracy", "macro_f1"), labels, predictions, examples)
+    decision = stored
+    reported = np.ones(len(labels), np.bool_)
+    if decision is None:
+        choosing, reported = (half_of(examples, choosing=which) for which in (True, False))
+        temperature = best_temperature(values[choosing], labels[choosing])
+        decision = Decision(temperature=temperature)
     is_small = len(names) <= MOST_CONFUSED
-    counts = confusion(held_out.labels, predictions, len(names)) if is_small else []
+    counts = confusion(labels, predictions, len(names)) if is_small else []
 
     def write(folder: Path, _: Logits) -> None:
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
@@ -172,13 +188,16 @@ def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Lo
             write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
         else:
             print_line(f"confusion.json: left out, it would have {len(names):,} rows and columns")
-        write_predictions(folder, "validation", held_out, values)
+        temperature = decision.temperature
+        print_line(describe_calibration(temperature, values, labels, examples, reported))
+        write_predictions(folder, "validation", held_out, values / np.float32(temperature))
 
+    chosen = None if stored is not None else decision
     if len(names) > MOST_PRINTED:
-        return Result(samples, write)
+        return Result(samples, write, decision=chosen)
     title = f"confusion of {len(held_out):,} texts (columns: predicted)"
     rows = [(name, *row) for name, row in zip(names, counts, strict=True)]
-    return Result(samples, write, _table(title, ["true", *names], rows))
+    return Result(samples, write, _table(title, ["true", *names], rows), decision=chosen)
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -367,26 +386,28 @@ def features_of_texts(
 ) -> Features:
     """Return the examples as features; print their number and what was left out or truncated."""
     labels = {} if examples.labels is None else {"labels": examples.labels}
-    length = settings.max_seq_length
+    sizes = settings.model_dump(include={"max_seq_length", "doc_stride"})
 
     def build() -> Mapping[str, npt.NDArray[Any]]:
         texts = examples.first, examples.second
-        features, cut = encode_texts(tokenizer, *texts, labels, max_seq_length=length)
-        return {**features.arrays(), "cut": np.array(cut)}
+        features, is_cut = encode_texts(tokenizer, *texts, labels, **sizes)
+        return {**features.arrays(), "cut": is_cut.sum()}
 
     made_from = {
         "texts": texts_hash(examples.first, examples.second or []),
         "labels": {n: hashlib.sha256(of.tobytes()).hexdigest() for n, of in labels.items()},
         "tokenizer": tokenizer.fingerprint,
-        "max_seq_length": length,
+        **sizes,
     }
     arrays = cached(settings.cache_dir, made_from, build)
     remarks = dict(examples.remarks)
     if cut := int(arrays["cut"]):
-        remarks[f"longer than {length} tokens, cut"] = cut
+        remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
     more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
-    print_line(f"{name}: {len(examples):,} {noun}{more}")
-    return Features.of(arrays)
+    features = Features.of(arrays)
+    windows = "" if features.owner is None else f" in {len(features):,} windows"
+    print_line(f"{name}: {len(examples):,} {noun}{windows}{more}")
+    return features
 
 
 def write_predictions(

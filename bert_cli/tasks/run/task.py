@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float32]
 Logits = Mapping[str, Floats]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
 Scores = dict[str, float]
+SAME = ", chosen on the same examples"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Result:
     """What the examples have chosen of the model's answers, which is stored with the model."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of examples that are written like scores."""
+    note: str = ""
+    """What the scores are of."""
 
     @cached_property
     def intervals(self) -> Mapping[str, Score]:
@@ -103,9 +106,9 @@ class Task:
     has_several_labels: bool = False
     """Whether an example may have several of the labels, or none."""
 
-    def print_scores(self, result: Result, note: str) -> None:
+    def print_scores(self, result: Result) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
-        print_line(f"scores: {describe(result.intervals)}{note}; in brackets 95 % intervals")
+        print_line(f"scores: {describe(result.intervals)}{result.note}; in brackets 95 % intervals")
         rounded = {name: round(value, self.digits) for name, value in result.scores.items()}
         print_line(json.dumps(rounded))
 
@@ -147,14 +150,14 @@ class Scorer:
             self.result = result
         return choosing.samples
 
-    def reported(self, result: Result) -> tuple[Result, str]:
-        """Return the result that is reported, and a note on what it is of."""
+    def reported(self, result: Result) -> Result:
+        """Return the result that is reported, with a note where half of the texts may have chosen."""
         if not self.task.halves:
-            return result, ""
+            return result
         if not any(sample.examples.groups.any() for sample in result.samples.values()):
-            return result, ", chosen on the same examples"
+            return replace(result, note=SAME)
         note = ", from the half of the held-out texts that chose nothing"
-        return result.half(choosing=False), note
+        return replace(result.half(choosing=False), note=note)
 
     def score(self, engine: Engine) -> Result:
         """Return the result of the current weights."""
@@ -169,6 +172,7 @@ class Scorer:
             if not np.isfinite(values).all():
                 remedy = "check its weights, or choose a higher precision"
                 raise DeviceError(name, "the model's outputs are not finite", remedy)
+            values = values if self.is_per_position else features.by_text(values)
             logits[name] = values if self.order is None else values[:, self.order]
         return logits
 

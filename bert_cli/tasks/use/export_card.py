@@ -65,5 +65,5 @@ def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
     text = (checkpoint / card.CARD).read_text("utf-8") if (checkpoint / card.CARD).is_file() else ""
     compared = text.partition(card.BASELINES)
-    decided = card.decision_section(read_decision(checkpoint).model_dump())
+    decided = card.decision_section(read_decision(checkpoint).model_dump(exclude={"temperature"}))
     return [card.training_section(state), decided, compared[1] + compared[2], *scored]
