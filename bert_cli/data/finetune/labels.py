@@ -147,12 +147,6 @@ def best_temperature(logits: Floats, labels: Column) -> float:
     return float(np.exp(optimum.x))
 
 
-def error_of(logits: Floats, labels: Column, examples: Examples) -> Sample:
-    """Return the sample of the expected calibration error of the most probable labels."""
-    probabilities = softmax(logits.astype(np.float64), 1).max(1)
-    return sample_of(examples, "calibration_error", probabilities, logits.argmax(1) == labels)
-
-
 def describe_calibration(
     temperature: float,
     logits: Floats,
@@ -161,8 +155,10 @@ def describe_calibration(
     reported: npt.NDArray[np.bool_],
 ) -> str:
     """Return the calibration error of the reported texts before and after, and how many are answered how well."""
-    values = (logits / temperature, logits)
-    samples = [error_of(each, labels, examples).take(reported) for each in values]
+    samples = []
+    for scaled in (logits / temperature, logits):
+        columns = softmax(scaled.astype(np.float64), 1).max(1), scaled.argmax(1) == labels
+        samples.append(sample_of(examples, "calibration_error", *columns).take(reported))
     after, before = map(interval, samples)
     probability, is_right = samples[0].columns.T
     lines = [

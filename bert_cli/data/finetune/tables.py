@@ -109,13 +109,13 @@ def open_file(path: Path) -> Part:
 
 def check_files(settings: Mapping[str, Any]) -> None:
     """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
-    label = settings.get("label_column")
+    columns = [c for n in ("text_column", "label_column") for c in settings.get(n, ())]
     is_scored = settings["validation_file"] is not None and not settings["do_training"]
     for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
         if path := settings[name]:
             open_file(path)
-            if label:
-                next(table_rows(path, [*settings["text_column"], label], Counter()), None)
+            if "label_column" in settings:
+                next(table_rows(path, columns, Counter()), None)
 
 
 def read_text(path: Path) -> str:

@@ -286,7 +286,7 @@ def test_several_labels_of_a_text_are_a_list_or_have_a_separator_or_a_column_eac
         ("a.csv", "text,x,y\na,1,0\nb,2,0\n", ("x", "y"), r"\(line 3\): 'x' is '2', not 0 or 1; write 1"),
         ("a.csv", "text,x,y\na,1,0\nb,,0\n", ("x", "y"), r"\(line 3\): 'x' is empty"),
         ("a.jsonl", '{"text": "a", "label": ["x", null]}', ("label",), r"\(line 1\): 'label' is empty"),
-        ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": "x"}', ("label",), r"2\): has one label"),
+        ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": "x"}', ("label",), "the first row a list"),
         ("a.jsonl", '{"text": "a", "label": []}', ("label",), r"\(label\): has no label in any row"),
         ("a.jsonl", '{"text": "a", "label": ["x", "X"]}', ("label",), r"label 'X' is spelled 'x'"),
     ],
