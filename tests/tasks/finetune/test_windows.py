@@ -1,12 +1,14 @@
 """Texts that are longer than the model are read in windows: in training, in scores and in every prediction."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 from support.metrics import scores_of
-from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of, run_command
+from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
 from support.tiny_models import OTHERS, TINY, metrics_of, write_model, write_reviews
 
 import bert_cli
@@ -144,7 +146,9 @@ def test_every_layout_and_engine_trains_and_scores_the_same(command, base):
         ("jax", ["--engine", "jax"]),
     ):  # fmt: skip
         run = f"{command}_{name}"
-        assert run_command(arguments(base, command, run, *WINDOWS, *flags)) == 0
+        words = [sys.executable, "-m", "bert_cli", *arguments(base, command, run, *WINDOWS, *flags)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
         for mine, other in zip(metrics_of(base / run), metrics_of(expected), strict=True):
             assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5), name
         assert scores_of(base / run) == pytest.approx(scores_of(expected), abs=1e-6), name
