@@ -47,7 +47,7 @@ class Light(Opened):
     """A model without blocks."""
 
     run: Callable[[Columns], Any] = dict
-    """Returns the head's logits of columns; without a head the encoder's output."""
+    """The same as `logits`."""
     ops: ClassVar[Any] = SimpleNamespace(
         **{name: getattr(np, name) for name in ("maximum", "square", "sum")},
         cast=np.asarray,
@@ -57,17 +57,19 @@ class Light(Opened):
     )
     """What predictions use of `keras.ops`."""
 
-    def hidden(self, columns: Columns) -> Any:
-        """Return the encoder's output [B, S, D]."""
+    def logits(self, columns: Columns) -> Any:
+        """Return the head's logits; without a head the encoder's output."""
         return self.run(columns)
 
-    def logits(self, columns: Columns) -> Any:
-        """Return the head's logits."""
-        return self.run(columns)
+    hidden = logits
 
 
 def open_light(source: models.Source, task: str, texts: int) -> Light | None:
     """Return what answers so many texts without TensorFlow, None if nothing does."""
+    if (
+        type(source.config) is not BertConfig
+    ):  # the graph of a ModernBERT scores all pairs of positions
+        return None
     return (open_numpy(source, task) if texts <= FEW else None) or open_graph(source, task)
 
 
@@ -147,8 +149,6 @@ def open_numpy(source: models.Source, task: str) -> Light | None:
     """Open a BERT; None for anything unusual, about which `open_model` knows more."""
     config = source.config
     head = ARCHITECTURES[config.architecture].head_of_task(task)
-    if type(config) is not BertConfig:
-        return None
     tensors = source.tensors().items()
     weights = {n.removeprefix("bert."): np.asarray(v, np.float32) for n, v in tensors}
     needed = {"embeddings.LayerNorm.bias": config.hidden_size}

@@ -47,7 +47,7 @@ class Model:
 
     @cached_property
     def _predictor(self) -> Embedding:
-        model = runtimes.open_graph(self._source, "embed")
+        model = runtimes.open_light(self._source, "embed", runtimes.FEW + 1)
         is_cpu = model is None and one_device() == "CPU"
         return open_vectors(self._source, normalize=True, uses_library=is_cpu, model=model)
 
