@@ -44,7 +44,11 @@ def write_model(folder: Path, options: argparse.Namespace) -> None:
         num_hidden_layers=options.layers,
         num_attention_heads=options.width // 64,
         max_position_embeddings=max(options.lengths),
-        **{f"{name}_token_id": n for n, name in enumerate(("pad", "cls", "sep", "bos", "eos"))},
+        pad_token_id=0,
+        cls_token_id=1,
+        sep_token_id=2,
+        bos_token_id=3,
+        eos_token_id=4,
     )
     transformers.ModernBertModel(config).save_pretrained(folder)
 

@@ -190,8 +190,8 @@ def run_graph(path: Path) -> Graph:
 
 def open_graph(source: models.Source, task: str) -> Light | None:
     """Return the graph beside a model; None if there is none that was made from its weights for this task."""
-    head, own = ARCHITECTURES[source.config.architecture].head_of_task(task), head_of(source)
-    is_same = own is not None and bool(own.needs) == bool(head)
+    head, trained = ARCHITECTURES[source.config.architecture].head_of_task(task), head_of(source)
+    is_same = trained is not None and bool(trained.needs) == bool(head)
     # A graph scores words at all positions, not at the masks alone.
     if not is_same or (head and head.fills_masks) or not importlib.util.find_spec("onnxruntime"):
         return None
