@@ -133,9 +133,8 @@ def check_regular(*paths: Path) -> None:
     """Raise CheckpointError for a FIFO, socket or device in the place of a file: reading it would not end."""
     for path in paths:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise CheckpointError(
-                str(path), "is no regular file", "move it away, or copy the file there"
-            )
+            remedy = "move it away, or copy the file there"
+            raise CheckpointError(str(path), "is no regular file", remedy)
 
 
 def is_utf8(value: object) -> bool:
@@ -240,6 +239,20 @@ def verify_files(folder: Path, checksums: Mapping[str, str], remedy: str = "") -
         if actual != crc32c:
             problem = f"has changed since it was saved (crc32c {actual}, but {crc32c} in {STATE})"
             raise CheckpointError(str(folder / name), problem, remedy or RESTORE)
+
+
+def add_to_checkpoint(folder: Path, name: str, content: bytes) -> None:
+    """Write a file into a complete checkpoint, with its checksum, unless it has this content already."""
+    path = folder / name
+    if path.is_file() and path.read_bytes() == content:
+        return
+    state = read_json(folder / STATE, JSONObject, CheckpointError, RESTORE)
+    # Meanwhile the file has no checksum, so that a kill leaves a checkpoint that can be read.
+    state["crc32c"].pop(name, None)
+    write_json_atomically(folder / STATE, with_checksum(state))
+    write_atomically(path, content)
+    state["crc32c"][name] = file_crc32c(path)
+    write_json_atomically(folder / STATE, with_checksum(state))
 
 
 # --- writing
@@ -438,9 +451,21 @@ def is_locked(path: Path) -> bool:
 # --- disk space
 
 
+def size_of(files: Iterable[Path]) -> int:
+    """Return the bytes of some files together."""
+    return sum(path.stat().st_size for path in files)
+
+
+def existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be written into a folder, which may be absent."""
+    return existing(folder).is_dir() and os.access(existing(folder), os.W_OK)
+
+
 def free_bytes(folder: Path) -> int:
     """Return the bytes that this user may still write on a folder's disk; the folder may be absent."""
-    folder = folder.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(existing(folder)).free

@@ -20,6 +20,7 @@ from bert_cli.text import count
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+BINS = 15  # of equal width, of probabilities
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
 AT_ONCE = 1 << 16
 Floats = npt.NDArray[np.float64]
@@ -200,8 +201,12 @@ def _draws(groups: int, seed: int) -> npt.NDArray[np.uint8]:
 
 
 def _ratio(weights: Floats, columns: Floats) -> Floats:
-    """Return the sum of the first column over the sum of the second: a mean, an accuracy, the F1 of entities."""
-    return _divided(*(weights @ columns).T)
+    """Return the sum of the first column over the sum of the second: a mean, an accuracy, the F1 of entities.
+
+    Of 2 k columns it is the mean of k ratios, as the macro F1 of labels; those whose second sum is 0 do not count.
+    """
+    over, by = np.split(weights @ columns, 2, axis=1)
+    return _divided(_divided(over, by).sum(1), (by != 0).sum(1))
 
 
 def _macro_f1(weights: Floats, columns: Floats) -> Floats:
@@ -227,9 +232,20 @@ def _spearman(weights: Floats, columns: Floats) -> Floats:
     return _correlation(weights, *(_ranks(weights, column) for column in columns.T))
 
 
+def _calibration_error(weights: Floats, columns: Floats) -> Floats:
+    """Return how far the mean probability and the accuracy of a bin are apart, on average over all rows.
+
+    The columns are the probability of an answer, and whether it is right (Guo et al. 2017, equation 3).
+    """
+    bins = np.clip(np.ceil(columns[:, 0] * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.eye(BINS)[bins] * (columns[:, 1:] - columns[:, :1])
+    return np.abs(weights @ gaps).sum(1) / weights.sum(1)
+
+
 RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
     "ratio": _ratio,
     "macro_f1": _macro_f1,
+    "calibration_error": _calibration_error,
     "pearson": _pearson,
     "spearman": _spearman,
 }

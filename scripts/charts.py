@@ -18,7 +18,7 @@ class Chart(NamedTuple):
 
 
 CHARTS = {
-    # docs/lab/measured.md#peers, first row
+    # docs/lab/measured.md#against-the-strongest-peers-without-amx, first row
     "training": Chart(
         "Forward and backward of BERT-base, one core of an AMD EPYC: seconds, less is better",
         ".2f",
@@ -29,7 +29,7 @@ CHARTS = {
             "Hugging Face Transformers": 4.77,
         },
     ),
-    # docs/lab/models.md#pairs
+    # docs/lab/models.md#pairs-that-look-like-questions
     "search": Chart(
         "nDCG@10 of 300 questions in 300 manuals: more is better",
         ".3f",

@@ -112,7 +112,7 @@ def keys_without_effect() -> str:
         for old in FORMER.values()
         if old.why and not old.remedy
     ]
-    return "\n".join(["| key | reason |", "|---|---|", *rows])
+    return "\n".join(["| key without effect | reason |", "|---|---|", *rows])
 
 
 def tree_page() -> str:

@@ -21,10 +21,7 @@ def notebook() -> str:
     """Return the guide as a notebook in JSON."""
     page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     page = page.partition("## With more text")[0]
-    # A note of MkDocs is indented; links lead from examples/ to docs/.
-    page = re.sub(r'^!!! note "(.*)"\n((?: {4}.*\n)+)', r"**\1**\n\n\2", page, flags=re.MULTILINE)
-    page = re.sub(r"^ {4}(?=[A-Z])", "", page, flags=re.MULTILINE)
-    page = re.sub(r" \{#.*\}$", "", page, flags=re.MULTILINE)
+    # Links lead from examples/ to docs/.
     page = re.sub(r"\]\((?=[a-z/-]+\.md)", "](../docs/", page)
     title, _, page = page.partition("\n")
     parts = BLOCK.split(f"{BEFORE}\n{page}")

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = re.compile(
-    r"^ *```.*?^ *```$|<!--.*?-->|^ *(?:\||#|!!!|!\[).*?$", re.DOTALL | re.MULTILINE
-)
+OUTSIDE = re.compile(r"^ *```.*?^ *```$|<!--.*?-->|^ *(?:\||#|!\[).*?$", re.DOTALL | re.MULTILINE)
 
 
 class Prose(NamedTuple):
@@ -31,7 +29,7 @@ class Prose(NamedTuple):
 
 def count(text: str) -> Prose:
     """Return the counts of a page in Markdown."""
-    running = re.sub(r"\]\([^)]*\)|\{#[^}]*\}", "", OUTSIDE.sub("\n\n", text))
+    running = re.sub(r"\]\([^)]*\)", "", OUTSIDE.sub("\n\n", text))
     running = re.sub(r"`[^`]*`", "code", running).replace("[", "").replace("*", "")
     parts = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", running, flags=re.MULTILINE)
     sentences = [words for part in parts for words in re.split(r"(?<=[.!?])[\")]*\s+", part)]

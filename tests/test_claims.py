@@ -19,9 +19,7 @@ def section(page: Path, anchor: str) -> str:
     text = page.read_text(encoding="utf-8")
     headings = list(HEADING.finditer(text))
     for number, heading in enumerate(headings):
-        explicit = re.search(r"\{#([\w-]+)\}", heading[2])
-        name = explicit[1] if explicit else re.sub(r"[^\w]+", "-", heading[2].lower()).strip("-")
-        if name == anchor:
+        if re.sub(r"[^\w]+", "-", heading[2].lower()).strip("-") == anchor:
             later = (
                 other.start()
                 for other in headings[number + 1 :]

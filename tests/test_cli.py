@@ -62,6 +62,21 @@ def test_a_system_without_file_locks_is_one_line():
     assert done.stderr == "bert: linux: has no file locks; use Linux, on Windows in WSL2\n"
 
 
+def test_a_missing_file_or_column_of_a_training_is_found_before_tensorflow_is_loaded(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    code = (
+        "import sys\nfrom bert_cli.cli import main\n"
+        "words = ['classify', '--pretrained-ckpt-path', 'model', '--save-ckpt-path', 'run', '--train-file']\n"
+        "assert [main([*words, name]) for name in ('no.csv', 'table.csv')] == [3, 3]\n"
+        "print({'tensorflow', 'keras'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout == "set()\n", done.stderr
+    assert "no.csv: no such file" in done.stderr and "has no column 'text'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "forward"),
     [
@@ -153,10 +168,8 @@ def test_a_log_that_cannot_be_written_is_lost_and_a_result_is_an_error(
     (tmp_path / "a.txt").write_text("A sentence is here. Another one is there.\n")
     shell = ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m bert_cli {command}"]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, (done.stdout + done.stderr).partition(";")[0].strip()) == (
-        code,
-        printed,
-    )
+    text = (done.stdout + done.stderr).partition(";")[0].strip()
+    assert (done.returncode, text) == (code, printed)
     assert (tmp_path / "out" / "manifest.json").exists() == command.startswith("preprocess")
 
 

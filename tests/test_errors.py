@@ -69,9 +69,6 @@ def test_the_name_of_a_folder_sends_nothing_to_the_terminal():
 
 
 def test_a_noun_agrees_with_its_number():
-    assert [count(n, "micro-batch") for n in (0, 1, 2)] == [
-        "0 micro-batches",
-        "1 micro-batch",
-        "2 micro-batches",
-    ]
+    expected = ["0 micro-batches", "1 micro-batch", "2 micro-batches"]
+    assert [count(n, "micro-batch") for n in (0, 1, 2)] == expected
     assert (count(1, "process"), count(1000, "process")) == ("1 process", "1,000 processes")

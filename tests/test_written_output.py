@@ -33,8 +33,7 @@ def test_no_writer_can_end_a_command_that_nobody_reads(output, errors, tmp_path)
     os.close(terminal)  # a write to the other end is EIO
     script = f'exec "$@" <&- {output.format(terminal=closed)} {errors}'
     words = ["bash", "-c", script, "bash", sys.executable, "-c", WRITES, str(tmp_path / "file")]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(words, pass_fds=[closed], env=environment)
+    done = subprocess.run(words, pass_fds=[closed], env={**os.environ, "PYTHONIOENCODING": "ascii"})
     os.close(closed)
     assert done.returncode == 0
     assert (tmp_path / "file").read_bytes() == b"went on"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bert_cli.config.markers import PathOrName, Positional, Recorded, RecordedIfSet
+from bert_cli.config.markers import IfSet, PathOrName, Positional, Recorded, RecordedIfSet
 from bert_cli.config.settings import SettingError, Settings, Size, Unless
 from bert_cli.processes import cpu_count
 
@@ -85,9 +85,7 @@ class Masking(Settings):
     """Unit of masking: single tokens, complete words with all their tokens, or spans of words."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Fraction of an example's tokens that are masked, at most P tokens."""
-    start_probability: Annotated[
-        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda fraction: fraction is None)
-    ] = None
+    start_probability: IfSet[Annotated[float, Field(gt=0.0, lt=1.0)]] = None
     """Fraction at the first step; it changes linearly to `probability` at the last step."""
     span_stop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Probability that a span ends after each word; only for spans. 0.2 gives 3.8 words on average."""

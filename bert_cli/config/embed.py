@@ -123,6 +123,5 @@ class EmbedSettings(FinetuneSettings):
             raise SettingError("train_file", problem, remedy)
         if self.texts_per_example == 2 and self.global_batch.examples < 2:
             problem = "has one pair per step, so there is nothing to compare it with"
-            raise SettingError(
-                "global_batch", problem, "raise micro_batch_size or the accumulation"
-            )
+            remedy = "raise micro_batch_size or the accumulation"
+            raise SettingError("global_batch", problem, remedy)

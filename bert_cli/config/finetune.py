@@ -5,14 +5,15 @@ A task has the settings of any training run, with defaults that are known to wor
 comes from the pretrained model.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from bert_cli.config.markers import Collective, Fixed, PathOrName, Taught, Usual
-from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless
+from bert_cli.config.markers import Collective, Fixed, IfSet, PathOrName, Taught, Usual
+from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
@@ -26,6 +27,7 @@ UNSCORED = Unless(
     "with generated_dataset, whose examples are not scored",
     "leave out one of them",
 )
+DOC_STRIDE = 128
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -35,6 +37,13 @@ def _adam(rate: float) -> OptimizerOpts:
     return OptimizerOpts(
         name="AdamW", learning_rate=schedule, weight_decay_rate=0.01, max_gradient_norm=1.0
     )
+
+
+def _as_table(value: object) -> object:
+    """Return the object of a JSON text, as on the command line, and other values unchanged."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return json.loads(value)
+    return value
 
 
 def _longest(validated: JSONObject) -> int:
@@ -91,9 +100,7 @@ class FinetuneSettings(TrainSettings):
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Collective[Positive] = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
-    early_stop: Annotated[
-        Collective[Positive | None], Field(exclude_if=lambda evaluations: evaluations is None)
-    ] = None
+    early_stop: Collective[IfSet[Positive]] = None
     """End the training after this many evaluations in a row without a better score; by default it reaches its last
     step."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
@@ -111,9 +118,8 @@ class FinetuneSettings(TrainSettings):
 
     def _check(self) -> None:
         if not self.do_training and not self.do_validation:
-            raise SettingError(
-                "do_training", "is off, and so is do_validation", "turn one of them on"
-            )
+            problem = "is off, and so is do_validation"
+            raise SettingError("do_training", problem, "turn one of them on")
 
 
 def check_once(name: str, values: Sequence[object]) -> None:
@@ -124,14 +130,15 @@ def check_once(name: str, values: Sequence[object]) -> None:
 
 
 def window_error(
-    max_seq_length: int, doc_stride: int, max_query_length: int
+    max_seq_length: int, doc_stride: int, max_query_length: int = 0
 ) -> tuple[str, str] | None:
-    """Return problem and remedy of a max_seq_length whose windows would skip text of a paragraph."""
+    """Return problem and remedy of a max_seq_length whose windows would skip text."""
     tokens = max_seq_length - QUESTION_SPECIALS - max_query_length
     if tokens >= doc_stride:
         return None
-    rest = f"max_query_length {max_query_length} and the special tokens"
-    problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a paragraph after {rest}, fewer than "
+    rest = f"max_query_length {max_query_length} and " if max_query_length else ""
+    rest += "the special tokens"
+    problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a text after {rest}, fewer than "
     remedy = f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
     return f"{problem}doc_stride ({doc_stride})", remedy
 
@@ -141,6 +148,11 @@ class TaskSettings(FinetuneSettings):
 
     NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
 
+    doc_stride: Annotated[Positive | None, Field(exclude_if=lambda stride: stride is None)] = None
+    """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
+    Each is trained with the text's label, and the text has the mean of their logits; a word of `ner` counts in the
+    window where it is most central. By default such a text is truncated, and a sentence of `ner` is cut between
+    words."""
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
 
@@ -149,15 +161,17 @@ class TaskSettings(FinetuneSettings):
         """Return how the run learns the outputs of its teacher, if it has one."""
         return None if self.distillation.teacher is None else self.distillation
 
+    def _check(self) -> None:
+        stride = self.doc_stride
+        if stride is not None and (error := window_error(self.max_seq_length, stride)):
+            raise SettingError("max_seq_length", *error)
+
 
 class Answering(Settings):
     """Answers in texts."""
 
     NEEDS: ClassVar[Needs] = {"null_score_diff_threshold": "version_2"}
 
-    doc_stride: Positive = 128
-    """Distance in tokens between the starts of consecutive windows of a long text. `bert predict` has by default the
-    run's distance, otherwise less for a model with few positions."""
     max_query_length: Positive = 64
     """Maximum length of a question, in tokens; longer questions are truncated. `bert predict` has by default the run's,
     otherwise less for a model with few positions."""
@@ -189,6 +203,8 @@ class SquadSettings(Answering, TaskSettings):
     max_seq_length: Usual[Annotated[int, Field(ge=32)]] = Field(default_factory=_longest)
     """Maximum length of a window, in tokens: the question and a part of the paragraph. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
+    doc_stride: Positive = DOC_STRIDE
+    """Distance in tokens between the starts of consecutive windows of a long paragraph."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
@@ -245,10 +261,18 @@ class ClassifySettings(TaskSettings):
     --text-column text --label-column label --save-ckpt-path runs/mine
     Example: bert classify --pretrained-ckpt-path bert-base-uncased --train-file pairs.tsv
     --text-column first --text-column second --save-ckpt-path runs/pairs
+    Example: bert classify --pretrained-ckpt-path runs/base --train-file posts.csv
+    --label-separator "|" --class-weights balanced --save-ckpt-path runs/several
     """
 
     HEAD = heads.SEQUENCE_CLASSIFICATION
-    NEEDS = {"held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)]}
+    NEEDS = {
+        "held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)],
+        "class_weights": ["do_training", UNSCORED, ("distillation.unlabelled_file", None)],
+        "label_separator": Unless(
+            lambda of: len(of.label_column) == 1, "with a column for each label", "leave it out"
+        ),
+    }
 
     train_file: Path | None = None
     """Rows for training: .csv, .tsv, .jsonl or .parquet, also compressed (.gz, .bz2, .xz, .zst)."""
@@ -256,8 +280,23 @@ class ClassifySettings(TaskSettings):
     """Rows for scoring; by default `held_out_fraction` of train_file, also without do_training."""
     text_column: list[str] = ["text"]
     """The column of the text; repeat it for pairs of texts."""
-    label_column: str = "label"
-    """The column of the label."""
+    label_column: Annotated[list[str], BeforeValidator(as_list)] = ["label"]
+    """The column of the label. A text may have several: in a list (JSON lines, Parquet), in a text with a
+    label_separator, or in a column of 0 and 1 for each label, which are named by repeating the flag."""
+    label_separator: Fixed[
+        Annotated[str | None, Field(min_length=1, exclude_if=lambda mark: mark is None)]
+    ] = None
+    """What stands between the labels of a text in its column, such as | in `food|earth`."""
+    class_weights: Fixed[
+        Annotated[
+            Literal["balanced"] | dict[str, Annotated[float, Field(gt=0.0)]] | None,
+            BeforeValidator(_as_table),
+            Field(exclude_if=lambda weights: weights is None),
+        ]
+    ] = None
+    """Weights of the labels in the loss, for labels that are not equally frequent: `balanced`, inverse to the number of
+    their texts, or a JSON object such as {"spam": 5}, where other labels have 1. Of several labels of a text, the
+    weight of a label where the text has it."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Fraction of the training rows of each label held out for scoring if there is no validation_file."""
 
@@ -265,4 +304,4 @@ class ClassifySettings(TaskSettings):
         if not 1 <= len(self.text_column) <= 2:
             problem = f"names {len(self.text_column)} columns"
             raise SettingError("text_column", problem, "name one or two")
-        check_once("text_column", [self.label_column, *self.text_column])
+        check_once("text_column", [*self.label_column, *self.text_column])

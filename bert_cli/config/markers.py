@@ -40,6 +40,8 @@ RECORDED_IF_SET = "recorded if set"
 RecordedIfSet = Annotated[T, RECORDED_IF_SET]
 """A recorded setting that older versions lack: only a value other than the default is recorded, so that their folders
 can be continued."""
+IfSet = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+"""A setting without a default value, which is left out of files while it is not set, as in older versions."""
 Taught = Annotated[T, Field(exclude_if=lambda distillation: distillation.teacher is None)]
 """Settings of a teacher, which are written only with a teacher."""
 

@@ -10,13 +10,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from bert_cli.config.markers import Usual
-from bert_cli.config.settings import Positive, SettingError, Settings, Unless
+from bert_cli.config.settings import Positive, SettingError, Settings, Unless, as_list
 from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.text import count
-
-
-def _as_list(value: object) -> object:
-    return value if isinstance(value, list) else [value]
 
 
 class Parallel(Settings):
@@ -40,7 +36,7 @@ class Parallel(Settings):
     recompute_by: Literal["layer", "stage"] = "layer"
     """Save the input of each `layer`, or only of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
-        list[Positive], BeforeValidator(_as_list), Field(min_length=1, max_length=2)
+        list[Positive], BeforeValidator(as_list), Field(min_length=1, max_length=2)
     ] = [1]
     """Tensor parallelism: number of devices that divide each layer by attention heads and inner columns (Shoeybi et
     al. 2019, section 3); with [2, 2], the second number also divides the hidden size. Engine `jax` only."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
-from bert_cli.config.markers import FIXED, Collective, Fixed, Hidden, PathOrName, Usual
+from bert_cli.config.markers import Collective, Fixed, Hidden, IfSet, PathOrName, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Unless, is_remote
 from bert_cli.config.training import Scaling, Stage, TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
@@ -72,9 +72,7 @@ class PretrainSettings(TrainSettings):
     example; for dynamic records without packs."""
     stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
     """Later stages of the run, with other records and lengths; all stages share one learning rate schedule."""
-    decay_from: Annotated[Positive | None, FIXED, Field(exclude_if=lambda step: step is None)] = (
-        None
-    )
+    decay_from: Fixed[IfSet[Positive]] = None
     """Continue the run in `pretrained_ckpt_path` (schedule `constant` or `wsd`) from this step with its optimizer and
     its examples. The `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
     evaluation_examples: Collective[Positive] = 10_000

@@ -163,6 +163,11 @@ def _expand(path: Any, is_opened: bool) -> Any:
     return expanded
 
 
+def as_list(value: object) -> object:
+    """Return a list as it is, and another value as a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
 def is_set(settings: BaseModel, name: str) -> bool:
     """Return whether a setting was given and differs from its default.
 

@@ -128,8 +128,7 @@ def _plan(kind: type[TrainSettings], command: str, what: str, example: str) -> t
     Example: bert plan {command} {example} --memory 16GB --devices 1
     Example: bert plan {command} {example} --engine jax --parallel.layout auto --compile-for v5e:2x2
     """
-    members = {"__doc__": text, "__module__": __name__}
-    return type(f"Plan{kind.__name__}", (kind, Planning), members)
+    return type(f"Plan{kind.__name__}", (kind, Planning), {"__doc__": text, "__module__": __name__})
 
 
 PlanSquadSettings = _plan(SquadSettings, "squad", "fine-tuning on SQuAD", "--config squad_base")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
+from bert_cli.config.markers import Collective, Engine, Fixed, IfSet, PathOrName, Untracked, Usual
 from bert_cli.config.parallel import Cluster, Parallel, Wandb
 from bert_cli.config.settings import (
     Devices,
@@ -72,18 +72,12 @@ class GlobalBatch(Settings):
     """Number of model replicas; they divide the examples of a step."""
     grad_acc_steps_per_replica: Usual[Positive] = 1
     """Number of micro-batches whose gradients a replica accumulates before an update."""
-    examples_per_step: Annotated[
-        Positive | None, Field(exclude_if=lambda examples: examples is None)
-    ] = None
+    examples_per_step: IfSet[Positive] = None
     """Examples of a step, instead of grad_acc_steps_per_replica; with micro_batch_size `auto` as a flag, by default
     the number in the config."""
-    start_fraction: Annotated[
-        float | None, Field(gt=0.0, lt=1.0, exclude_if=lambda fraction: fraction is None)
-    ] = None
+    start_fraction: IfSet[Annotated[float, Field(gt=0.0, lt=1.0)]] = None
     """Fraction of the accumulation at the first step; the batch grows linearly from there."""
-    growth_frac: Annotated[
-        float, Field(gt=0.0, le=1.0, exclude_if=lambda fraction: fraction == 0.5)
-    ] = 0.5
+    growth_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda n: n == 0.5)] = 0.5
     """Fraction of the run's examples over which the batch grows to its full size."""
 
     @model_validator(mode="before")
@@ -139,13 +133,9 @@ class LearningRate(Settings):
     """Fraction of the steps over which the learning rate rises from zero."""
     warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
     """Exponent of the warm-up curve: 1 rises linearly, 0.5 like a square root."""
-    decay_frac: Annotated[
-        float, Field(gt=0.0, le=1.0, exclude_if=lambda fraction: fraction == 0.1)
-    ] = 0.1
+    decay_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda n: n == 0.1)] = 0.1
     """Fraction of the steps, at the end of the run, over which `wsd` decays."""
-    final_fraction: Annotated[
-        float, Field(ge=0.0, lt=1.0, exclude_if=lambda fraction: fraction == 0.0)
-    ] = 0.0
+    final_fraction: Annotated[float, Field(ge=0.0, lt=1.0, exclude_if=lambda n: n == 0.0)] = 0.0
     """Fraction of the maximum learning rate at the last step of `wsd`."""
     reference_batch_size: Positive | None = None
     """Linear scaling rule: multiply the learning rate by the global batch divided by this number."""
@@ -243,9 +233,7 @@ class TrainSettings(Settings):
     """Sequence length of an example."""
     global_batch: Collective[GlobalBatch]
     """Examples of a step."""
-    num_epochs: Usual[
-        Annotated[float | None, Field(gt=0.0, exclude_if=lambda epochs: epochs is None)]
-    ] = None
+    num_epochs: Usual[IfSet[Annotated[float, Field(gt=0.0)]]] = None
     """Number of epochs. An epoch is one pass over the records; for a mixture, as many examples as all its corpora have
     together. The copies of an example in static records (duplication_factor) count separately."""
     total_num_train_samples: Usual[Positive | None] = None

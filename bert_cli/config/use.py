@@ -12,6 +12,12 @@ from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 
+NONE_TEXT = (
+    "Label a text `none` if its most probable label is less probable than this. `bert classify` prints which part of "
+    "the held-out texts is answered then, and how well."
+)
+NoneBelow = Annotated[float | None, Field(ge=0.0, le=1.0, description=NONE_TEXT)]
+
 
 class PredictSettings(Answering):
     """Run a model on texts and print one JSON object per text, in the same order.
@@ -40,12 +46,17 @@ class PredictSettings(Answering):
     """A question, for question-answering; for several, use JSON lines."""
     context: str | None = None
     """The text that contains the answer."""
+    doc_stride: Positive | None = None
+    """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
+    By default as the run did; without windows of its run, text-classification truncates the text, and
+    token-classification and question-answering choose windows that fit."""
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
     max_seq_length: Annotated[int, Field(ge=8)] | None = None
-    """Maximum length of a text in tokens; by default the length of the run of `bert squad` or `bert embed`,
-    or of the model.
-    Longer texts are truncated; their row has `"truncated": true`."""
+    """Maximum length of a text in tokens; by default the length of a run of `bert squad` or `bert embed`, or of one
+    with doc_stride, otherwise of the model.
+    Longer texts are truncated, unless they are read in windows; their row has `"truncated": true`."""
+    none_below: NoneBelow = None
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
     engine: Engine = "tensorflow"
@@ -86,6 +97,7 @@ class ServeSettings(Settings):
     TensorFlow checkpoint."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8321
     """Port of the page; 0 for any free port."""
+    none_below: NoneBelow = None
     host: str | None = None
     """Address of this machine for a page that other machines can open, such as 0.0.0.0 for all its addresses. The
     printed address of the page then has a token, without which nothing is answered."""

@@ -14,6 +14,9 @@ from bert_cli.facts.products import BatchShape, Product
 LABELS = 2
 """Labels of a classifier before its examples are known; the real number is negligible compared with the hidden size."""
 
+SEVERAL_LABELS = "multi_label_classification"
+"""Hugging Face's `problem_type` of a classifier whose texts may have several labels, or none."""
+
 
 class Saved(NamedTuple):
     """The sizes from which the saved bytes of a block are computed, for one micro-batch."""

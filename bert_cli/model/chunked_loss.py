@@ -129,11 +129,9 @@ def _backward(
         x_gradient_MD = x_gradient_MD + float32(matmul(gradient_MW, table_WD))
         table_gradients.append(matmul(gradient_MW, x_again_MD, transpose_a=True))
         bias_gradients.append(ops.sum(float32(gradient_MW), axis=0))
-    return (
-        ops.cast(x_gradient_MD, x_MD.dtype),
-        ops.concatenate(table_gradients, axis=0),
-        ops.cast(ops.concatenate(bias_gradients, axis=0), bias_V.dtype),
-    )
+    table_gradient_VD = ops.concatenate(table_gradients, axis=0)
+    bias_gradient_V = ops.cast(ops.concatenate(bias_gradients, axis=0), bias_V.dtype)
+    return ops.cast(x_gradient_MD, x_MD.dtype), table_gradient_VD, bias_gradient_V
 
 
 def _chunk_gradient(

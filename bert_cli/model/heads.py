@@ -150,7 +150,6 @@ class PretrainingHeads(ScoresWords, Head):
         mlm_loss = self.scaled("mlm_loss", mlm_loss)
         nsp_BC2 = self.next_sentence(self.scaled("readout", hidden[:, :sequences]))
         nsp_weights = labels.get("next_sentence_weights")
-        nsp_weights = None if nsp_weights is None else ops.reshape(nsp_weights, (-1,))
         nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
         nsp_loss = self.scaled("nsp_loss", nsp_loss)
         loss = mlm_loss / counts["masked"] + nsp_loss / counts["pairs"]
@@ -212,30 +211,48 @@ class Classifier(Head):
 
 
 class SequenceClassification(Classifier):
-    """Block `glue_head`: a classifier of the pooled [CLS] (section 4.1); with one output, regression."""
+    """Block `glue_head`: a classifier of the pooled [CLS] (section 4.1); with one output, regression.
 
-    READS = ("labels", "is_labelled", *TEACHER)
-    COUNTS: ClassVar[Mapping[str, str]] = {"labelled": "is_labelled"}
-    MEANS: ClassVar = {**Head.MEANS, "accuracy": ("correct", "labelled")}
+    `labels` are numbers [B], or 0 and 1 for each label [B, L] where a text may have several. Each of these is then a
+    classifier with two logits, 0 and its own, and the loss is the mean over examples and labels. With `label_weights`,
+    of the shape of `labels`, it is their weighted mean over the step.
+    """
+
+    READS = ("labels", "label_weights", "is_labelled", *TEACHER)
+    COUNTS: ClassVar[Mapping[str, str]] = {"labelled": "is_labelled", "weighted": "label_weights"}
+    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "loss": ("loss", "weighted"),
+        "accuracy": ("correct", "labelled"),
+    }
 
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
         return super().logits(hidden[:, 0], key)
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
-        """Return the cross entropy with `labels` [B], or with one output the squared error."""
-        logits_BL = self.logits(hidden, key)
+        """Return the cross entropy with `labels`, or with one output the squared error."""
+        logits = self.logits(hidden, key)
         if self.labels == 1:
-            error_B = logits_BL[:, 0] - ops.cast(labels["labels"], "float32")
+            error_B = logits[:, 0] - ops.cast(labels["labels"], "float32")
             losses_B = ops.square(error_B)
             if "teacher_logits" in labels:
                 weight_B = labels["teacher_weight"]
-                soft_B = ops.square(logits_BL[:, 0] - labels["teacher_logits"][:, 0])
+                soft_B = ops.square(logits[:, 0] - labels["teacher_logits"][:, 0])
                 losses_B = (1.0 - weight_B) * losses_B + weight_B * soft_B
             loss = ops.sum(losses_B)
-            return loss / counts["examples"], {"loss": loss}
-        loss, correct = task_sums(logits_BL, labels["labels"], None, labels)
-        return loss / counts["examples"], {"loss": loss, "correct": correct}
+            return loss / counts["weighted"], {"loss": loss}
+        counted = labels.get("is_labelled")  # 0 where a teacher made the label
+        weights = labels.get("label_weights")
+        if len(labels["labels"].shape) == 2:
+            ones_BL = ops.ones_like(logits) / self.labels
+            counted = ones_BL if counted is None else ones_BL * counted[:, None]
+            weights = ones_BL if weights is None else weights
+            logits = _with_zero(logits)
+            if "teacher_logits" in labels:
+                labels = {**labels, "teacher_logits": _with_zero(labels["teacher_logits"])}
+        loss, _ = task_sums(logits, labels["labels"], weights, labels)
+        _, correct = loss_sums(logits, labels["labels"], counted)
+        return loss / counts["weighted"], {"loss": loss, "correct": correct}
 
 
 class TokenClassification(Classifier):
@@ -340,6 +357,11 @@ def unit_vectors(vectors_BD: Tensor) -> Tensor:
     return vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
 
 
+def _with_zero(logits_BL: Tensor) -> Tensor:
+    """Return the two logits [B, L, 2] of each label of several: their softmax has the sigmoid of the label's logit."""
+    return ops.stack([ops.zeros_like(logits_BL), logits_BL], axis=-1)
+
+
 def task_sums(
     logits: Tensor, labels: Tensor, weights: Tensor | None, columns: Columns
 ) -> tuple[Tensor, Tensor]:
@@ -348,8 +370,7 @@ def task_sums(
     The loss of a row is (1 - w) times the cross entropy with its label and w T^2 times the Kullback-Leibler divergence
     of the softmaxes at temperature T (Hinton et al. 2015, section 2).
     """
-    flat = None if weights is None else ops.reshape(weights, (-1,))
-    loss, correct = loss_sums(logits, labels, flat)
+    loss, correct = loss_sums(logits, labels, weights)
     if "teacher_logits" not in columns:
         return loss, correct
     teacher = columns["teacher_logits"]
@@ -357,9 +378,7 @@ def task_sums(
     weight = ops.reshape(columns["teacher_weight"], of_examples)
     temperature = ops.reshape(columns["teacher_temperature"], of_examples)
     counted = ops.ones_like(logits[..., 0]) if weights is None else weights
-    loss, _ = loss_sums(logits, labels, ops.reshape((1.0 - weight) * counted, (-1,)))
-    if "is_labelled" in columns:  # 0 where the teacher made the label
-        _, correct = loss_sums(logits, labels, columns["is_labelled"])
+    loss, _ = loss_sums(logits, labels, (1.0 - weight) * counted)
     expected = ops.log_softmax(teacher / temperature[..., None])
     log_probabilities = ops.log_softmax(logits / temperature[..., None])
     divergences = ops.sum(ops.exp(expected) * (expected - log_probabilities), axis=-1)
@@ -374,6 +393,7 @@ def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[T
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
     correct = ops.cast(ops.equal(argmax(logits), labels), "float32")
     if weights is not None:
+        weights = ops.reshape(weights, (-1,))
         losses = losses * weights
         correct = correct * weights
     return ops.sum(losses), ops.sum(correct)

@@ -96,8 +96,7 @@ def from_hf(
     }
     listed = [f"{len(n)} tensors {what}: {_listed(n)}" for what, n in problems.items() if n]
     if listed:
-        remedy = "use the bert_config of these weights"
-        raise CheckpointError(where, "; ".join(listed), remedy)
+        raise CheckpointError(where, "; ".join(listed), "use the bert_config of these weights")
     return values, missing_parts
 
 

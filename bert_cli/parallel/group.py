@@ -124,8 +124,7 @@ def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Ev
             if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
                 reported = waited
                 missing = " and ".join(_late_ranks(group)) or "the network"
-                text = f"rank {group.rank} has waited {waited:.0f} s for {missing}"
-                print_error(text)
+                print_error(f"rank {group.rank} has waited {waited:.0f} s for {missing}")
 
 
 def _late_ranks(group: ProcessGroup) -> Iterator[str]:

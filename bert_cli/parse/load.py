@@ -89,9 +89,8 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     chain = (*extending, path.resolve())
     if path.resolve() in extending:
         names = " -> ".join(file.name for file in chain)
-        raise ConfigError(
-            f"extends ({names})", "a config extends itself", "remove one of these `extends`"
-        )
+        remedy = "remove one of these `extends`"
+        raise ConfigError(f"extends ({names})", "a config extends itself", remedy)
     remedy = "a config is one JSON object {...}"
     raw = read_json(path, JSONObject, ConfigError, remedy)
     dotted = next((name for name in raw if "." in name), None)

@@ -189,7 +189,7 @@ def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
             if group_of(kind) and len(kinds) > 1:
                 continue
         else:
-            word = METAVARS.get(kind, "TEXT")
+            word = METAVARS.get(get_origin(kind) or kind, "TEXT")
         if get_origin(kind) is Literal:
             choices = ",".join(map(str, get_args(kind)))
             word = f"{{{choices}}}" if "," in choices else choices

@@ -21,9 +21,8 @@ def shape_of(batch: Mapping[str, Any]) -> BatchShape:
     *leading, positions = map(int, batch["input_ids"].shape)
     masked = batch["masked_lm_positions"].shape[-1] if "masked_lm_positions" in batch else 0
     packs = batch.get("next_sentence_positions")
-    return BatchShape(
-        math.prod(leading), positions, masked, 1 if packs is None else packs.shape[-1]
-    )
+    sequences = 1 if packs is None else packs.shape[-1]
+    return BatchShape(math.prod(leading), positions, masked, sequences)
 
 
 def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) -> list[Product]:

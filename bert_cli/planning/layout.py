@@ -205,9 +205,8 @@ def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
     if process_devices < tensor_devices:
         problem = f"are fewer than the {count(processes, 'process')}"
         problem += f" times the {tensor_devices} of parallel.tensor" if tensor_devices > 1 else ""
-        raise ConfigError(
-            f"devices ({devices})", problem, f"start at most {devices // tensor_devices}"
-        )
+        remedy = f"start at most {devices // tensor_devices}"
+        raise ConfigError(f"devices ({devices})", problem, remedy)
     check_processes(batch, processes, is_auto=True)
     limit = work.model.num_hidden_layers + 1
     is_jax = work.engine == "jax"

@@ -129,14 +129,12 @@ class Length(NamedTuple):
             return self.samples
         if self.epochs is None:
             remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
-            raise ConfigError(
-                "num_epochs", "is not set, and neither is total_num_train_samples", remedy
-            )
+            problem = "is not set, and neither is total_num_train_samples"
+            raise ConfigError("num_epochs", problem, remedy)
         if epoch is None:
             problem = "has no effect on synthetic examples, which have no epochs"
-            raise ConfigError(
-                f"num_epochs ({self.epochs:g})", problem, "set --total-num-train-samples"
-            )
+            where = f"num_epochs ({self.epochs:g})"
+            raise ConfigError(where, problem, "set --total-num-train-samples")
         if self.epochs * epoch > MOST_EXAMPLES:
             where = f"num_epochs ({self.epochs:g})"
             raise ConfigError(where, "makes a run without end", "lower it")
@@ -220,24 +218,20 @@ def _segments(
         if batch.start_fraction and not sizes:
             problem = f"has no effect on an accumulation of {count(last, 'micro-batch')}"
             remedy = "lower it, accumulate more, or leave it out"
-            raise ConfigError(
-                f"global_batch.start_fraction ({batch.start_fraction})", problem, remedy
-            )
+            where = f"global_batch.start_fraction ({batch.start_fraction})"
+            raise ConfigError(where, problem, remedy)
         while done < stage_examples:
             size = min(sizes, int(sizes * (read + done) / growth)) if growth else sizes
             accumulation = last if size == sizes else first + round((last - first) * size / sizes)
             micro_batches = batch.replicas * accumulation
-            end = (
-                stage_examples
-                if size == sizes
-                else min(stage_examples, growth * (size + 1) / sizes - read)
-            )
+            end: float = stage_examples
+            if size < sizes:
+                end = min(end, growth * (size + 1) / sizes - read)
             sequences = micro_batches * batch.micro_batch_size * sequences_per_example
             steps = max(1, math.ceil((end - done) / sequences))
             size_of_micro_batch = batch.micro_batch_size
-            segments.append(
-                Segment(step, micro_batches, before, stage, examples, size_of_micro_batch)
-            )
+            segment = Segment(step, micro_batches, before, stage, examples, size_of_micro_batch)
+            segments.append(segment)
             step += steps
             before += steps * micro_batches
             done += steps * sequences
@@ -273,10 +267,9 @@ def describe(plan: Plan) -> str:
     if plan.decay_step is not None:
         lines.append(f"the learning rate decays from step {plan.decay_step:,}")
     if plan.mask_probabilities is not None:
+        first, last = plan.mask_probabilities
         lines.append(
-            "masks {:.1%} of the tokens in the first step and {:.1%} in the last".format(
-                *plan.mask_probabilities
-            )
+            f"masks {first:.1%} of the tokens in the first step and {last:.1%} in the last"
         )
     if plan.corpus_examples is not None and not plan.segments[-1].stage:
         epochs = f"{plan.epochs:.3g}"

@@ -4,19 +4,22 @@ A checkpoint's card is a function of its state.json. It has no times, complete p
 resumed run writes the same bytes.
 """
 
+import re
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from bert_cli import __version__
 from bert_cli.config.training import TrainSettings
 from bert_cli.facts.architectures import head_of_class
-from bert_cli.facts.heads import heads
-from bert_cli.files import JSONObject
+from bert_cli.facts.heads import SEVERAL_LABELS, heads
+from bert_cli.files import JSONObject, add_to_checkpoint
 from bert_cli.model import hf
 from bert_cli.text import count
 
 CARD = "README.md"
 TRAINING = "## Training\n"
+THRESHOLDS = "## Thresholds\n"
+CALIBRATION = "## Calibration\n"
 BASELINES = "## Baselines on the same held-out examples\n"
 # Task -> the code that runs the model.
 CODE = {
@@ -36,7 +39,7 @@ print(model.similarity(vectors, vectors))""",
 }
 ANY_TASK = """from transformers import pipeline
 
-run = pipeline("{task}", model="."{options})
+run = pipeline("{task}", model="."{options}{all})
 print(run("{text}"))"""
 ENCODE = """from transformers import AutoTokenizer
 
@@ -89,6 +92,7 @@ def model_card(
     code = code.format(
         task=task,
         options=", trust_remote_code=True" if hf.class_files(shape) else "",
+        all=", top_k=None" if config.get("problem_type") == SEVERAL_LABELS else "",
         text="A [MASK] in a text." if head.fills_masks else "A text.",
     )
     library = "sentence-transformers" if is_embedding else "transformers"
@@ -129,6 +133,35 @@ def training_section(state: JSONObject) -> str:
         **{name: settings.get(name) for name in ("max_seq_length", "precision", "seed")},
     }
     return table(TRAINING, {name: value for name, value in rows.items() if value not in (None, "")})
+
+
+def add_section(checkpoint: Path, section: str) -> None:
+    """Put a section into a checkpoint's card, in the place of the one with its heading, or at the end.
+
+    A checkpoint of an older version, which has no card, stays as it is.
+    """
+    path = checkpoint / CARD
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8")
+    parts = re.split(r"\n\n(?=## )", text.rstrip())
+    headings = [part.partition("\n")[0] for part in parts]
+    heading = section.partition("\n")[0]
+    place = headings.index(heading) if heading in headings else len(parts)
+    parts[place : place + 1] = [section.rstrip()]
+    add_to_checkpoint(checkpoint, CARD, ("\n\n".join(parts) + "\n").encode())
+
+
+def decision_section(decision: JSONObject) -> str:
+    """Return the section on how outputs become answers, from the content of decision.json; "" if nothing was chosen."""
+    if temperature := decision.get("temperature"):
+        about = "Divide the logits by it before the softmax; `bert predict` does, and an export has it in its weights."
+        return f"{table(CALIBRATION, {'temperature': f'{temperature:.4f}'})}\n\n{about}\n"
+    rows = {name: f"{value:.4f}" for name, value in decision.get("thresholds", {}).items()}
+    if not rows:
+        return ""
+    about = "A text has a label if the sigmoid of its output is above the threshold, also in decision.json."
+    return f"{table(THRESHOLDS, rows)}\n\n{about}\n"
 
 
 def table(heading: str, rows: JSONObject) -> str:

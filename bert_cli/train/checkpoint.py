@@ -35,12 +35,10 @@ from bert_cli.files import (
     LockUnsupportedError,
     atomic_folder,
     crc32c_of_files,
-    file_crc32c,
     lock_file,
     read_json,
     verify_files,
     with_checksum,
-    write_atomically,
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
@@ -143,6 +141,7 @@ class Best(BaseModel):
 
     model_config = ConfigDict(strict=True)
     step: Count
+    metric: str = ""
     value: float
     """NaN if no score was a number."""
     scored: Count = 0
@@ -231,11 +230,11 @@ def read_best(folder: Path) -> Best | None:
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
     """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good.
 
-    NaN is worse than any number.
+    NaN is worse than any number. A score of another metric, by which an older version chose, is not compared.
     """
     best = Best(step=step, value=value)
     old = read_best(folder)
-    is_worse = old and (value <= old.value or math.isnan(value))
+    is_worse = old and old.metric in ("", name) and (value <= old.value or math.isnan(value))
     if old and is_worse and (folder / checkpoint_name(old.step)).is_dir():
         best = old
     record = {"step": best.step, "metric": name, "value": best.value, "scored": step}
@@ -308,23 +307,6 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
     for name, content in files.items():
         (partial / name).parent.mkdir(exist_ok=True)
         (partial / name).write_bytes(content)
-
-
-def add_to_card(path: Path, section: str) -> None:
-    """Put the section of the baselines at the end of a checkpoint's card, unless an older version wrote none."""
-    if not (path / card.CARD).is_file():
-        return
-    text = (path / card.CARD).read_text(encoding="utf-8")
-    complete = f"{text.partition(card.BASELINES)[0].rstrip()}\n\n{section}"
-    if complete == text:
-        return
-    state = read_json(path / STATE, JSONObject, CheckpointError, _remove(path))
-    # Meanwhile the card has no checksum, so that a kill leaves a checkpoint that can be read.
-    state["crc32c"].pop(card.CARD, None)
-    write_json_atomically(path / STATE, with_checksum(state))
-    write_atomically(path / card.CARD, complete.encode())
-    state["crc32c"][card.CARD] = file_crc32c(path / card.CARD)
-    write_json_atomically(path / STATE, with_checksum(state))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:

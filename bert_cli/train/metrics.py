@@ -23,7 +23,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bert_cli.errors import DataError
-from bert_cli.files import JSONObject, write_atomically
+from bert_cli.files import JSONObject, name_path, write_atomically
 from bert_cli.parse.load import leaves
 from bert_cli.processes import print_line
 from bert_cli.progress import TerminalBar
@@ -62,13 +62,8 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
     def report(step: int, metrics: Metrics) -> None:
         # JSON has no NaN or infinity: a loss that is not finite is null.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **finite}) + "\n")
-        except OSError as error:
-            problem = f"cannot be written ({error.strerror})"
-            remedy = "make room, then run the same command again"
-            raise DataError(str(path), problem, remedy) from error
+        with name_path(path), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
 
     return report
 
@@ -231,8 +226,7 @@ class ProgressBar(TerminalBar):
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
-        text = f"step {done:,}/{total_steps:,}"
-        super().__init__(sys.stdout, text, total_steps, done)
+        super().__init__(sys.stdout, f"step {done:,}/{total_steps:,}", total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested
         self.metrics: tuple[str, ...] = ("",)

@@ -79,10 +79,12 @@ if kill -0 "$step" 2> /dev/null; then
     code=5
 fi
 touch "$done_file"
-# Workers that the scheduler dismisses end without an error.
-python -c "import sys, distributed
+# Workers that the scheduler dismisses end without an error. One that is still starting would wait --death-timeout for it.
+python -c "import contextlib, sys, distributed
 with distributed.Client(scheduler_file=sys.argv[1]) as client:
-    client.retire_workers(close_workers=True)" "$scheduler_file" &
+    with contextlib.suppress(TimeoutError):
+        client.wait_for_workers(int(sys.argv[2]), timeout=20)
+    client.retire_workers(close_workers=True)" "$scheduler_file" "${SLURM_CPUS_PER_TASK:-1}" &
 wait $! || true
 [ "$code" = 0 ] || echo "data: the step ended with exit code $code; submit the same command again to continue it" >&2
 exit "$code"

@@ -131,11 +131,8 @@ def test_engine_jax_takes_one_stage_or_a_layout_that_is_chosen_and_one_or_two_nu
 ):
     one = layout([["emb", "hid*2", *LAST]], [0])["parallel"]
     for parallel in (one, AUTO):
-        assert load(
-            PretrainSettings,
-            config(SMALL | {"engine": "jax", "parallel": parallel}),
-            "bert command",
-        )
+        words = config(SMALL | {"engine": "jax", "parallel": parallel})
+        assert load(PretrainSettings, words, "bert command")
     for tensor, shape in ((2, (2, 1)), ([2], (2, 1)), ([2, 3], (2, 3))):
         values = SMALL | {"engine": "jax", "parallel": {"tensor": tensor}}
         settings, _ = load(PretrainSettings, config(values), "bert command")

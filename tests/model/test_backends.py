@@ -15,8 +15,7 @@ def test_no_float16_product_feeds_a_bias_directly(tiny):
     for name in ("hid_0", "pool", "heads"):
         block = blocks[name]
         run = block.logits if name == "heads" else partial(block, batch=columns, key=None)
-        hidden = tf.TensorSpec((4, 16, 32), tf.float16)
-        graph = tf.function(run).get_concrete_function(hidden).graph
+        graph = tf.function(run).get_concrete_function(tf.TensorSpec((4, 16, 32), tf.float16)).graph
         products = [op for op in graph.get_operations() if op.type == "MatMul"]
         assert {op.outputs[0].dtype for op in products} == {tf.float16}
         consumers = {reader.type for op in products for reader in op.outputs[0].consumers()}

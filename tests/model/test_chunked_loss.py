@@ -23,11 +23,8 @@ ROUNDING = {"float32": 1e-6, "float16": 2**-10}
 def inputs_of(dtype):
     draw = np.random.default_rng(0)
     x, table = draw.normal(size=(MASKED, WIDTH)), draw.normal(size=(WORDS, WIDTH))
-    return (
-        tf.constant(x, dtype),
-        tf.constant(table, dtype),
-        tf.constant(draw.normal(size=WORDS), "float32"),
-    )
+    bias = tf.constant(draw.normal(size=WORDS), "float32")
+    return tf.constant(x, dtype), tf.constant(table, dtype), bias
 
 
 LABELS = np.random.default_rng(1).integers(0, WORDS, MASKED).astype(np.int32)

@@ -108,9 +108,8 @@ def test_dropout_is_applied_as_in_the_paper(model, monkeypatch):
         return draw(shape, rate, seed)
 
     monkeypatch.setattr(fused, "keep_mask", recorded)
-    config = model.model_copy(
-        update={"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
-    )
+    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
+    config = model.model_copy(update=rates)
     hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(model.vocab_size), KEY)
     # After the embeddings; in each layer on the probabilities and at the end of both halves, or of four modules.
     scores, hidden = ((4, 4, 16, 16), 0.3), ((4, 16, 32), 0.2)
@@ -151,8 +150,7 @@ def test_the_form_of_operations_reaches_every_layer_of_a_model(tiny):
     factors = {
         path: Factor() for path in named_weights(build_blocks(tiny, seed=1, policy="float32"))
     }
-    operations = Operations(7, factors)
-    blocks = build_blocks(tiny, seed=1, policy="float32", operations=operations)
+    blocks = build_blocks(tiny, seed=1, policy="float32", operations=Operations(7, factors))
     inside = [layer for _, block in blocks for layer in block._flatten_layers()]
     assert len(inside) > 3 * len(blocks)
     assert {layer.operations.fuse_above for layer in inside} == {7}

@@ -318,8 +318,7 @@ def test_the_weights_of_transformers_come_back_byte_for_byte(config, tmp_path):
 @pytest.mark.parametrize("layers", [1, 2, 5, 22])
 @pytest.mark.parametrize("every", [1, 2, 3, 30])
 def test_both_spellings_of_a_config_describe_the_same_shape(layers, every):
-    changes = {"num_hidden_layers": layers, "global_attn_every_n_layers": every}
-    config = shape_of(SHAPE | changes)
+    config = shape_of(SHAPE | {"num_hidden_layers": layers, "global_attn_every_n_layers": every})
     described = hf_config(config)
     spelling_5 = ("layer_types", "rope_parameters")
     old = {name: value for name, value in described.items() if name not in spelling_5}
@@ -348,8 +347,7 @@ def test_a_model_with_other_blocks_is_refused_by_the_name_of_its_entry(changes, 
 
 
 def test_the_weights_of_modernbert_base_are_counted_and_start_as_in_transformers(config, blocks):
-    base = shape_of({"architecture": "modernbert"})
-    counted = weights_of(base)
+    counted = weights_of(shape_of({"architecture": "modernbert"}))
     total = counted["emb"] + 22 * counted["hid"] + counted["final_norm"] + counted["heads"]
     assert total == 149_655_232
     counted = weights_of(config)

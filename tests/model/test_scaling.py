@@ -143,9 +143,8 @@ settings_of = partial(small_run, merged(RUN, SIZES), generated_dataset=True)
 
 def blocks_of(settings: PretrainSettings) -> list:
     policy, table = "float32", factors_of(workload_of(settings))
-    named = build_blocks(
-        settings.bert_config, seed=1, policy=policy, operations=Operations(factors=table)
-    )
+    operations = Operations(factors=table)
+    named = build_blocks(settings.bert_config, seed=1, policy=policy, operations=operations)
     return [block for _, block in named]
 
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from support.model_inputs import assert_gradients_of_pytorch, gradients_of, hidden_of, make_examples
 
+from bert_cli.data.finetune.labels import weights_of
 from bert_cli.facts.heads import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    SEVERAL_LABELS,
     TOKEN_CLASSIFICATION,
 )
 from bert_cli.model.bert import Outputs, build_block, build_blocks, named_weights
@@ -18,9 +20,13 @@ KINDS = {
     # The head and its outputs.
     "question answering": (QUESTION_ANSWERING, 2),
     "sequence classification": (SEQUENCE_CLASSIFICATION, 3),
+    "several labels": (SEQUENCE_CLASSIFICATION, 3),
     "regression": (SEQUENCE_CLASSIFICATION, 1),
     "token classification": (TOKEN_CLASSIFICATION, 3),
 }
+
+# Their losses take the labels as floats.
+FLOATS = ("regression", "several labels")
 
 
 def labels_of(kind, columns):
@@ -33,6 +39,8 @@ def labels_of(kind, columns):
         ours = {"start_positions": starts.astype(np.int32), "end_positions": ends.astype(np.int32)}
     elif kind == "sequence classification":
         ours = {"labels": draw.integers(0, 3, examples).astype(np.int32)}
+    elif kind == "several labels":
+        ours = {"labels": draw.integers(0, 2, (examples, 3)).astype(np.int8)}
     elif kind == "regression":
         ours = {"labels": draw.normal(size=examples).astype(np.float32)}
     else:
@@ -51,17 +59,18 @@ def theirs_of(kind, config, values, columns, labels):
     head, outputs = KINDS[kind]
     names = LABELS if outputs == 3 else None
     described = hf_config(config, head=head, label_names=names)
+    described |= {"problem_type": SEVERAL_LABELS} if kind == "several labels" else {}
     model = getattr(transformers, head.hf_classes[0])(transformers.BertConfig(**described)).eval()
-    model.load_state_dict(
-        {name: torch.tensor(value) for name, value in to_hf(values, config).items()}
-    )
+    tensors = {name: torch.tensor(value) for name, value in to_hf(values, config).items()}
+    model.load_state_dict(tensors)
     given = {name: torch.tensor(value) for name, value in columns.items()}
     out = model(
         input_ids=given["input_ids"],
         attention_mask=given["input_mask"],
         token_type_ids=given["segment_ids"],
         **{
-            n: torch.tensor(v if kind == "regression" else v.astype(int)) for n, v in labels.items()
+            n: torch.tensor(v.astype(np.float32 if kind in FLOATS else int))
+            for n, v in labels.items()
         },
     )
     out.loss.backward()
@@ -91,7 +100,7 @@ def test_a_head_equals_hugging_faces(kind, tiny):
     values = {name: weight.numpy() for name, weight in weights.items()}
     ours_labels, their_labels = labels_of(kind, padded)
     logits, loss, gradients = theirs_of(kind, tiny, values, padded, their_labels)
-    counts = {"examples": np.float32(5)}
+    counts = {"examples": np.float32(5), "weighted": np.float32(5)}
     if kind == "token classification":
         counts["words"] = np.float32(ours_labels["label_weights"].sum())
     found, sums, own = gradients_of(blocks, {**padded, **ours_labels}, counts)
@@ -101,7 +110,8 @@ def test_a_head_equals_hugging_faces(kind, tiny):
     named = to_hf({name: gradient.numpy() for name, gradient in own.items()}, tiny)
     no_gradient = ["qa_outputs.bias", "bert.encoder.layer.1.output.LayerNorm.bias"]
     assert_gradients_of_pytorch(named, gradients, no_gradient if head is QUESTION_ANSWERING else ())
-    best = logits.argmax(1 if kind == "question answering" else -1)
+    several = kind == "several labels"
+    best = logits > 0 if several else logits.argmax(1 if kind == "question answering" else -1)
     expected = {}
     if kind == "question answering":
         for number, end in enumerate(("start", "end")):
@@ -110,7 +120,8 @@ def test_a_head_equals_hugging_faces(kind, tiny):
         weights = ours_labels.get("label_weights", 1)
         expected["correct"] = (best == ours_labels["labels"]) * weights
     right = {name: float(value) for name, value in sums.items() if name.endswith("correct")}
-    assert right == {name: value.sum() for name, value in expected.items()}
+    each = 3 if several else 1
+    assert right == pytest.approx({name: value.sum() / each for name, value in expected.items()})
 
 
 def test_an_answer_is_not_looked_for_in_the_padding(tiny):
@@ -129,6 +140,55 @@ def test_the_classifier_has_dropout_before_it(tiny):
     hidden = np.random.default_rng(0).normal(size=(3, 6, 32)).astype(np.float32)
     dropped = head.logits(hidden, np.array([7, 0], np.int32))
     assert not np.array_equal(dropped, head.logits(hidden, None))
+
+
+WEIGHTED = {
+    # Outputs, and PyTorch's loss from logits, labels and weights.
+    "one label": (3, lambda F, z, y, w: F.cross_entropy(z, y, weight=w)),
+    "several labels": (
+        3,
+        lambda F, z, y, w: (
+            F.binary_cross_entropy_with_logits(z, y.float(), pos_weight=w, reduction="sum")
+            / (1 + y * (w - 1)).sum()
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_the_loss_of_weighted_labels_equals_pytorchs(kind, tiny):
+    import tensorflow as tf
+    import torch
+
+    outputs, theirs = WEIGHTED[kind]
+    block = build_block("glue_head", tiny, seed=4, policy="float32", outputs=Outputs(outputs))
+    draw = np.random.default_rng(7)
+    hidden = draw.normal(size=(6, 1, tiny.hidden_size)).astype(np.float32)
+    labels = np.array([0, 0, 0, 0, 1, 2], np.int32)
+    if kind == "several labels":
+        labels = (draw.random((6, 3)) < 0.4).astype(np.int8)
+    table = {"a": 0.25, "c": 3.0}
+    columns = {
+        "input_mask": np.ones((6, 1), np.int32),
+        "labels": labels,
+        "label_weights": weights_of(labels, ("a", "b", "c"), table),
+    }
+    divisors = {n: np.float32(value) for n, value in count(columns, block.COUNTS).items()}
+    tensor = tf.constant(hidden)
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        loss, sums = block(tensor, columns, divisors, None)
+    ours = tape.gradient(loss, tensor).numpy()[:, 0]
+    kernel, bias = (torch.tensor(weight.numpy()) for weight in block.weights)
+    given = torch.tensor(hidden[:, 0], requires_grad=True)
+    weights = torch.tensor([0.25, 1.0, 3.0])
+    expected = theirs(
+        torch.nn.functional, given @ kernel + bias, torch.tensor(labels).long(), weights
+    )
+    expected.backward()
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert float(sums["loss"]) / divisors["weighted"] == pytest.approx(float(loss), rel=1e-6)
+    assert np.abs(ours - given.grad.numpy()).max() < 1e-6
 
 
 def test_the_accuracy_leaves_out_labels_that_a_teacher_made(tiny):
@@ -177,7 +237,8 @@ def test_the_loss_against_a_teacher_equals_pytorchs(kind, tiny):
         "teacher_weight": draw.random(5).astype(np.float32),
         "teacher_temperature": (1.0 + draw.random(5)).astype(np.float32),
     }
-    counts = {"examples": np.float32(5), "words": labels.get("label_weights", np.ones(1)).sum()}
+    counts = {"examples": np.float32(5), "weighted": np.float32(5)}
+    counts |= {"words": labels.get("label_weights", np.ones(1)).sum()}
     tensor = tf.constant(hidden)
     with tf.GradientTape() as tape:
         tape.watch(tensor)
@@ -213,6 +274,11 @@ def test_the_loss_against_a_teacher_equals_pytorchs(kind, tiny):
         losses = mixed(*rows, labels["labels"].reshape(-1), *each)
         words = torch.tensor(labels["label_weights"].reshape(-1))
         expected = (losses * words).sum() / words.sum()
+    elif kind == "several labels":
+        zeros = torch.zeros_like(soft)
+        pairs = [torch.stack([zeros, scores], -1).flatten(0, 1) for scores in (logits[:, 0], soft)]
+        each = [tensor.repeat_interleave(3) for tensor in (weight, temperature)]
+        expected = mixed(*pairs, labels["labels"].reshape(-1), *each).mean()
     elif kind == "regression":
         hard = (logits[:, 0, 0] - torch.tensor(labels["labels"])) ** 2
         expected = ((1 - weight) * hard + weight * (logits[:, 0, 0] - soft[:, 0]) ** 2).mean()

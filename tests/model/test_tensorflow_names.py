@@ -116,9 +116,8 @@ def test_fine_tuned_heads_are_read(tiny, variables, prefix, blocks, part):
         {**encoder, f"{prefix}output_weights": weights, f"{prefix}output_bias": bias}
     )
     wanted = named_weights(build_blocks(tiny, seed=1, policy="float32", last_blocks=blocks))
-    values, missing = from_hf(
-        tensors, {name: weight.shape for name, weight in wanted.items()}, tiny
-    )
+    shapes = {name: weight.shape for name, weight in wanted.items()}
+    values, missing = from_hf(tensors, shapes, tiny)
     assert missing == []
     assert np.array_equal(values[f"{part}/kernel"], weights.T)
     assert np.array_equal(values[f"{part}/bias"], bias)

@@ -231,8 +231,7 @@ def rounded(values, bits):
 
 def test_random_rounding_keeps_a_number_or_takes_a_neighbour_and_is_exact_on_average():
     for bits in (0, 2**32 - 1):
-        same = rounded(NUMBERS, np.full(NUMBERS.shape, bits))
-        np.testing.assert_array_equal(same, NUMBERS)
+        np.testing.assert_array_equal(rounded(NUMBERS, np.full(NUMBERS.shape, bits)), NUMBERS)
     rng, numbers = np.random.default_rng(5), np.unique(NUMBERS)
     values = rng.uniform(-1, 1, (2000, 1)) * 10.0 ** rng.uniform(-9, 4.8, (2000, 1))
     values = values.astype(np.float32)
@@ -276,8 +275,7 @@ def test_at_first_only_the_new_rows_change_also_where_shards_are_updated():
     for step, first in ((4, 13), (5, 0)):
         key = optimizer.key(7, step)
         complete = optimizer.apply_update(rule, 0, weight, tf.ones((5, 4)), None, 0.5, key)
-        changed = np.flatnonzero(complete - weight)
-        assert changed.tolist() == [*range(first, 20)]
+        assert np.flatnonzero(complete - weight).tolist() == [*range(first, 20)]
         flat = tf.reshape(weight, -1)
         shards = [
             optimizer.apply_update(

@@ -70,8 +70,7 @@ def test_an_empty_environment_a_list_of_one_and_a_step_of_one_task_are_a_single_
     assert find_processes({}, ["a:1"], 0) == single
     # A batch script or a shell has no step, and a step may have one task.
     script = slurm(0, nodes="")
-    step = slurm(0, SLURM_STEP_NUM_TASKS="1")
-    assert find_processes(script) == find_processes(step) == single
+    assert find_processes(script) == find_processes(slurm(0, SLURM_STEP_NUM_TASKS="1")) == single
 
 
 WRONG = [
@@ -170,8 +169,7 @@ def test_a_process_that_does_not_start_and_a_port_in_use_are_errors():
 
 
 def test_one_host_uses_its_loopback_and_several_every_interface_or_the_chosen_one():
-    here = Processes(("node1:20000", "node1:20001"), 1, "SLURM")
-    found, name = find_interface(here, None)
+    found, name = find_interface(Processes(("node1:20000", "node1:20001"), 1, "SLURM"), None)
     assert (found.workers, found.rank, name) == (("127.0.0.1:20000", "127.0.0.1:20001"), 1, "lo")
     several = Processes(("127.0.0.1:20000", "node2:20000"), 0, "SLURM")
     assert find_interface(several, None) == (several, None)

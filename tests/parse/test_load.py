@@ -236,10 +236,8 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
     ) == ORIGINAL_NUMBERS[name]
     widths = (config.hidden_size, config.num_hidden_layers)
     is_group = config.architecture == "groupbert"
-    assert (is_group, rate.warmup_power, config.layer_norm_eps) in (
-        (True, 0.5, 1e-3),
-        (False, 1.0, 1e-12),
-    )
+    kind = is_group, rate.warmup_power, config.layer_norm_eps
+    assert kind in ((True, 0.5, 1e-3), (False, 1.0, 1e-12))
     name = name.replace("groupbert_", "")
     assert widths == WIDTHS_AND_LAYERS[name.split("_")[1]]
     assert (config.vocab_size, config.attention_probs_dropout_prob) == (30522, 0.0)
@@ -291,9 +289,8 @@ def test_the_later_phases_of_a_modernbert_end_at_a_fiftieth_of_its_first_rate():
 
 
 def test_squad_with_groupbert_has_the_numbers_of_the_original():
-    settings, _ = load(
-        SquadSettings, ["--config", "squad_groupbert_base", "--dataset-dir", "x"], "bert squad"
-    )
+    words = ["--config", "squad_groupbert_base", "--dataset-dir", "x"]
+    settings, _ = load(SquadSettings, words, "bert squad")
     options, rate = settings.optimizer_opts, settings.optimizer_opts.learning_rate
     assert (options.name, rate.max_learning_rate, rate.warmup_frac) == ("LAMB", 4e-4, 0.1)
     assert (settings.num_epochs, settings.global_batch.examples) == (2.0, 40)
@@ -466,9 +463,8 @@ def test_a_flag_obeys_the_rules_of_a_file(tmp_path):
 
 
 def test_a_changed_copy_keeps_what_was_set_and_is_checked_like_a_file():
-    settings, _ = load(
-        SquadSettings, ["--version-2", "--null-score-diff-threshold", "1"], "bert squad"
-    )
+    words = ["--version-2", "--null-score-diff-threshold", "1"]
+    settings, _ = load(SquadSettings, words, "bert squad")
     copy = changed(settings, seed=7, global_batch={"replicas": 2})
     assert (copy.seed, copy.version_2, copy.global_batch.replicas) == (7, True, 2)
     assert copy.model_fields_set == settings.model_fields_set | {"seed"}

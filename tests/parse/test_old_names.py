@@ -267,10 +267,8 @@ def test_a_run_recorded_with_another_value_of_a_former_setting_loads(tmp_path):
     assert load_file(PretrainSettings, path) == settings
     again, found = load(PretrainSettings, ["--config", str(path)], "bert pretrain")
     assert again.parallel == settings.parallel
-    assert found.no_effect == {
-        "max_skipped_steps": "it is always 20",
-        "parallel.trace": "it is always none",
-    }
+    expected = {"max_skipped_steps": "it is always 20", "parallel.trace": "it is always none"}
+    assert found.no_effect == expected
     write_json_atomically(path, with_checksum(record | {"decay_shape": "linear"}))
     with pytest.raises(ConfigError, match=r"decay_shape .*: is always 1-sqrt"):
         load_file(PretrainSettings, path)
@@ -321,8 +319,7 @@ def test_a_command_line_of_the_original_works_or_has_a_remedy(tmp_path, capsys):
             assert str(at(loaded(tmp_path, name, *flags)[0], expected[0])) == str(expected[1])
     loaded(tmp_path, "pretrain")
     assert main(["plan", "--config", str(tmp_path / "mine.json"), "--logging", "INFO"]) == 0
-    out = capsys.readouterr().out
-    assert "--logging has no effect here: a run always prints its lines" in out
+    assert "--logging has no effect here: a run always prints its lines" in capsys.readouterr().out
 
 
 def test_a_flag_of_a_former_feature_is_accepted_while_off_and_else_refused_with_what_to_do():

@@ -141,8 +141,7 @@ def test_moments_are_replicated_sharded_or_offloaded_and_formats_change_sizes():
     assert replicated.moments == 2 * replicated.weights
     sharded = estimate(settings(replicas=4, replicated_tensor_sharding=True))[0].moments
     assert sharded == pytest.approx(replicated.moments / 4, abs=8)
-    one = estimate(settings(replicated_tensor_sharding=True))[0].moments
-    assert one == replicated.moments
+    assert estimate(settings(replicated_tensor_sharding=True))[0].moments == replicated.moments
     assert estimate(settings(optimizer_state_offload=True))[0].moments == 0
     wide, mixed, narrow = (
         estimate(settings(precision=name))[0] for name in ("float32", "mixed_bfloat16", "float16")
@@ -227,8 +226,7 @@ def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
     before = shipped("pretrain_demo_128_phase1")
     with pytest.raises(ConfigError, match="among 2 processes; pass --g") as error:
         layout.check_processes(before.batch, 2, is_auto=is_auto)
-    flags = error.value.remedy.removeprefix("pass ").split()
-    changed = shipped("pretrain_demo_128_phase1", *flags)
+    changed = shipped("pretrain_demo_128_phase1", *error.value.remedy.removeprefix("pass ").split())
     layout.check_processes(changed.batch, 2, is_auto=is_auto)
     assert (changed.batch.micro_batch_size, changed.batch.replicas) == (16, 2)
     assert changed.batch.examples == before.batch.examples
@@ -275,9 +273,8 @@ def test_an_open_micro_batch_keeps_a_given_layout():
 def test_memory_that_a_larger_micro_batch_would_use_is_named():
     chosen = propose(shipped(BASE, "--parallel.layout", "auto"), "GPU", 8, 80 * GB)
     (line,) = layout.idle_memory(chosen, "GPU", 80 * GB)
-    size, accumulation = map(
-        int, re.search(r"micro-batch-size (\d+) .*replica (\d+)", line).groups()
-    )
+    numbers = re.search(r"micro-batch-size (\d+) .*replica (\d+)", line).groups()
+    size, accumulation = map(int, numbers)
     assert size * accumulation == 65_280 // 8 and size >= 64
     flags = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
     batch = chosen.batch.model_copy(update=flags)
@@ -317,9 +314,8 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
 
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
-    with pytest.raises(
-        ConfigError, match=r"use --parallel.recompute, --parallel.shard-weights, or"
-    ):
+    problem = r"use --parallel.recompute, --parallel.shard-weights, or"
+    with pytest.raises(ConfigError, match=problem):
         propose(with_jax(), "GPU", 8, 10**9)
 
 

@@ -40,8 +40,7 @@ def test_a_plain_run_has_equal_steps():
 
 
 def test_a_batch_grows_linearly_in_the_examples_that_were_read():
-    settings = settings_of(global_batch={"start_fraction": 0.25, "growth_frac": 0.6})
-    plan = plan_of(settings, 500)
+    plan = plan_of(settings_of(global_batch={"start_fraction": 0.25, "growth_frac": 0.6}), 500)
     sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
     assert sizes == sorted(sizes) and sorted(set(sizes)) == [2, 3, 4, 5, 6, 7, 8]
     # Each of the six smaller sizes reads a sixth of 60 % of the examples, in complete steps.
@@ -149,10 +148,8 @@ def test_the_phases_of_the_original_have_their_numbers_and_samples_are_rounded_u
     assert (plan.total_steps, plan.examples) == (2_098, 34_239_360)
     plan = plan_of(planned(total_num_train_samples=65_281), None)
     assert (plan.total_steps, plan.examples) == (2, 130_560)
-    with pytest.raises(
-        ConfigError,
-        match=r"num_epochs: is not set, and neither is total_num_train_samples; set --num-epochs",
-    ):
+    problem = r"num_epochs: is not set, and neither is total_num_train_samples; set --num-epochs"
+    with pytest.raises(ConfigError, match=problem):
         plan_of(planned(), 10**6)
 
 
@@ -160,8 +157,7 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
     for epochs, records, sequences, samples in ((2.5, 130_560, 1.0, 326_400), (3, 1000, 2.5, 7500)):
         # Of a small batch: steps of 65,280 examples would not show the packs.
         plan = plan_of(small_run(num_epochs=epochs), records, sequences)
-        number = small_run(total_num_train_samples=samples)
-        assert plan == plan_of(number, records, sequences)
+        assert plan == plan_of(small_run(total_num_train_samples=samples), records, sequences)
     assert plan_of(planned(num_epochs=0.001), 10).total_steps == 1
     problem = r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
     with pytest.raises(ConfigError, match=problem):

@@ -43,8 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 def search(folder: Path, *words: str) -> str:
     command = [sys.executable, ROOT / "scripts" / "demo_search", *words]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def test_each_sentence_has_the_opening_of_its_article_and_no_question_is_trained_on(folder):

@@ -29,6 +29,7 @@ with open("requests", "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
 print("JobId=4711\\n   JobState=" + os.environ.get("STATE", "RUNNING") + " Reason=None")
 """
+PYTHON = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 SHOW = "import os, sys; print(os.environ['DATASETS_DIR'], sys.argv[1:])"
 STOPPED = """
 import signal, sys, time
@@ -56,6 +57,7 @@ class Job(subprocess.Popen[str]):
     def __init__(self, folder: Path, name: str, *words: object, srun: str = SHOW, **more: str):
         programs = {"srun": srun, "scontrol": SCONTROL, "dask": CONSOLE.format("dask.__main__")}
         programs["bert"] = CONSOLE.format("bert_cli.cli")
+        programs["python"] = PYTHON
         if not (folder / "bin").exists():  # an earlier job of the test may be reading them
             (folder / "bin").mkdir()
             for program, source in programs.items():
@@ -131,8 +133,7 @@ def test_job_files_pass_shellcheck():
     scripts = [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
     in_bash = [path for path in scripts if path.read_text().startswith("#!/usr/bin/env bash")]
     assert len(in_bash) > 3
-    words = [checker, "--severity=warning", *FILES, *in_bash]
-    subprocess.run(words, check=True)
+    subprocess.run([checker, "--severity=warning", *FILES, *in_bash], check=True)
 
 
 @pytest.mark.parametrize("name", ["one_node.sh", "several_nodes.sh", "preemptible.sh"])

@@ -84,6 +84,11 @@ class Slurm:
         """End all processes and connections of a host at once."""
         self.call("kill", "-KILL", (self.folder / f"{name}.pid").read_text().strip())
 
+    def connect(self, name: str, state: str) -> None:
+        """Set the links of a host to `down`, which ends no process and no connection, or to `up`."""
+        for link in ("ib0", "eth1"):
+            self.call("ip", "link", "set", f"{name}-{link}", state)
+
 
 def start(folder: Path) -> "subprocess.Popen[str]":
     """Start SLURM; all of it ends with the process, and the process with this one."""
@@ -148,14 +153,20 @@ def test_two_nodes_end_with_the_bytes_of_one(slurm, undisturbed):
 
 
 @pytest.mark.parametrize(
-    ("engine", "events"), [("jax", ["stop"]), ("tensorflow", ["preempt", "kill"])]
+    ("engine", "partition", "events"),
+    [
+        ("jax", "main", ["stop", "preempt"]),
+        ("tensorflow", "abrupt", ["preempt", "cut"]),
+        ("tensorflow", "main", ["preempt", "kill"]),
+    ],
 )
 def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
-    engine, events, slurm, undisturbed
+    engine, partition, events, slurm, undisturbed
 ):
-    """It gets SIGTERM, from a person or for an urgent job, or loses a host; the job goes on."""
-    run = slurm.folder / f"disturbed_{engine}"
-    job = slurm.submit(*TWO_HOSTS, "preemptible.sh", *pretrain(run.name, engine=engine))
+    """It gets SIGTERM, from a person or for an urgent job, or loses a host or its network; the job goes on."""
+    run = slurm.folder / f"disturbed_{engine}_{partition}"
+    options = (*TWO_HOSTS, f"--partition={partition}")
+    job = slurm.submit(*options, "preemptible.sh", *pretrain(run.name, engine=engine))
     reached = 0
     for number, event in enumerate(events, 1):
         poll(lambda at=reached + 25: step_of(run) >= at)
@@ -164,11 +175,15 @@ def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
         elif event == "preempt":
             slurm.submit("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=true")
         else:
-            slurm.kill_host(slurm.field(job, "BatchHost"))
+            host = slurm.field(job, "BatchHost")
+            slurm.kill_host(host) if event == "kill" else slurm.connect(host, "down")
         restart = re.compile(rf"preemptible: job {job}, restart {number}, step (\d+)")
         poll(lambda of=restart: of.search(slurm.log(job)))
         saved, reached = int(restart.search(slurm.log(job))[1]), step_of(run)
-        assert saved >= 25 or event == "kill", slurm.log(job)
+        has_time = event == "stop" or (event, partition) == ("preempt", "main")
+        assert saved >= 25 or not has_time, slurm.log(job)
+        if event == "cut":
+            slurm.connect(host, "up")
     assert slurm.end(job) == "COMPLETED 0:0", slurm.log(job)
     assert slurm.log(job).count("2 processes from SLURM") == len(events) + 1
     assert_same_end(run, undisturbed(engine))

@@ -185,8 +185,7 @@ def main() -> int:
         for command in COMMANDS.values():
             command.settings_class()
             command.run_function()
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    request = serve(requests)
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)

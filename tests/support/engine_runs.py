@@ -155,8 +155,7 @@ def case(
         values |= {"max_predictions_per_seq": P, "total_num_train_samples": 6400}
     values["generated_dataset"] = "dataset_dir" not in changes
     for name, value in changes.items():
-        is_group = isinstance(values.get(name), dict)
-        values[name] = {**values[name], **value} if is_group else value
+        values[name] = {**values[name], **value} if isinstance(values.get(name), dict) else value
     values["global_batch"]["replicas"] = replicas
     values["global_batch"]["grad_acc_steps_per_replica"] = MICRO_BATCHES // replicas
     options = {"kind": kind, "steps": steps, "labels": labels, "loss_scale": loss_scale}

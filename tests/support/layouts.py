@@ -57,8 +57,7 @@ def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step,
     """Return engine, state, step and stream of a run."""
     work = workload_of(settings)
     plan = plan_of(settings, None)
-    run = build.build_run(work, open_mesh(work), plan)
-    return *run, corpora.open_stream(settings)
+    return *build.build_run(work, open_mesh(work), plan), corpora.open_stream(settings)
 
 
 def built(
@@ -93,8 +92,7 @@ def accumulate(
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Return the sums and the complete gradient of a batch."""
     engine.clear_gradients()
-    counts = count(batch, PretrainingHeads.COUNTS)
-    sums = engine.accumulate(batch, first_index, counts, 1.0)
+    sums = engine.accumulate(batch, first_index, count(batch, PretrainingHeads.COUNTS), 1.0)
     squared = engine.all_reduce_gradients(1.0)
     complete = gradients(engine)
     norm = sum(np.square(gradient, dtype=np.float64).sum() for gradient in complete.values())

@@ -77,6 +77,7 @@ NodeName=node1 NodeAddr=10.77.0.1 CPUs=16 RealMemory=128000 Gres=gpu:4
 NodeName=node2 NodeAddr=10.77.0.2 CPUs=16 RealMemory=128000 Gres=gpu:4
 NodeName=node3 NodeAddr=10.77.0.3 CPUs=16 RealMemory=128000 Gres=gpu:4
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=abrupt Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
 END
 # GPUs that the job files ask for: devices that are none.

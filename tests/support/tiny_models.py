@@ -129,6 +129,14 @@ def write_reviews(path: Path, rows: int, seed: int = 0) -> Path:
     return path
 
 
+def write_base(folder: Path, **rows: int) -> Path:
+    """Write a model of one layer, and for each name a CSV of so many reviews; return the folder."""
+    write_model(folder / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
+    for seed, (name, number) in enumerate(rows.items()):
+        write_reviews(folder / f"{name}.csv", number, seed)
+    return folder
+
+
 def write_questions(path: Path, articles: int, seed: int, impossible: bool = False) -> Path:
     """Write paragraphs of a few words; the answer to the question "who" is "good" or "fine"."""
     draw = np.random.default_rng(seed)

@@ -46,8 +46,7 @@ class ToyConfig(BertConfig):
         return -self.norm_weights
 
     def keys_read(self, positions):
-        local = min(positions, 2 * self.window + 1)
-        return positions + (self.num_hidden_layers - 1) * local
+        return positions + (self.num_hidden_layers - 1) * min(positions, 2 * self.window + 1)
 
     def to_hf(self):
         described = super().to_hf()

@@ -22,8 +22,7 @@ def completions(script: Path, *words: str) -> set[str]:
         printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     command = ["bash", "--norc", "-c", code, "bash", "bert", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.mark.parametrize("shell", SHELLS)

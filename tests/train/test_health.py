@@ -46,10 +46,8 @@ def test_a_loss_that_is_not_below_the_entropy_has_a_warning_after_two_million_to
     above, below = 6.9 - MARGIN + 0.01, 6.9 - MARGIN - 0.01
     assert warning([above] * STEPS, 500 + 1249) is None
     found = warning([above] * STEPS, 500 + 1250)
-    assert (
-        "6.86 after 2.8 million tokens is not below the unigram entropy of the records, 6.90"
-        in found
-    )
+    text = "6.86 after 2.8 million tokens is not below the unigram entropy of the records, 6.90"
+    assert text in found
     assert "rate" in found and "bert inspect" in found
     assert warning([below] * STEPS, 500 + 1250) is None
 

@@ -63,8 +63,7 @@ def test_a_run_ends_early_after_so_many_evaluations_behind_the_best(
     evaluated, state, tmp_path, write_run
 ):
     folder = write_run(tmp_path / "a", 7, saved=(3, 7), early_stop=2)
-    best = {"step": 3, "metric": "mlm_loss", "value": 1.0}
-    (folder / "best.json").write_text(json.dumps(best))
+    (folder / "best.json").write_text(json.dumps({"step": 3, "metric": "mlm_loss", "value": 1.0}))
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     scored = [
         row | ({"validation_mlm_loss": 1.0} if row["step"] in evaluated else {}) for row in rows

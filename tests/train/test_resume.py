@@ -95,8 +95,7 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     draft = Draft(settings)
     draft.mesh = draft.stop = None
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
-    stream = SimpleNamespace(fingerprint="0123")
-    written = draft.job(plan=plan, stream=stream, sample={}).fixed
+    written = draft.job(plan=plan, stream=SimpleNamespace(fingerprint="0123"), sample={}).fixed
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
     assert written.keys() == (stored_names - {"decay_from"}) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()

@@ -161,8 +161,7 @@ def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(tmp_path, of
 def test_a_run_without_the_extra_of_its_tracker_does_not_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert main([*TINY, "--save-ckpt-path", str(tmp_path / "run"), "--wandb.enabled"]) == 2
-    message = capsys.readouterr().err
-    assert "bert: wandb.enabled: needs the extra 'wandb'; pip install" in message
+    assert "bert: wandb.enabled: needs the extra 'wandb'; pip install" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -130,10 +130,8 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
                     pad=corpus["special_ids"]["pad"],
                 )
                 writer.write_all(formats.static_payloads(packed))
-    return Stats(
-        records=writer.records,
-        extra={"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))},
-    )
+    extra = {"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))}
+    return Stats(records=writer.records, extra=extra)
 
 
 def _static_lengths(files: RecordFiles, first: int, end: int) -> Lengths:

@@ -452,9 +452,8 @@ def _check_fit(left: Records, right: Records) -> None:
         differing = {"vocabularies"}
     if differing:
         problem = f"differ in their {', '.join(sorted(differing))}"
-        raise DataError(
-            both, problem, "make or pack one of them again with the settings of the other"
-        )
+        remedy = "make or pack one of them again with the settings of the other"
+        raise DataError(both, problem, remedy)
 
 
 def _columns(source: Records) -> set[tuple[str, tuple[int, ...], str]]:

@@ -91,10 +91,8 @@ class SyntheticStream(ExampleStream):
             lengths_BC[:, number] = np.where(is_used_B, SHORTEST + more_B, 0)
             left_B = left_B - more_B
         lengths_R = lengths_BC[lengths_BC > 0]
-        keys_R = mix(
-            np.repeat(keys_B, counts_B)
-            + (np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)) * GOLDEN
-        )
+        slots_R = np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)
+        keys_R = mix(np.repeat(keys_B, counts_B) + slots_R * GOLDEN)
         probability = self._masks.masking.highest_probability
         return pack_columns(
             self._sequences(keys_R, lengths_R, masks),

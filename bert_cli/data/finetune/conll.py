@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.features import Features, most_central, runs, window_spans
 from bert_cli.data.finetune.tables import check_spellings, label_numbers, read_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
@@ -25,6 +25,7 @@ CONVERTED = "entities starting with I- (IOB1), converted to B-"
 DOCUMENTS = "-DOCSTART- lines, left out"
 COMMENTS = "comment lines, left out"
 CUT_SENTENCES = "sentences longer than max_seq_length, cut between words"
+WINDOWS = "sentences longer than max_seq_length, read in windows"
 CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
 COUNTED = "sentences whose first column counts the words, which are read from the second"
@@ -162,52 +163,66 @@ def _start_with_b(sentence: list[tuple[str, str]]) -> int:
 
 
 def word_features(
-    sentences: Sentences, tokenizer: TextTokenizer, max_seq_length: int
+    sentences: Sentences,
+    tokenizer: TextTokenizer,
+    max_seq_length: int,
+    doc_stride: int | None = None,
 ) -> tuple[Features, Mapping[str, int]]:
     """Return the features, [CLS] pieces [SEP] for each sentence, and the number of cuts of each kind.
 
     Position labels are `labels` and `label_weights` [T]; the weight is 1 at a word's first piece. A sentence that is
-    too long becomes several examples of complete words.
+    too long becomes several examples of complete words; with `doc_stride` its `window_spans`, and the weight of a word
+    is 1 in the window where it is most central.
     """
     room = max_seq_length - 2
     special = tokenizer.special
     # A word's pieces do not depend on its neighbours.
     distinct = list(dict.fromkeys(word for words in sentences.words for word in words))
     pieces = dict(zip(distinct, tokenizer.encode_words(distinct), strict=True))
-    tokens: list[int] = []
-    ends: list[int] = []
-    positions: list[int] = []
+    flat: list[int] = []
+    places: list[int] = []  # of first pieces
+    spans: list[tuple[int, int, int]] = []  # sentence, first piece, number of pieces
+    lengths: list[int] = []
     remarks: Counter[str] = Counter()
-    for words in sentences.words:
-        parts = 0
-        left = 0
+    for number, words in enumerate(sentences.words):
+        begin = len(flat)
+        first = begin
         for word in words:
             ids = pieces[word]
             remarks[NO_PIECES] += not ids
             remarks[CUT_WORDS] += len(ids) > room
             ids = ids[:room] or [special.unk]
-            if len(ids) > left:
-                if parts:
-                    tokens.append(special.sep)
-                    ends.append(len(tokens))
-                tokens.append(special.cls)
-                parts = parts + 1
-                left = room
-            positions.append(len(tokens))
-            tokens += ids
-            left -= len(ids)
-        tokens.append(special.sep)
-        ends.append(len(tokens))
-        remarks[CUT_SENTENCES] += parts > 1
-    labels = np.zeros(len(tokens), np.int32)
+            if len(flat) + len(ids) > first + room:
+                spans.append((number, first - begin, len(flat) - first))
+                first = len(flat)
+            places.append(len(flat))
+            flat += ids
+        spans.append((number, first - begin, len(flat) - first))
+        lengths.append(len(flat) - begin)
+    sizes = np.array(lengths, np.int64)
+    owner, start, length = np.array(spans, np.int64).T
+    remarks[CUT_SENTENCES] = int(np.count_nonzero(sizes > room))
+    if doc_stride is not None:
+        owner, start, length = window_spans(sizes, room, doc_stride)
+        remarks[WINDOWS] = remarks.pop(CUT_SENTENCES)
+    ends = np.cumsum(length + 2)
+    inside = runs(ends - length - 1, length)
+    piece = runs((np.cumsum(sizes) - sizes)[owner] + start, length)
+    tokens = np.full(ends[-1], special.sep, np.int32)
+    tokens[ends - length - 2] = special.cls
+    tokens[inside] = np.array(flat, np.int32)[piece]
     weights = np.zeros(len(tokens), np.float32)
-    labels[positions] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
-    weights[positions] = 1.0
+    is_first = np.zeros(len(flat), np.bool_)
+    is_first[places] = True
+    weights[inside] = is_first[piece] & most_central(owner, start, length)
+    labels = np.zeros(len(tokens), np.int32)
+    labels[weights > 0] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
     features = Features(
-        np.array(tokens, np.int32),
+        tokens,
         np.zeros(len(tokens), np.int8),
-        np.array(ends, np.int64),
+        ends,
         position_labels={"labels": labels, "label_weights": weights},
+        owner=None if doc_stride is None else owner,
     )
     return features, +remarks
 

@@ -11,7 +11,7 @@ import math
 import zipfile
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -48,6 +48,9 @@ class Features:
     labels: Arrays = field(default_factory=dict)  # columns [n]
     position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
     origin: str = ""  # the fingerprint, if columns are outputs of a model
+    owner: Numbers | None = (
+        None  # [n] number of the text of each example, if texts are read in windows
+    )
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -84,7 +87,7 @@ class Features:
             for group, members in groups.items()
             for n, column in members.items()
         }
-        return plain | columns
+        return plain | columns | ({} if self.owner is None else {"owner": self.owner})
 
     @staticmethod
     def of(arrays: Arrays) -> "Features":
@@ -95,7 +98,8 @@ class Features:
             if prefix in groups:
                 groups[prefix][name] = column
         columns = groups["labels"], groups["place_labels"]
-        return Features(arrays["tokens"], arrays["segments"], arrays["ends"], *columns)
+        plain = arrays["tokens"], arrays["segments"], arrays["ends"]
+        return Features(*plain, *columns, owner=arrays.get("owner"))
 
     def followed_by(self, more: "Features") -> "Features":
         """Return these examples, then more that have the same columns."""
@@ -103,6 +107,14 @@ class Features:
         joined = {n: np.concatenate([column, others[n]]) for n, column in self.arrays().items()}
         joined["ends"][len(self) :] += len(self.tokens)
         return Features.of(joined)
+
+    def by_text(self, values: Array) -> Array:
+        """Return the mean of `values` [n, L] over the windows of each text; without windows the values."""
+        if self.owner is None:
+            return values
+        first = np.flatnonzero(np.diff(self.owner, prepend=-1))
+        windows = np.diff(first, append=len(self.owner))
+        return np.add.reduceat(values, first) / windows[:, None].astype(values.dtype)
 
     def batch(self, numbers: Numbers, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
@@ -128,6 +140,44 @@ def runs(starts: Numbers, lengths: Numbers) -> Numbers:
     """Return start, start + 1, ... of each run, one run after another."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+
+
+def window_spans(
+    lengths: Numbers, room: Numbers | int, stride: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the text, the first token and the number of tokens of each window of texts.
+
+    A window has `room` tokens of its text, the last one perhaps fewer; they start `stride` tokens apart.
+    """
+    parts = 1 + -(-np.maximum(0, lengths - room) // stride)
+    owner = np.repeat(np.arange(len(lengths)), parts)
+    first = runs(np.zeros(len(parts), np.int64), parts) * stride
+    rooms = np.broadcast_to(room, lengths.shape)[owner]
+    return owner, first, np.minimum(rooms, lengths[owner] - first)
+
+
+def most_central(owner: Numbers, first: Numbers, length: Numbers) -> npt.NDArray[np.bool_]:
+    """Return for each token of windows whether its window has the most context around it; ties go to the first window.
+
+    Context is measured as in Google's code of SQuAD: the smaller number of tokens left and right of the token, plus a
+    hundredth of the window's length.
+    """
+    # Most texts have one window, which is the best for all its tokens.
+    several = np.bincount(owner)[owner] > 1
+    best = np.repeat(~several, length)
+    owner, first, length = owner[several], first[several], length[several]
+    token = runs(first, length)
+    left = token - np.repeat(first, length)
+    sizes = np.repeat(length, length)
+    value = 100 * np.minimum(left, sizes - 1 - left) + sizes
+    # For each token of each text the best window comes first, the earlier window at ties.
+    text = np.repeat(owner, length)
+    order = np.lexsort((-value, token, text))
+    changes = (np.diff(text[order], prepend=-1) != 0) | (np.diff(token[order], prepend=-1) != 0)
+    wins = np.zeros(len(order), np.bool_)
+    wins[order[changes]] = True
+    best[~best] = wins
+    return best
 
 
 def padded_length(longest: int, limit: int) -> int:
@@ -289,22 +339,32 @@ def encode_texts(
     labels: Arrays,
     *,
     max_seq_length: int,
-) -> tuple[Features, int]:
-    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and the number of truncated examples.
+    doc_stride: int | None = None,
+) -> tuple[Features, npt.NDArray[np.bool_]]:
+    """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and a mask [n] of truncated texts.
 
     A second text without tokens adds no [SEP], as in Google's `run_classifier.py`. In a pair that is too long, the
     longer text loses its last piece until both fit, as in Google's `_truncate_seq_pair`.
+
+    With `doc_stride`, a text that is too long becomes several examples, its `window_spans`; of a pair, the second text
+    does, and the first is truncated where it leaves no `doc_stride` tokens.
     """
     special = tokenizer.special
-    cut = 0
+    cut = [np.zeros(0, np.bool_)]
+    owners = [np.zeros(0, np.int64)]
     parts = [(np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.int64))]
     for begin in range(0, len(first), ENCODED_AT_ONCE):
         piece = slice(begin, begin + ENCODED_AT_ONCE)
         left = _ids(tokenizer, first[piece])
         right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
+        if doc_stride is not None:
+            left, right, owner, is_cut = _in_windows(left, right, max_seq_length, doc_stride)
+            owners.append(begin + owner)
         size_a, size_b = (np.fromiter(map(len, side), np.int64) for side in (left, right))
         kept = truncated_lengths(size_a, size_b, max_seq_length - np.where(size_b > 0, 3, 2))
-        cut += int(np.count_nonzero(kept[0] + kept[1] < size_a + size_b))
+        if doc_stride is None:
+            is_cut = kept[0] + kept[1] < size_a + size_b
+        cut.append(is_cut)
         tokens: list[int] = []
         for a, b, length_a, length_b in zip(
             left, right, *map(np.ndarray.tolist, kept), strict=True
@@ -317,7 +377,29 @@ def encode_texts(
         # Python's integers would take twelve times the memory.
         parts.append((np.array(tokens, np.int32), segments, spans.sum(axis=1)))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Features(columns[0], columns[1], columns[2].cumsum(), labels), cut
+    features = Features(columns[0], columns[1], columns[2].cumsum(), labels)
+    if doc_stride is not None:
+        owner = np.concatenate(owners)
+        labels = {name: labels[name][owner] for name in labels}
+        features = replace(features, labels=labels, owner=owner)
+    return features, np.concatenate(cut)
+
+
+def _in_windows(
+    left: Sequence[list[int]], right: Sequence[list[int]], max_seq_length: int, doc_stride: int
+) -> tuple[list[list[int]], list[list[int]], Numbers, npt.NDArray[np.bool_]]:
+    """Return both sides of the windows [n], the text of each, and a mask of texts whose first side is truncated."""
+    size_a, size_b = (np.fromiter(map(len, side), np.int64) for side in (left, right))
+    is_pair = size_b > 0
+    whole = np.minimum(size_a, max_seq_length - 3 - np.minimum(size_b, doc_stride)) * is_pair
+    room = max_seq_length - 2 - is_pair - whole
+    owner, first, length = window_spans(np.where(is_pair, size_b, size_a), room, doc_stride)
+    lefts, rights = [], []
+    spans = zip(*map(np.ndarray.tolist, (owner, first, first + length)), strict=True)
+    for text, begin, end in spans:
+        lefts.append(left[text][: whole[text]] if is_pair[text] else left[text][begin:end])
+        rights.append(right[text][begin:end])
+    return lefts, rights, owner, is_pair & (whole < size_a)
 
 
 def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -191,9 +191,8 @@ def write_server_file(
         words = [labels[int(number)] for number in predictions]
     pairs = zip(examples.ids, words, strict=True)
     if path.suffix == ".tsv":
-        tables.write_lines(
-            path, ["index\tprediction", *(f"{identity}\t{word}" for identity, word in pairs)]
-        )
+        lines = (f"{identity}\t{word}" for identity, word in pairs)
+        tables.write_lines(path, ["index\tprediction", *lines])
         return
     # Ids are numbers in the files.
     rows = ({"id": int(text) if text.isdecimal() else text, "label": word} for text, word in pairs)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logit
 
 from bert_cli.data.search import words
 from bert_cli.data.search.passages import UNSPACED
@@ -23,7 +24,12 @@ Column = npt.NDArray[Any]
 
 
 def most_frequent(labels: Column, size: int) -> Column:
-    """Return the most frequent of label numbers [n], or the mean of scores, for each of `size` examples."""
+    """Return the most frequent of label numbers [n], or the mean of scores, for each of `size` examples.
+
+    Of several labels [n, L] return the log odds of the frequency of each [size, L].
+    """
+    if labels.ndim == 2:
+        return np.tile(logit(labels.mean(0).clip(1e-6, 1 - 1e-6)), (size, 1))
     is_score = labels.dtype.kind == "f"
     return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
 
@@ -31,29 +37,41 @@ def most_frequent(labels: Column, size: int) -> Column:
 def sample_of(texts: Sequence[str], labels: Column) -> npt.NDArray[np.int64]:
     """Return the numbers of the texts [n] that a classifier reads in random order: all, if they are few."""
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    limit = len(texts) * BYTES // max(1, size * (len(np.unique(labels)) - 1))
+    models = labels.shape[1] if labels.ndim == 2 else len(np.unique(labels)) - 1
+    limit = len(texts) * BYTES // max(1, size * models)
     return np.random.default_rng(0).permutation(len(texts))[: max(1, limit)]
 
 
-def by_regression(inputs: Any, labels: Column, held_out: Any) -> Column:
+def by_regression(
+    inputs: Any, labels: Column, held_out: Any, weights: Column | None = None
+) -> Column:
     """Return labels [m] by logistic regression on the counts of words in texts, or on standardised vectors [n, D].
 
-    Of examples with one label, or without a word, all have the most frequent label.
+    Examples with one label, or without a word, have the most frequent label. Of several labels [n, L] return log odds
+    [m, L], each by a regression of its own. `weights` are shaped as labels; their ratio to the mean counts.
     """
-    from sklearn import feature_extraction, linear_model, pipeline, preprocessing  # takes a second
+    from sklearn import feature_extraction, linear_model, preprocessing  # takes a second
     from threadpoolctl import threadpool_limits
 
     columns = preprocessing.StandardScaler()
     if isinstance(inputs[0], str):
         columns = feature_extraction.text.CountVectorizer(token_pattern=WORD)
-    method = pipeline.make_pipeline(columns, linear_model.LogisticRegression(max_iter=1000))
+    usual = most_frequent(labels, len(held_out))
+    method = linear_model.LogisticRegression(max_iter=1000)
+    weights = np.ones(labels.shape) if weights is None else weights / weights.mean(0)
     # Several threads would wait for one another: the vectors are short.
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         try:
-            predicted: Column = method.fit(inputs, labels).predict(held_out)
-            return predicted
+            known, asked = columns.fit_transform(inputs), columns.transform(held_out)
+            if labels.ndim == 1:
+                predicted: Column = method.fit(known, labels, weights).predict(asked)
+                return predicted
         except ValueError:
-            return most_frequent(labels, len(held_out))
+            return usual
+        for label in np.flatnonzero(labels.any(0) & ~labels.all(0)):
+            method.fit(known, labels[:, label], weights[:, label])
+            usual[:, label] = method.decision_function(asked)
+        return usual
 
 
 def by_word(

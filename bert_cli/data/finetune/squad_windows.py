@@ -17,7 +17,16 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
-from bert_cli.data.finetune.features import ENCODED_AT_ONCE, Arrays, Features, by_length, runs
+from bert_cli.config.settings import Positive
+from bert_cli.data.finetune.features import (
+    ENCODED_AT_ONCE,
+    Arrays,
+    Features,
+    by_length,
+    most_central,
+    runs,
+    window_spans,
+)
 from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
@@ -117,15 +126,13 @@ def make_windows(
 
     query = np.minimum(queries.lengths[numbers], max_query_length)
     room = max_seq_length - QUESTION_SPECIALS - query
-    over = np.maximum(0, texts.lengths[context[numbers]] - room)
-    parts = 1 + -(-over // doc_stride)
-    question = np.repeat(numbers, parts)
-    first = runs(np.zeros(len(parts), np.int64), parts) * doc_stride
-    length = np.minimum(np.repeat(room, parts), texts.lengths[context[question]] - first)
-    layout = _Layout(question, context[question], np.repeat(query, parts), first, length)
+    row, first, length = window_spans(texts.lengths[context[numbers]], room, doc_stride)
+    question = numbers[row]
+    layout = _Layout(question, context[question], query[row], first, length)
 
     features, offsets = _features(tokenizer, queries, texts, layout)
-    best = _best_context(offsets, features.starts + layout.query + 2, layout)
+    best = offsets[:, 0] >= 0
+    best[best] = most_central(row, first, length)
     if training:
         # The positions of each window's answer [n]; 0, which is [CLS], where it is not inside.
         pieces = spans[question]
@@ -209,36 +216,6 @@ def _features(
     offsets = np.full((total, 2), -1, np.int32)
     offsets[inside] = texts.offsets[pieces]
     return Features(tokens, segments, ends.astype(np.int64)), offsets
-
-
-def _best_context(
-    offsets: npt.NDArray[np.int32], text_starts: Numbers, layout: _Layout
-) -> npt.NDArray[np.bool_]:
-    """Return for each token [T] whether its window has the most context around it; ties go to the first window.
-
-    Context is measured as in Google's code: the smaller number of pieces left and right of the token, plus a
-    hundredth of the window's length.
-    """
-    best = offsets[:, 0] >= 0
-    # Most questions have one window, which is the best for all its pieces.
-    several = np.flatnonzero(np.bincount(layout.question)[layout.question] > 1)
-    question, first, length = (
-        column[several] for column in (layout.question, layout.first, layout.length)
-    )
-    piece = runs(first, length)
-    left = piece - np.repeat(first, length)
-    sizes = np.repeat(length, length)
-    value = 100 * np.minimum(left, sizes - 1 - left) + sizes
-    # For each piece of each question the best window comes first, the earlier window at ties.
-    owner = np.repeat(question, length)
-    order = np.lexsort((-value, piece, owner))
-    owner = owner[order]
-    piece = piece[order]
-    changes = (np.diff(owner, prepend=-1) != 0) | (np.diff(piece, prepend=-1) != 0)
-    wins = np.zeros(len(order), np.bool_)
-    wins[order[changes]] = True
-    best[runs(text_starts[several], length)] = wins
-    return best
 
 
 @dataclass(frozen=True)
@@ -366,21 +343,22 @@ def _top_spans(
 
 
 class WindowSizes(BaseModel):
-    """The sizes of windows and answers in the settings of a run of `bert squad`."""
+    """The sizes of windows and answers in a run's settings, or in the config.json of its export."""
 
-    max_seq_length: int | None = None
-    doc_stride: int | None = None
-    max_query_length: int | None = None
-    max_answer_length: int | None = None
+    max_seq_length: Positive | None = None
+    doc_stride: Positive | None = None
+    max_query_length: Positive | None = None
+    max_answer_length: Positive | None = None
 
 
 def read_window_sizes(run: Path) -> dict[str, int]:
-    """Return the sizes in a run's settings, empty without a settings file. Raises DataError for an unreadable file."""
+    """Return the sizes of a run's windows, empty for a run without. Raises DataError for an unreadable file."""
     path = run / "settings.json"
     if not path.is_file():
         return {}
     remedy = "restore it, or move the checkpoint to a separate folder"
-    return read_json(path, WindowSizes, DataError, remedy).model_dump(exclude_none=True)
+    sizes = read_json(path, WindowSizes, DataError, remedy).model_dump(exclude_none=True)
+    return sizes if "doc_stride" in sizes else {}
 
 
 class _Threshold(BaseModel):

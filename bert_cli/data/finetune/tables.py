@@ -35,15 +35,20 @@ from bert_cli.data.io.rows import table_rows as rows_of_table
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError, nearest
 from bert_cli.files import write_output
+from bert_cli.processes import print_error
 from bert_cli.statistics import Examples, Sample, identify, linked, sample_of
+from bert_cli.text import count
 
-Labels = npt.NDArray[np.int32] | npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int32] | npt.NDArray[np.int8] | npt.NDArray[np.float32]
 Column = npt.NDArray[Any]
 
+UNLABELLED = "rows with none of the labels, included"
 EMPTY_TEXT = "rows with an empty text, included"
 BLANK = "blank lines, left out"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
+ZERO_OR_ONE = {"0": False, "false": False, "1": True, "true": True}
 MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
+MOST_NAMED = 5  # contradictions that a warning names
 MOST_EXPANSION = 100  # times the size of a compressed file; text has some 3 to 10
 SMALL = 1 << 24  # bytes to which any file may unpack
 
@@ -54,7 +59,9 @@ class TextExamples:
 
     first: list[str]
     second: list[str] | None  # None: single texts
-    labels: Labels | None  # [n] int32, float32 for regression; None: a test file
+    labels: (
+        Labels | None
+    )  # [n] int32, [n, L] 0 or 1 for several; float32 for regression; None: a test file
     ids: list[str]  # as in the file, or the row's number from 0
     label_names: tuple[str, ...] | None  # by number; None: regression, or a file without labels
     remarks: Mapping[str, int] = field(default_factory=dict)  # problem -> its number of rows
@@ -99,6 +106,17 @@ def open_file(path: Path) -> Part:
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise DataError(str(path), problem, "check the path and the file") from error
+
+
+def check_files(settings: Mapping[str, Any]) -> None:
+    """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
+    label = settings.get("label_column")
+    is_scored = settings["validation_file"] is not None and not settings["do_training"]
+    for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
+        if path := settings[name]:
+            open_file(path)
+            if label:
+                next(table_rows(path, [*settings["text_column"], label], Counter()), None)
 
 
 def read_text(path: Path) -> str:
@@ -164,6 +182,29 @@ def label_of(row: Row, name: str, where: str) -> str:
     return word
 
 
+def labels_of(
+    row: Row, columns: Sequence[str], separator: str | None, where: str
+) -> str | tuple[str, ...]:
+    """Return a row's label; or its labels, from a list, from a text with a separator, or the columns that have 1.
+
+    Raises DataError for a value that is no label, and for columns of several labels that have neither 0 nor 1.
+    """
+    if len(columns) > 1:
+        words = {name: label_of(row, name, where) for name in columns}
+        for name, word in words.items():
+            if word not in ZERO_OR_ONE:
+                remedy = "write 1 where the text has this label, or name one --label-column"
+                raise DataError(where, f"'{name}' is '{word}', not 0 or 1", remedy)
+        return tuple(name for name, word in words.items() if ZERO_OR_ONE[word])
+    (name,) = columns
+    value = row.get(name)
+    if separator is not None and isinstance(value, str):
+        value = [word for word in value.split(separator) if word.strip()]
+    if isinstance(value, list):
+        return tuple(label_of({name: word}, name, where) for word in value)
+    return label_of(row, name, where)
+
+
 def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:
     """Return the numbers [n] of labels, given as (location, label). Raises DataError for an unknown label."""
     number_of = {name: number for number, name in enumerate(names)}
@@ -202,35 +243,83 @@ def read_table(
     path: Path,
     *,
     text_columns: Sequence[str],
-    label_column: str | None,
+    label_columns: Sequence[str] = (),
+    label_separator: str | None = None,
     label_names: Sequence[str] | None = None,
 ) -> TextExamples:
-    """Return the texts of one column, or pairs of two, with the labels of another column or without labels.
+    """Return the texts of one column, or pairs of two, with the labels of other columns or without labels.
 
-    Without label names, the sorted labels of the file are the names. Raises DataError with file and line.
+    Without label names, the sorted labels of the file are the names, or the columns if there are several. Prints a
+    warning that names the rows of a text with different labels. Raises DataError with file and line.
     """
     remarks: Counter[str] = Counter()
-    texts: list[list[str]] = []
-    words: list[tuple[str, str]] = []
-    columns = [*text_columns, *([label_column] if label_column else [])]
-    for where, row in table_rows(path, columns, remarks):
-        texts.append([text_of(row, name, where) for name in text_columns])
-        if label_column is not None:
-            words.append((where, label_of(row, label_column, where)))
+    texts: list[tuple[str, ...]] = []
+    labels: list[tuple[str, str | tuple[str, ...]]] = []
+    for where, row in table_rows(path, [*text_columns, *label_columns], remarks):
+        texts.append(tuple(text_of(row, name, where) for name in text_columns))
+        if label_columns:
+            labels.append((where, labels_of(row, label_columns, label_separator, where)))
     if not texts:
         raise DataError(str(path), "contains no rows", "use a file that contains examples")
     if files.format_by_name(path) == "tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
-    names = None
-    if label_column is not None:
-        check_spellings(words)
-        names = tuple(label_names or sorted_labels(word for _, word in words))
-        if len(names) < 2:
-            remedy = "use a file with two labels or more, or another --label-column"
-            raise DataError(f"{path} ({label_column})", f"has one label, '{names[0]}'", remedy)
-    labels = None if names is None else label_numbers(words, names)
-    return examples_of(texts, labels, list(map(str, range(len(texts)))), names, remarks)
+    ids = list(map(str, range(len(texts))))
+    if not label_columns:
+        return examples_of(texts, None, ids, None, remarks)
+    _warn_of_contradictions(texts, labels)
+    words, lengths = _flat(labels)
+    check_spellings(words)
+    every = label_columns if len(label_columns) > 1 else sorted_labels(word for _, word in words)
+    names = tuple(label_names or every)
+    if len(names) < 2:
+        remedy = "use a file with two labels or more, or another --label-column"
+        problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
+        raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
+    numbers = label_numbers(words, names)
+    if lengths is None:
+        return examples_of(texts, numbers, ids, names, remarks)
+    several = np.zeros((len(texts), len(names)), np.int8)
+    several[np.repeat(np.arange(len(texts)), lengths), numbers] = 1
+    remarks[UNLABELLED] = lengths.count(0)
+    return examples_of(texts, several, ids, names, remarks)
+
+
+def _flat(
+    labels: Sequence[tuple[str, str | tuple[str, ...]]],
+) -> tuple[list[tuple[str, str]], list[int] | None]:
+    """Return the labels of all rows as (location, label), and the number in each row; None for one label in each.
+
+    Raises DataError for a row with one label where the first has several, or the other way round.
+    """
+    is_several = isinstance(labels[0][1], tuple)
+    for where, of_row in labels:
+        if isinstance(of_row, tuple) != is_several:
+            problem = (
+                f"has {'one label' if is_several else 'a list of labels'}, unlike the first row"
+            )
+            raise DataError(where, problem, "write a list in each row, or in none")
+    lists = [of_row if isinstance(of_row, tuple) else (of_row,) for _, of_row in labels]
+    words = [(where, word) for (where, _), row in zip(labels, lists, strict=True) for word in row]
+    return words, [*map(len, lists)] if is_several else None
+
+
+def _warn_of_contradictions(
+    texts: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, str | tuple[str, ...]]]
+) -> None:
+    """Print a warning that names the rows whose text has another label in an earlier row."""
+    rows: dict[tuple[str, ...], tuple[str, object]] = {}
+    others = []
+    for text, (where, label) in zip(texts, labels, strict=True):
+        word = label if isinstance(label, str) else " and ".join(sorted({*label})) or "no label"
+        place, before = rows.setdefault(text, (where, word))
+        if word != before:
+            others.append(f"{where} has {word}, and {place} {before}")
+    if others:
+        more = len(others) - MOST_NAMED
+        shown = "; ".join(others[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+        problem = "with the text of an earlier one and another label"
+        print_error(f"warning: {count(len(others), 'row')} {problem}: {shown}")
 
 
 def examples_of(
@@ -301,6 +390,9 @@ def hold_out(
     strata = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
         strata = examples.labels.astype(np.int64)
+        if strata.ndim == 2:  # a text with several labels stands for its rarest
+            by_rarity = np.argsort(strata.sum(0), kind="stable")
+            strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)
     held = held_out_rows(strata, fraction, seed)
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
 

@@ -171,9 +171,8 @@ def _format_of(path: Path, head: bytes) -> Format:
         return "wikiextractor"
     if lines[0].startswith("<doc "):
         remedy = f'write <doc id="1" url="..." title="...">, a line with the title, text, {CLOSE}'
-        raise DataError(
-            f"{path} ({lines[0][:60]!r})", "contains no document of WikiExtractor", remedy
-        )
+        where = f"{path} ({lines[0][:60]!r})"
+        raise DataError(where, "contains no document of WikiExtractor", remedy)
     return "wikiextractor" if CLOSE in lines else "plain"  # the head may be within a long article
 
 

@@ -111,8 +111,7 @@ def refuse_inside(out: Path, folder: Path, problem: str) -> None:
     inner = out.resolve()
     root = folder.resolve()
     if inner.is_relative_to(root) and not _is_hidden(inner, root):
-        where = f"out ({out})"
-        raise DataError(where, f"is inside {folder}, {problem}", "choose another folder")
+        raise DataError(f"out ({out})", f"is inside {folder}, {problem}", "choose another folder")
 
 
 def find_root(source: Path) -> Path:

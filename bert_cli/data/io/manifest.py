@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -76,7 +76,7 @@ class Shard:
 
     def size(self) -> int:
         """Return the shard's part of the progress bar."""
-        return _size_of(self.inputs) if self.weight is None else self.weight
+        return files.size_of(self.inputs) if self.weight is None else self.weight
 
 
 def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
@@ -86,12 +86,8 @@ def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
     stats = convert(shard.inputs, target, **shard.arguments)
     results = list(target.parent.iterdir())
     files.fsync_paths(results)
-    bytes_in = stats.bytes_in or _size_of(shard.inputs)
-    return replace(stats, bytes_in=bytes_in, bytes_out=_size_of(results))
-
-
-def _size_of(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
+    bytes_in = stats.bytes_in or files.size_of(shard.inputs)
+    return replace(stats, bytes_in=bytes_in, bytes_out=files.size_of(results))
 
 
 @dataclass(frozen=True)
@@ -304,11 +300,9 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 
 def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT or a parent folder is a file."""
-    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        where = f"out ({existing})"
-        problem = "is a file and must be a folder"
-        raise DataError(where, problem, "choose another path")
+    if not (place := files.existing(out)).is_dir():
+        where = f"out ({place})"
+        raise DataError(where, "is a file and must be a folder", "choose another path")
 
 
 def _read_marker(path: Path) -> Marker:

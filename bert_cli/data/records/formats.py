@@ -339,9 +339,8 @@ def pack_columns(
     packed: Batch = {}
 
     def put(name: str, values: Array, where: npt.NDArray[np.bool_], empty: int) -> None:
-        packed[name] = np.full(
-            where.shape, empty, np.float32 if _kind(name) == "float" else np.int32
-        )
+        dtype = np.float32 if _kind(name) == "float" else np.int32
+        packed[name] = np.full(where.shape, empty, dtype)
         packed[name][where] = values
 
     put("input_ids", sequences["input_ids"][is_token_RS], is_token_BS, pad)

@@ -36,7 +36,7 @@ from bert_cli.data.tokens.notation import WORDPIECE
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, atomic_file, write_json_atomically
+from bert_cli.files import JSONObject, atomic_file, size_of, write_json_atomically
 from bert_cli.processes import print_line
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
@@ -66,17 +66,17 @@ def run(settings: IndexSettings) -> None:
         check_other_files(folder, read_corpus(folder), f"run `bert index {folder}`")
     stale = [path for path in paths if read_index(path) is None]
     # Threads, because the time is spent reading, during which other threads run.
-    read = run_in_threads("index", _bytes(stale), write_index, stale, processes)
+    read = run_in_threads("index", size_of(stale), write_index, stale, processes)
     corpus = write_corpus(folder, description)
     if settings.check:
         files = RecordFiles(folder, corpus)
-        read += run_in_threads("check", _bytes(paths), files.check_file, paths, processes)
+        read += run_in_threads("check", size_of(paths), files.check_file, paths, processes)
         print_line(f"check: the values of all {corpus['records']:,} records are valid")
     seconds = time.monotonic() - started
     stats = Stats(
         records=corpus["records"],
         bytes_in=sum(file["bytes"] for file in corpus["files"]),
-        bytes_out=8 * corpus["records"] + _bytes([path.with_suffix(".index") for path in paths]),
+        bytes_out=8 * corpus["records"] + size_of(path.with_suffix(".index") for path in paths),
     )
     indexed = {path.relative_to(folder).as_posix() for path in stale}
     step = Step("index", folder, recorded(settings), ["numpy", "google-crc32c"])
@@ -84,10 +84,6 @@ def run(settings: IndexSettings) -> None:
     write_manifest(folder / INDEX_MANIFEST, step, stats, seconds, read, shards=shards)
     fresh = len(paths) - len(stale)
     print_line(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
-
-
-def _bytes(paths: list[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -170,7 +166,7 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     (folder / CORPUS).unlink(missing_ok=True)
     files: list[JSONObject] = []
     hashes: list[str] = []
-    size = OFFSETS_FRACTION * _bytes(list(folder.rglob("*.index")))
+    size = OFFSETS_FRACTION * size_of(folder.rglob("*.index"))
     with atomic_file(folder / OFFSETS, size) as partial, partial.open("wb") as out:
         for path in paths:
             offsets = read_index(path)

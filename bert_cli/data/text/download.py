@@ -50,9 +50,8 @@ class ConnectionLostError(Exception):
 def run(settings: DownloadSettings) -> None:
     """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
     packages = [] if settings.sample else ["httpx2"]
-    with manifest.open_output(
-        Step("download", settings.out, recorded(settings), packages)
-    ) as output:
+    step = Step("download", settings.out, recorded(settings), packages)
+    with manifest.open_output(step) as output:
         if settings.sample:
             _copy_sample(settings, output)
         else:

@@ -60,8 +60,7 @@ def run(settings: ExtractSettings) -> None:
     if settings.templates:
         if command:
             where = f"templates ({settings.templates})"
-            problem = "has no effect on another extractor"
-            raise ConfigError(where, problem, "leave it out")
+            raise ConfigError(where, "has no effect on another extractor", "leave it out")
         rules = read_rules(settings.templates)
         values["templates"] = file_crc32c(settings.templates)
     extractor = settings.with_program or "bert"
@@ -200,12 +199,8 @@ def extract_chunk(
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}
     counts |= {"pages_of_other_models": models.total()} if models else {}
-    return Stats(
-        documents=documents.total(),
-        bytes_in=chunk.xml_bytes,
-        extra=counts,
-        notes=tuple(f"{name}: {note}" for note in notes),
-    )
+    named = tuple(f"{name}: {note}" for note in notes)
+    return Stats(documents.total(), bytes_in=chunk.xml_bytes, extra=counts, notes=named)
 
 
 def _documents(pages: Sequence[bytes], site: Site, failures: list[str]) -> Iterator[bytes]:

@@ -102,7 +102,7 @@ def _download(name: str) -> Path:
     except Exception as error:  # the hub's client raises a dozen kinds
         first = error.__cause__ or error  # that of the connection
         reason = f"{type(first).__name__}: {str(first).strip().splitlines()[0]}"
-    problem = f"no such file or folder here, and the Hugging Face hub gave no {tokenizer.VOCAB_FILE} ({reason})"
+    problem = f"no such file or folder here, and the Hugging Face hub has no {tokenizer.VOCAB_FILE} ({reason})"
     remedy = "check the name and the network, or use the path of a vocab.txt"
     raise DataError(f"vocabulary ({name})", problem, remedy)
 

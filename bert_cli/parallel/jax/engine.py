@@ -260,10 +260,8 @@ class JaxEngine(Engine):
             )
             squares = _squared_norm([weight]), _squared_norm([direction])
             random_key = optimizer.key(weight_id, numbers["step"])
-            return [
-                optimizer.apply_update(rule, 0, weight, direction, squares, rate, random_key),
-                *new_slots,
-            ]
+            new = optimizer.apply_update(rule, 0, weight, direction, squares, rate, random_key)
+            return [new, *new_slots]
 
         ids = jnp.array([optimizer.weight_id(name) for name in names], jnp.int32)
         rates = np.array([rule.rate for rule in rules], np.float32)
@@ -370,8 +368,7 @@ class JaxEngine(Engine):
     def _infer(self, batch: Batch, counts: Numbers | None) -> Tensor:
         weights = self._local or {name: parts[0] for name, parts in self.state.items()}
         grid = self.local_grid
-        examples = len(batch["input_ids"])
-        axis = "replica" if examples % grid.shape["replica"] == 0 else None
+        axis = "replica" if len(batch["input_ids"]) % grid.shape["replica"] == 0 else None
         columns = {n: np.asarray(column) for n, column in batch.items() if n in self.reads}
         placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))
         with jax.set_mesh(grid), self.reporting_out_of_memory():

@@ -216,8 +216,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     if platforms and "cpu" not in platforms:
         jax.config.update("jax_platforms", f"{platforms},cpu")  # where weights are made
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        folder = Path("~/.cache/bert/jax").expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/bert/jax").expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if kind == "CPU":
         # If JAX has started already, too few devices are an error below.
@@ -225,8 +224,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
             jax.config.update("jax_num_cpu_devices", needed)
         keep_freed_memory()
     elif kind == "GPU":
-        gpus = ",".join(map(str, _gpus(processes)[:needed]))
-        jax.config.update("jax_cuda_visible_devices", gpus)
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, _gpus(processes)[:needed])))
     links = Links(rendezvous.lost_after_seconds, processes.workers)
     if processes.count > 1:
         processes = _join(processes, rendezvous, links)

@@ -300,8 +300,7 @@ class TensorFlowEngine(Engine):
             channels = [None, *(Channel(abandoned) for _ in stages[1:]), None]
             workers.append([])
             for n, stage in enumerate(stages):
-                worker = StageWorker(stage, micro_batches, channels[n], channels[n + 1])
-                workers[-1].append(worker)
+                workers[-1].append(StageWorker(stage, micro_batches, channels[n], channels[n + 1]))
         return workers
 
     def _run_pipelines(
@@ -314,8 +313,7 @@ class TensorFlowEngine(Engine):
         futures: list[Future[None]] = []
         for row in workers:
             for number, worker in enumerate(row):
-                many = len(worker.micro_batches.rows)
-                work = work_of(self.schedule, number, len(row), many)
+                work = work_of(self.schedule, number, len(row), len(worker.micro_batches.rows))
                 futures.append(self._pool.submit(_run, worker, work, abandoned))
         try:
             while True:
@@ -375,15 +373,14 @@ def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list
     for length, number in zip(lengths, layout.stage_devices, strict=True):
         device = devices[number]
         with tf.device(device):
-            stage = dict(islice(blocks, length))
-        weights = named_weights(stage.items())
-        body = list(stage.values())
+            of_stage = dict(islice(blocks, length))
+        weights = named_weights(of_stage.items())
+        body = list(of_stage.values())
         is_last = len(stages) + 1 == len(layout.stage_devices)
         head = cast(Head, body.pop()) if is_last else None
         compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
-        stages.append(
-            Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
-        )
+        stage = Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
+        stages.append(stage)
     return stages
 
 

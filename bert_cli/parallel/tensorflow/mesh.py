@@ -243,8 +243,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
             raise DeviceError("devices", problem, "start a new process") from error
     kind = "GPU" if gpus else "CPU"
     rows = divide_devices(_names(kind, processes), kind, processes, layout)
-    host = _names("CPU", processes)[0]
-    return Mesh(layout, rows, host, processes, next(_numbers))
+    return Mesh(layout, rows, _names("CPU", processes)[0], processes, next(_numbers))
 
 
 def _names(kind: str, processes: Processes) -> list[str]:

@@ -129,8 +129,7 @@ class StageWorker:
         assert self.after is not None
         gradient = self.after.receive(self.after.backward, number)
         columns, saved = self.saved.pop(number)
-        key = self.micro_batches.key(number)
-        gradient = self.stage.backward(saved, columns, key, gradient)
+        gradient = self.stage.backward(saved, columns, self.micro_batches.key(number), gradient)
         self._send_gradient(number, gradient)
 
     def _forward_backward(self, number: int) -> None:

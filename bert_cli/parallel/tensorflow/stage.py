@@ -284,9 +284,8 @@ class Stage:
             # Compiled functions select instead of branching: a branch on a GPU makes the host wait.
             for name, (accumulator, gradient) in pairs.items():
                 total = accumulator + gradient
-                accumulator.assign(
-                    total if name in accumulated else tf.where(is_first, gradient, total)
-                )
+                new = total if name in accumulated else tf.where(is_first, gradient, total)
+                accumulator.assign(new)
         else:
             tf.cond(is_first, assign_or_add, add)
         return accumulated | pairs.keys()

@@ -69,8 +69,7 @@ class DeviceUpdate:
         self.blocks: dict[str, list[str]] = {}
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
-        sizes = {name: 4 * size for name, size in self.sizes.items()}
-        self.buckets = buckets(sizes, REDUCE_BUCKET)
+        self.buckets = buckets({name: 4 * size for name, size in self.sizes.items()}, REDUCE_BUCKET)
         # Each function has one collective with a unique number.
         self._reduce_buckets = [
             traced(partial(self._all_reduce_bucket, names, number))

@@ -72,7 +72,8 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
 def _features(
     sentences: Sentences, name: str, settings: NerSettings, tokenizer: TextTokenizer
 ) -> Features:
-    features, cut = word_features(sentences, tokenizer, settings.max_seq_length)
+    sizes = settings.max_seq_length, settings.doc_stride
+    features, cut = word_features(sentences, tokenizer, *sizes)
     remarks = {**sentences.remarks, **cut}
     words = sum(map(len, sentences.words))
     more = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())

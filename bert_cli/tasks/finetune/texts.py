@@ -6,21 +6,37 @@ mismatched development set from other sources; the checkpoint is chosen on the m
 `do_test` the test set is predicted too, in the form that the benchmark's server accepts.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
+from bert_cli.data.finetune.labels import (
+    USUAL_THRESHOLD,
+    Decision,
+    best_temperature,
+    best_thresholds,
+    describe_calibration,
+    describe_rare,
+    label_counts,
+    read_decision,
+    scores_of_labels,
+    several_samples,
+    weights_of,
+)
 from bert_cli.data.finetune.tables import (
+    Column,
     TextExamples,
     confusion,
     hold_out,
@@ -28,14 +44,18 @@ from bert_cli.data.finetune.tables import (
     samples_of,
     write_lines,
 )
+from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.processes import print_line
+from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Floats, Logits, Result, Task
+from bert_cli.tasks.run.task import Floats, Logits, Result, Task, half_of
 from bert_cli.tasks.run.vectors import vectors_within
+from bert_cli.text import count
 
 FEW = 500  # training rows, below which vectors of the start are a baseline
+MOST_PRINTED = 12  # labels of a printed table; files have all
+MOST_CONFUSED = 1000  # labels of a written confusion matrix
 SECONDS = 10.0  # for these vectors
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
@@ -62,29 +82,55 @@ def build(
     settings: ClassifySettings, tokenizer: TextTokenizer, source: models.Source | None
 ) -> Task:
     """Return the task: training rows and validation rows."""
-    # A model that is only scored brings its labels.
-    names = source.label_names if source is not None and not settings.do_training else None
-    sets = _read(settings, names)
+    # A model that is only scored brings its labels and what it has chosen.
+    scored = None if settings.do_training else source
+    sets = _read(settings, None if scored is None else scored.label_names)
     more = _unlabelled(settings, settings.text_column, tokenizer)
-    names = next(iter(sets.values())).label_names
-    assert names is not None
+    first = next(iter(sets.values()))
+    labels, names = first.labels, first.label_names
+    assert labels is not None and names is not None
     features = {
         name: features_of_texts(rows, name, settings, tokenizer) for name, rows in sets.items()
     }
     train = features.pop("train", None)
-    evaluate = partial(_evaluate, sets, names)
+    weights = None
+    if train is not None and settings.class_weights is not None:
+        weights = weights_of(labels, names, settings.class_weights)
+        each = weights if train.owner is None else weights[train.owner]
+        train = replace(train, labels={**train.labels, "label_weights": each})
+    if train is not None:
+        _warn_of_few(labels, names)
+    halves = settings.do_validation and settings.validation_file is None
+    is_several = labels.ndim == 2
+    rare = "" if is_several else describe_rare(labels, names)
+    if rare:
+        print_line(rare)
+    stored = None if scored is None else read_decision(scored.folder)
+    evaluate = partial(_evaluate, sets, names, stored)
+    if is_several:
+        evaluate = partial(_evaluate_several, sets, names, stored, halves)
     return Task(
         len(names),
         names,
         train,
         features,
         evaluate,
-        "accuracy",
+        "macro_f1" if is_several or rare else "accuracy",
         held_out=_digest(sets),
         train_unlabelled=more,
-        baselines=partial(_baselines, sets, evaluate, source),
-        halves=settings.do_validation and settings.validation_file is None,
+        baselines=partial(_baselines, sets, evaluate, source, weights),
+        halves=halves,
+        has_several_labels=is_several,
     )
+
+
+def _warn_of_few(labels: Column, names: Sequence[str]) -> None:
+    """Print a warning that names the labels of no training text or of one."""
+    counts = label_counts(labels, len(names))
+    for number, texts in enumerate(("no training text, so nothing learns it", "one training text")):
+        few = [names[label] for label in np.flatnonzero(counts == number).tolist()]
+        if few:
+            print_error(f"warning: {count(len(few), 'label')} with {texts}: {listed(few)}")
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
@@ -92,7 +138,10 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
     train_file = settings.train_file
     validation_file = settings.validation_file
     read = partial(
-        read_table, text_columns=settings.text_column, label_column=settings.label_column
+        read_table,
+        text_columns=settings.text_column,
+        label_columns=settings.label_column,
+        label_separator=settings.label_separator,
     )
     if validation_file is not None and not settings.do_training:
         return {"validation": read(validation_file, label_names=names)}
@@ -108,31 +157,102 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
     return {**({"train": rest} if settings.do_training else {}), "validation": held_out}
 
 
-def _evaluate(sets: Mapping[str, TextExamples], names: Sequence[str], logits: Logits) -> Result:
+def _evaluate(
+    sets: Mapping[str, TextExamples],
+    names: Sequence[str],
+    stored: Decision | None,
+    logits: Logits,
+) -> Result:
+    """Return accuracy and macro F1; half of the held-out texts choose the temperature, unless it is stored."""
     held_out = sets["validation"]
     values = logits["validation"]
-    assert held_out.labels is not None
+    labels = held_out.labels
+    assert labels is not None
+    examples = held_out.examples
     predictions = np.argmax(values, axis=1)
-    columns = held_out.labels, predictions, held_out.examples
-    samples = samples_of(("accuracy", "macro_f1"), *columns)
-    counts = confusion(held_out.labels, predictions, len(names))
+    samples = samples_of(("accuracy", "macro_f1"), labels, predictions, examples)
+    decision = stored
+    reported = np.ones(len(labels), np.bool_)
+    if decision is None:
+        choosing, reported = (half_of(examples, choosing=which) for which in (True, False))
+        temperature = best_temperature(values[choosing], labels[choosing])
+        decision = Decision(temperature=temperature)
+    is_small = len(names) <= MOST_CONFUSED
+    counts = confusion(labels, predictions, len(names)) if is_small else []
 
     def write(folder: Path, _: Logits) -> None:
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
-        write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
-        write_predictions(folder, "validation", held_out, values)
+        if counts:
+            write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
+        else:
+            print_line(f"confusion.json: left out, it would have {len(names):,} rows and columns")
+        temperature = decision.temperature
+        print_line(describe_calibration(temperature, values, labels, examples, reported))
+        write_predictions(folder, "validation", held_out, values / np.float32(temperature))
 
-    # A larger matrix is written, but not printed.
-    return Result(samples, write, _table(names, counts) if len(names) <= 12 else "")
+    chosen = None if stored is not None else decision
+    if len(names) > MOST_PRINTED:
+        return Result(samples, write, decision=chosen)
+    title = f"confusion of {len(held_out):,} texts (columns: predicted)"
+    rows = [(name, *row) for name, row in zip(names, counts, strict=True)]
+    return Result(samples, write, _table(title, ["true", *names], rows), decision=chosen)
 
 
-def _table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """Return the confusion matrix as text; rows are the true labels, columns the predicted labels."""
-    rows = [["true", *names]]
-    rows += [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
-    width = max(len(cell) for row in rows for cell in row)
-    lines = ("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
-    return "\n".join([f"confusion of {sum(map(sum, counts)):,} texts (columns: predicted)", *lines])
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as text under a title and a header, numbers that are no integers with four digits."""
+    cells = [
+        [f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row]
+        for row in (header, *rows)
+    ]
+    width = max(len(cell) for row in cells for cell in row)
+    return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in row) for row in cells)])
+
+
+def _evaluate_several(
+    sets: Mapping[str, TextExamples],
+    names: Sequence[str],
+    stored: Decision | None,
+    halves: bool,
+    logits: Logits,
+) -> Result:
+    """Return micro and macro F1 at the stored thresholds, or at those that the held-out texts choose, half of them."""
+    held_out = sets["validation"]
+    values = logits["validation"]
+    labels = held_out.labels
+    assert labels is not None
+    probabilities = expit(values)
+    choosing, reported = (
+        half_of(held_out.examples, choosing=which) if halves else np.ones(len(labels), np.bool_)
+        for which in (True, False)
+    )
+    decision = stored
+    if decision is None:
+        thresholds = best_thresholds(labels[choosing], probabilities[choosing]).tolist()
+        decision = Decision(thresholds=dict(zip(names, thresholds, strict=True)))
+    predictions = probabilities > decision.thresholds_of(names)
+    rows = scores_of_labels(labels[reported], predictions[reported])
+    columns = ["texts", "predicted", "precision", "recall", "f1", "threshold"]
+    each = {
+        name: dict(
+            zip(columns, (*row, decision.thresholds.get(name, USUAL_THRESHOLD)), strict=True)
+        )
+        for name, row in zip(names, rows, strict=True)
+    }
+
+    def write(folder: Path, _: Logits) -> None:
+        write_lines(folder / "labels.json", [json.dumps(each, indent=1)])
+        write_predictions(folder, "validation", held_out, values, decision)
+
+    table = ""
+    if len(names) <= MOST_PRINTED:
+        title = f"labels of {reported.sum():,} texts"
+        table = _table(
+            title, ["label", *columns], ((name, *row.values()) for name, row in each.items())
+        )
+    chosen = None if stored is not None else decision
+    return Result(
+        several_samples(labels, predictions, held_out.examples), write, table, decision=chosen
+    )
 
 
 # --- GLUE and CLUE
@@ -212,8 +332,12 @@ def _baselines(
     sets: Mapping[str, TextExamples],
     evaluate: Callable[[Logits], Result],
     source: models.Source | None,
+    weights: Column | None = None,
 ) -> dict[str, Result]:
-    """Return the results of the mean, or of the majority class and of regressions, on the development sets."""
+    """Return the results of the mean, or of the majority class and of regressions, on the development sets.
+
+    The regressions have the `weights` of the run.
+    """
     train = sets["train"]
     labels = train.labels
     assert labels is not None
@@ -222,6 +346,7 @@ def _baselines(
     usual = simple.most_frequent(labels, len(held_out))
     columns = {"mean": usual[:, None]}
     if train.label_names is not None:
+        size = len(train.label_names)
         rows = simple.sample_of(train.joined, labels)
         texts = [train.joined[row] for row in rows]
         predicted = {"majority class": usual}
@@ -233,11 +358,16 @@ def _baselines(
             if len(learned) == 0:
                 print_line(f"baseline, regression on {name}: left out, it takes too long")
                 continue
-            size = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
-            column = simple.by_regression(learned, labels[rows[: len(learned)]], tested)
-            predicted[f"regression on {name}{size}"] = column
-        one_hot = np.eye(len(train.label_names), dtype=np.float32)
-        columns = {name: one_hot[column] for name, column in predicted.items()}
+            note = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
+            used = rows[: len(learned)]
+            each = None if weights is None else weights[used]
+            column = simple.by_regression(learned, labels[used], tested, each)
+            predicted[f"regression on {name}{note}"] = column
+        # As logits, which those of several labels are.
+        columns = {
+            name: column if labels.ndim == 2 else np.eye(size, dtype=np.float32)[column]
+            for name, column in predicted.items()
+        }
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     parts = {name: np.split(column, ends) for name, column in columns.items()}
     return {name: evaluate(dict(zip(names, of, strict=True))) for name, of in parts.items()}
@@ -250,7 +380,7 @@ def _unlabelled(
     path = settings.distillation.unlabelled_file
     if path is None or not columns:
         return None
-    examples = read_table(path, text_columns=columns, label_column=None)
+    examples = read_table(path, text_columns=columns)
     return features_of_texts(examples, "unlabelled", settings, tokenizer)
 
 
@@ -263,36 +393,48 @@ def features_of_texts(
 ) -> Features:
     """Return the examples as features; print their number and what was left out or truncated."""
     labels = {} if examples.labels is None else {"labels": examples.labels}
-    length = settings.max_seq_length
+    sizes = settings.model_dump(include={"max_seq_length", "doc_stride"})
 
     def build() -> Mapping[str, npt.NDArray[Any]]:
         texts = examples.first, examples.second
-        features, cut = encode_texts(tokenizer, *texts, labels, max_seq_length=length)
-        return {**features.arrays(), "cut": np.array(cut)}
+        features, is_cut = encode_texts(tokenizer, *texts, labels, **sizes)
+        return {**features.arrays(), "cut": is_cut.sum()}
 
     made_from = {
         "texts": texts_hash(examples.first, examples.second or []),
-        "labels": None if examples.labels is None else examples.labels.tolist(),
+        "labels": None
+        if examples.labels is None
+        else hashlib.sha256(examples.labels.tobytes()).hexdigest(),
         "tokenizer": tokenizer.fingerprint,
-        "max_seq_length": length,
+        **sizes,
     }
     arrays = cached(settings.cache_dir, made_from, build)
     remarks = dict(examples.remarks)
     if cut := int(arrays["cut"]):
-        remarks[f"longer than {length} tokens, cut"] = cut
+        remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
     more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
-    print_line(f"{name}: {len(examples):,} {noun}{more}")
-    return Features.of(arrays)
+    features = Features.of(arrays)
+    windows = "" if features.owner is None else f" in {len(features):,} windows"
+    print_line(f"{name}: {len(examples):,} {noun}{windows}{more}")
+    return features
 
 
-def write_predictions(folder: Path, name: str, examples: TextExamples, logits: Floats) -> None:
+def write_predictions(
+    folder: Path,
+    name: str,
+    examples: TextExamples,
+    logits: Floats,
+    decision: Decision | None = None,
+) -> None:
     """Write the prediction of each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
-    write_lines(path, (json.dumps(row) for row in _rows(examples, logits)))
+    write_lines(path, (json.dumps(row) for row in _rows(examples, logits, decision or Decision())))
     print_line(f"{name}: {len(examples):,} predictions in {path}")
 
 
-def _rows(examples: TextExamples, logits: Floats) -> Iterator[Mapping[str, object]]:
+def _rows(
+    examples: TextExamples, logits: Floats, decision: Decision
+) -> Iterator[Mapping[str, object]]:
     assert examples.labels is not None
     names = examples.label_names
     second = examples.second
@@ -302,6 +444,12 @@ def _rows(examples: TextExamples, logits: Floats) -> Iterator[Mapping[str, objec
         if second is not None:
             row["second"] = second[number]
         label = examples.labels[number]
+        if label.ndim == 1:
+            assert names is not None
+            has = expit(logits[number]) > decision.thresholds_of(names)
+            sides = {"labels": label, "predicted": has}
+            yield row | {n: [names[k] for k in np.flatnonzero(of)] for n, of in sides.items()}
+            continue
         if names is None:
             # As in the file: 3.8, and not the nearest float32 in 16 digits.
             yield row | {"label": float(str(label)), "predicted": float(logits[number, 0])}

@@ -25,7 +25,9 @@ Goal = Literal["search", "labels", "fill-mask"]
 TABLE: JSONObject = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
 PIECES_PER_WORD = 1.4  # for a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
-TRAINED = 0.9  # of the documents: the others are held out
+HELD_OUT = 10  # every tenth document
+LEAST_HELD_OUT = 12  # documents, if half of them are as many
+MOST_HELD_OUT = 500  # documents
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES = 3200
 LEAST_PAIRS = 64  # minimum number of pairs in the hours, if the text has as many
@@ -59,6 +61,16 @@ class TextFacts:
     unknown: float = 0.0  # fraction of the words that the vocabulary of the model lacks
     is_estimated: bool = False
     is_cut: bool = False  # its few documents are cut into pieces, which are counted
+
+    @property
+    def trained(self) -> float:
+        """Return the part of the documents that is not held out."""
+        return 1 - min(1 / held_out_every(self.documents), MOST_HELD_OUT / self.documents)
+
+
+def held_out_every(documents: float) -> int:
+    """Return n if every n-th of so many documents is held out."""
+    return int(max(2, min(HELD_OUT, documents // LEAST_HELD_OUT)))
 
 
 @dataclass(frozen=True)
@@ -180,7 +192,7 @@ def flops_of(config: BertConfig, length: int, predictions: int) -> int:
 
 
 def _records(text: TextFacts, length: int) -> int:
-    return max(1, round(TRAINED * text.words * text.pieces_per_word / (FILLED * length)))
+    return max(1, round(text.trained * text.words * text.pieces_per_word / (FILLED * length)))
 
 
 def new_model(
@@ -324,7 +336,7 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     few = {} if chosen.has_masked_lm else TABLE["few pairs"]
     rule = {**TABLE["pairs"], **few}
     documents = max(text.documents, text.text_bytes / rule["document"])
-    number = max(1, round(TRAINED * min(rule["of_document"] * documents, text.words / 100)))
+    number = max(1, round(text.trained * min(rule["of_document"] * documents, text.words / 150)))
     # The vectors of the complete batch are computed before the gradients: one more forward pass.
     pair = BatchShape(2, rule["length"])
     each = 4 / 3 * model_flops(chosen.config, (), pair) / machine.flops

@@ -124,11 +124,8 @@ def _reading_words(settings: InitSettings, is_plain: bool) -> str:
     flags = {"input-format": settings.input_format, "text-field": settings.text_field}
     flags = {name: value for name, value in flags.items() if value not in ("auto", "text")}
     flags |= {"documents": settings.documents} if is_plain else {}
-    words = [
-        str(settings.input),
-        *(word for n, value in flags.items() for word in (f"--{n}", value)),
-    ]
-    return shlex.join(words)
+    words = (word for name, value in flags.items() for word in (f"--{name}", value))
+    return shlex.join([str(settings.input), *words])
 
 
 def commands(

@@ -23,7 +23,7 @@ from bert_cli.data.text.preprocess import language_of
 from bert_cli.data.tokens.encoder import encoder_of
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.errors import DataError
-from bert_cli.tasks.init.recipe import TABLE, TextFacts
+from bert_cli.tasks.init.recipe import MOST_HELD_OUT, TABLE, TextFacts, held_out_every
 from bert_cli.text import count
 
 SAMPLED_BYTES = 1 << 26
@@ -38,14 +38,13 @@ WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
 LANGUAGE_SAMPLE = 500  # documents whose language is recognised
 NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
-HELD_OUT = 10  # every tenth document
-LEAST_HELD_OUT = 12  # documents, if half of them are as many
-MOST_HELD_OUT = 500  # documents
 SENTENCE_CHARACTERS = 20  # shortest sentence of a pair
 KEY_WORD = re.compile(rf"[{CHARACTERS}]|[^\W{CHARACTERS}]+")
 REMOVED = 0.35  # of the words of a sentence, the rarest ones
 LONGEST_TITLE = 80  # characters
-QUESTION = re.compile(r"\w[^.!?\u3002\uff1f]{10,100}[?\uff1f]")
+# Of four words: fewer are a heading.
+QUESTION = re.compile(rf"([\w'’-]+[ ,;]+){{3,15}}[\w'’-]+\?|[{CHARACTERS}]{{8,100}}[?\uff1f]")
+PLAIN_TITLE = re.compile(rf"\w[\w ,;.'’-]{{,{LONGEST_TITLE}}}")
 QUESTIONS = 3  # that are suggested
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(
@@ -149,7 +148,7 @@ def divide(
     Return a held-out sentence, and whole questions or else titles of the text, to ask it. A held-out pair is a query
     and a passage; the passages of its document are relevant.
     """
-    every = int(max(2, min(HELD_OUT, number // LEAST_HELD_OUT)))
+    every = held_out_every(number)
     held_out = 0
     shown: list[str] = []
     questions: list[str] = []
@@ -185,7 +184,7 @@ def divide(
                         seen.update(pair)
             if len(questions) < QUESTIONS:
                 questions += filter(QUESTION.fullmatch, sentences)
-                titles += [lines[0]] if len(lines[0]) <= LONGEST_TITLE else []
+                titles += filter(PLAIN_TITLE.fullmatch, [lines[0]])
             if not is_held_out:
                 for anchor, positive in pairs:
                     write(PAIRS, anchor=anchor, positive=positive)

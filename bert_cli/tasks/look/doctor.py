@@ -19,7 +19,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
-from bert_cli.files import JSONObject, free_bytes, is_stdout, output_json
+from bert_cli.files import JSONObject, existing, free_bytes, is_stdout, is_writable, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
@@ -65,8 +65,7 @@ def run(settings: DoctorSettings) -> None:
 
     If there are errors, raises an error of the first error's class after all findings.
     """
-    report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
-    _finish(report, settings.json_file)
+    _finish(examine(settings, Report(quiet=is_stdout(settings.json_file))), settings.json_file)
 
 
 def examine(settings: DoctorSettings, report: Report) -> Report:
@@ -108,8 +107,7 @@ def _has_engine(engine: str, report: Report) -> bool:
     machine.check_machine(report, os.environ)
     if IMPORT_ERROR:
         remedy = "install the tool in a new environment"
-        error = DeviceError(engine, f"import failed: {IMPORT_ERROR}", remedy)
-        report.error(engine, error)
+        report.error(engine, DeviceError(engine, f"import failed: {IMPORT_ERROR}", remedy))
     return not IMPORT_ERROR
 
 
@@ -275,19 +273,17 @@ def check_folder(report: Report, draft: "Draft") -> None:
         if folder is None:
             report.add("ok", what, "nothing will be saved")
             return
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            raise DataError(str(nearest), "cannot be written", "choose another folder")
+        if not is_writable(folder):
+            raise DataError(str(existing(folder)), "cannot be written", "choose another folder")
     except BertError as error:
         report.error(what, error)
         return
-    kind = machine.file_system(nearest)
+    kind = machine.file_system(existing(folder))
     if kind in TEMPORARY_FILE_SYSTEMS:
         problem = f"{folder} is on {kind}: {TEMPORARY_FILE_SYSTEMS[kind]}"
         report.add("warning", what, problem, "choose a folder on a disk", file_system=kind)
-    existing = complete_checkpoints(folder)
-    if existing:
-        report.add("ok", what, f"the run would continue from {existing[-1]}")
+    if saved := complete_checkpoints(folder):
+        report.add("ok", what, f"the run would continue from {saved[-1]}")
     if (so_far := history.Run(folder)).step:
         warning = health.warning_of(so_far)
         state, _, remedy = (warning or "no warning").partition(": ")
@@ -297,7 +293,7 @@ def check_folder(report: Report, draft: "Draft") -> None:
     every = order.keep_every_steps
     steps = draft.plan.total_steps if draft.plan is not None else 0
     number = order.keep_checkpoints + (steps // every if every else 0)
-    used = sum(file.stat().st_size for path in existing for file in path.iterdir())
+    used = sum(file.stat().st_size for path in saved for file in path.iterdir())
     free = free_bytes(folder)
     needed = max(0, (number + 1) * each - used)
     text = (
@@ -337,8 +333,7 @@ def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
     source = draft.start.source
     weights = "new weights"
     try:
-        mesh = resolve.runtime(work.engine).cpu_mesh()
-        engine = build_engine(work, mesh, trains=False)
+        engine = build_engine(work, resolve.runtime(work.engine).cpu_mesh(), trains=False)
         if source is not None:
             weights = start.load_pretrained(source, work, engine.weights)
     except BertError as error:

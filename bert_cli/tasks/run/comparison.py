@@ -9,7 +9,7 @@ from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.statistics import describe, difference
 from bert_cli.tasks.run.task import Result, Task
-from bert_cli.train import card, checkpoint, scores
+from bert_cli.train import card, scores
 
 
 def kept(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
@@ -51,7 +51,7 @@ def compare(
     verdict = f"{model} {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
     rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
     for path in saved:
-        checkpoint.add_to_card(path, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
+        card.add_section(path, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
     if gain.low > 0:
         print_line(verdict)
         return ""

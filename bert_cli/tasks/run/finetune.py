@@ -7,7 +7,6 @@ one JSON object.
 
 import json
 import math
-import os
 import statistics
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,11 +19,19 @@ from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
+from bert_cli.data.finetune.labels import DECISION, Decision
 from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
-from bert_cli.files import JSON, JSONObject, with_checksum, write_json_atomically
+from bert_cli.files import (
+    JSON,
+    JSONObject,
+    add_to_checkpoint,
+    is_writable,
+    with_checksum,
+    write_json_atomically,
+)
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
@@ -38,9 +45,9 @@ from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
-from bert_cli.tasks.run.task import Result, Scorer, Task
+from bert_cli.tasks.run.task import SAME, Result, Scorer, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
-from bert_cli.train import checkpoint, scores
+from bert_cli.train import card, checkpoint, scores
 from bert_cli.train.loop import StoppedWhileScoringError
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
@@ -159,15 +166,10 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         errors.append(error)
     if errors:
         raise combine(errors)
-    if (run := settings.save_ckpt_path) and not _is_writable(run):
+    # Asked before the first step, not after the last.
+    if (run := settings.save_ckpt_path) and not is_writable(run):
         remedy = "use another --save-ckpt-path"
         raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
-
-
-def _is_writable(folder: Path) -> bool:
-    """Return whether files can be written into a folder; asked before the first step, not after the last."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _source(settings: FinetuneSettings) -> Source | None:
@@ -192,8 +194,6 @@ class Trained(NamedTuple):
 
     result: Result
     """Its reported scores, empty if nothing is scored."""
-    note: str = ""
-    """What its scores are of."""
     examples: str = ""
     """The fingerprint of the training examples, the same for all seeds."""
     best: Path = Path()
@@ -221,7 +221,7 @@ def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
         if trained.result.samples:
             scored.append(trained)
             if order.seeds > 1:
-                task.print_scores(trained.result, trained.note)
+                task.print_scores(trained.result)
     if scored:
         _report(order, task, scored, draft.mesh.processes.rank)
     return False
@@ -282,13 +282,25 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its scores follow")
-            result, note = scorer.reported(result)
+            result = scorer.reported(result)
             _write(folder, engine, scorer, result)
+            if engine.group.rank == 0 and result.decision is not None:
+                _add_decision(path, result.decision)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    note = note or ", chosen on the same examples"
-    return Trained(result, note, job.stream.fingerprint, path)
+    result = replace(result, note=result.note or SAME)
+    return Trained(result, job.stream.fingerprint, path)
+
+
+def _add_decision(path: Path, decision: Decision) -> None:
+    """Store in a checkpoint, and name in its card, what the held-out examples have chosen."""
+    content = decision.model_dump(exclude_defaults=True)
+    if not content:
+        return
+    text = json.dumps(with_checksum(content), indent=1)
+    add_to_checkpoint(path, DECISION, text.encode())
+    card.add_section(path, card.decision_section(content))
 
 
 def open_features(
@@ -323,7 +335,7 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
     if len(results) > 1:
         _report_seeds(order, results, rank)
     else:
-        task.print_scores(results[0], scored[0].note)
+        task.print_scores(results[0])
     if warning:
         print_error(warning)
 
@@ -359,14 +371,17 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
+    if source.has_several_labels != task.has_several_labels:
+        trained = "several labels" if source.has_several_labels else "one label"
+        raise _another_model(source, f"was trained for {trained} a text, unlike these rows")
     scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
-        result, note = scorer.reported(scorer.score(engine))
+        result = scorer.reported(scorer.score(engine))
         _write(draft.order.save_ckpt_path, engine, scorer, result)
     except StoppedWhileScoringError:
         raise KeyboardInterrupt from None
-    task.print_scores(result, note)
+    task.print_scores(result)
 
 
 def _write(folder: Path | None, engine: Engine, scorer: Scorer, result: Result) -> None:

@@ -12,15 +12,18 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, PositiveInt, field_validator
+from pydantic import PositiveInt, field_validator
 
 from bert_cli.data.finetune.embeddings import read_embedding
+from bert_cli.data.finetune.labels import read_decision
+from bert_cli.data.finetune.squad_windows import WindowSizes, read_window_sizes
 from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.encoder import split_word
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
 from bert_cli.model import hf, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
@@ -42,8 +45,8 @@ MODEL_FILES = (
 )
 
 
-class ModelClass(BaseModel):
-    """The entries of a config.json that name a model's class and its outputs."""
+class ModelClass(WindowSizes):
+    """The entries of a config.json that name a model's class, its outputs and its windows."""
 
     model_type: str = "bert"
     architectures: list[str] | None = None
@@ -76,6 +79,8 @@ class Source:
     """The rows whose mean initializes each new row of an extended vocabulary."""
     first_new: int = 0
     """Number of the first new row; rows after the new rows are padding."""
+    temperature: float = 1.0
+    """Divisor of a classifier's logits, and so of the weights of its last layer."""
 
     @cached_property
     def tokenizer(self) -> TokenizerFolder:
@@ -104,6 +109,18 @@ class Source:
         return tuple(str(names[number]) for number in sorted(names, key=int))
 
     @property
+    def window_sizes(self) -> dict[str, int]:
+        """Return the sizes of the windows in which the model reads long texts, empty if it was trained without."""
+        if "doc_stride" not in self.described:
+            return {}
+        return {n: self.described[n] for n in WindowSizes.model_fields if n in self.described}
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Return whether a text may have several of a classifier's labels."""
+        return self.described.get("problem_type") == SEVERAL_LABELS
+
+    @property
     def architecture(self) -> str:
         """Return the name of the model's class in transformers."""
         return str(self.described["architectures"][0])
@@ -112,6 +129,9 @@ class Source:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
         verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
         tensors = dict(read_weights(self.weights))
+        if self.temperature != 1.0:
+            for name in ("classifier.weight", "classifier.bias"):
+                tensors[name] = (tensors[name] / self.temperature).astype(tensors[name].dtype)
         if not self.replaced:
             return tensors
         ends = hf.vocabulary_tensors(self.config)
@@ -122,6 +142,13 @@ class Source:
             padding = old[first + len(means) :]
             tensors[name] = np.concatenate([old[:first], np.array(means, old.dtype), padding])
         return tensors
+
+
+def as_trained(source: Source) -> Source:
+    """Return a model with what its folder and its run's say of its use: the temperature, the sizes of its windows."""
+    described = {**source.described, **read_window_sizes(source.folder.parent)}
+    temperature = read_decision(source.folder).temperature
+    return replace(source, described=described, temperature=temperature)
 
 
 def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
+from bert_cli.data.finetune.labels import DECISION, Decision, read_decision
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
 from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
@@ -93,10 +94,10 @@ class Opened:
             return None
         return self.source.label_names or tuple(f"LABEL_{number}" for number in range(labels))
 
-    @property
-    def has_several_labels(self) -> bool:
-        """Return whether a text may have several labels."""
-        return self.source.described.get("problem_type") == "multi_label_classification"
+    @cached_property
+    def decision(self) -> Decision:
+        """How its logits become answers."""
+        return read_decision(self.source.folder)
 
     @property
     def has_bio_labels(self) -> bool:
@@ -154,6 +155,8 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
     fills_masks = head is not None and head.fills_masks
     files = source.tokenizer.for_model(source.config, fills_masks=fills_masks)
     files |= embeddings.stored_files(source.folder)
+    if read_decision(source.folder).thresholds:  # a temperature is in the weights
+        files[DECISION] = (source.folder / DECISION).read_bytes()
     for name, content in {**files, **hf.class_files(source.config)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -281,7 +284,7 @@ class Predictor:
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return values from the model's folder for settings that are not given, and maybe a max_seq_length."""
-        return {}
+        return source.window_sizes
 
     @classmethod
     def check(cls, item: Input) -> None:
@@ -364,17 +367,17 @@ class Predictor:
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
-        features = self._encode(inputs, self.max_seq_length)
-        cut = np.zeros(len(inputs), np.bool_)
-        # Only examples of full length can have been truncated; these are encoded again without a limit.
-        full = np.flatnonzero(features.lengths == self.max_seq_length).tolist()
-        uncut = self._encode([inputs[number] for number in full], UNLIMITED)
-        cut[full] = uncut.lengths > self.max_seq_length
-        rows: list[Any] = [None] * len(inputs)
-        for numbers, _, (values,) in self.batches(features, [item.where for item in inputs]):
+        first = [item.fields["text"] for item in inputs]
+        second = [item.fields.get("second", "") for item in inputs]
+        encode = partial(encode_texts, self.tokenizer, first, second, {})
+        stride = self.settings.doc_stride
+        features, is_cut = encode(max_seq_length=self.max_seq_length, doc_stride=stride)
+        owner = range(len(inputs)) if features.owner is None else features.owner
+        rows: list[Any] = [None] * len(features)
+        for numbers, _, (values,) in self.batches(features, [inputs[n].where for n in owner]):
             for number, value in zip(numbers, values, strict=True):
                 rows[number] = value
-        return np.stack(rows), cut
+        return features.by_text(np.stack(rows)), is_cut
 
     def of_positions(
         self,
@@ -391,11 +394,6 @@ class Predictor:
             positions = features.starts[numbers, None] + np.arange(inside.shape[1])
             logits[positions[inside]] = values[inside]
         return logits
-
-    def _encode(self, inputs: Sequence[Input], length: int) -> Features:
-        first = [item.fields["text"] for item in inputs]
-        second = [item.fields.get("second", "") for item in inputs]
-        return encode_texts(self.tokenizer, first, second, {}, max_seq_length=length)[0]
 
 
 def row_of(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:

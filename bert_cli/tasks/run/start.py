@@ -96,8 +96,7 @@ def load_pretrained(
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
-    table = factors_of(work)
-    new, left_out = load_weights(source, weights, same_labels=same_labels, table=table)
+    new, left_out = load_weights(source, weights, same_labels=same_labels, table=factors_of(work))
     parts = [f"starts from the weights in {source.folder}"]
     if trained := source.described.get("scaling"):
         parts.append(f"trained with scaling {trained}")

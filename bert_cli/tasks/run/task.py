@@ -10,19 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
+from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.engine import Engine
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
-from bert_cli.statistics import Sample, Score, describe, intervals
+from bert_cli.statistics import Examples, Sample, Score, describe, intervals
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
 Floats = npt.NDArray[np.float32]
 Logits = Mapping[str, Floats]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
 Scores = dict[str, float]
+SAME = ", chosen on the same examples"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,12 @@ class Result:
     """Printed before the scores."""
     run_files: Mapping[str, JSONObject] = field(default_factory=dict)
     """JSON files for the run's folder, which `bert predict` needs besides the model."""
+    decision: Decision | None = None
+    """What the examples have chosen of the model's answers, which is stored with the model."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of examples that are written like scores."""
+    note: str = ""
+    """What the scores are of."""
 
     @cached_property
     def intervals(self) -> Mapping[str, Score]:
@@ -51,12 +57,18 @@ class Result:
         return {**{name: sample.value for name, sample in self.samples.items()}, **self.counts}
 
     def half(self, *, choosing: bool) -> "Result":
-        """Return the result on the half of the groups that chooses, or on the other; a single group is both."""
+        """Return the result on a half of the examples, as `half_of`."""
         samples = {}
         for name, sample in self.samples.items():
-            rows = chooses(sample.examples.groups) == choosing
-            samples[name] = sample.take(rows) if rows.any() else sample
+            rows = half_of(sample.examples, choosing=choosing)
+            samples[name] = sample if rows.all() else sample.take(rows)
         return replace(self, samples=samples)
+
+
+def half_of(examples: Examples, *, choosing: bool) -> npt.NDArray[np.bool_]:
+    """Return a mask [n] of the half of the groups that chooses, or of the other half; a single group is both."""
+    rows: npt.NDArray[np.bool_] = chooses(examples.groups) == choosing
+    return rows if rows.any() else ~rows
 
 
 @dataclass(frozen=True)
@@ -89,10 +101,12 @@ class Task:
     """Decimals of the printed scores; files have all."""
     halves: bool = False
     """Whether half of the development set chooses the checkpoint and the other half reports its scores."""
+    has_several_labels: bool = False
+    """Whether an example may have several of the labels, or none."""
 
-    def print_scores(self, result: Result, note: str) -> None:
+    def print_scores(self, result: Result) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
-        print_line(f"scores: {describe(result.intervals)}{note}; in brackets 95 % intervals")
+        print_line(f"scores: {describe(result.intervals)}{result.note}; in brackets 95 % intervals")
         rounded = {name: round(value, self.digits) for name, value in result.scores.items()}
         print_line(json.dumps(rounded))
 
@@ -134,14 +148,14 @@ class Scorer:
             self.result = result
         return choosing.samples
 
-    def reported(self, result: Result) -> tuple[Result, str]:
-        """Return the result that is reported, and a note on what it is of."""
+    def reported(self, result: Result) -> Result:
+        """Return the result that is reported, with a note where half of the texts may have chosen."""
         if not self.task.halves:
-            return result, ""
+            return result
         if not any(sample.examples.groups.any() for sample in result.samples.values()):
-            return result, ", chosen on the same examples"
+            return replace(result, note=SAME)
         note = ", from the half of the held-out texts that chose nothing"
-        return result.half(choosing=False), note
+        return replace(result.half(choosing=False), note=note)
 
     def score(self, engine: Engine) -> Result:
         """Return the result of the current weights."""
@@ -156,6 +170,7 @@ class Scorer:
             if not np.isfinite(values).all():
                 remedy = "check its weights, or choose a higher precision"
                 raise DeviceError(name, "the model's outputs are not finite", remedy)
+            values = values if self.is_per_position else features.by_text(values)
             logits[name] = values if self.order is None else values[:, self.order]
         return logits
 

@@ -57,6 +57,9 @@ def with_teacher(
         problem = f"is a {source.architecture}, not a model for {work.head.task}"
     elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
+    elif source.has_several_labels != task.has_several_labels:
+        trained = "several labels" if source.has_several_labels else "one label"
+        problem = f"was trained for {trained} a text, unlike these rows"
     if problem:
         raise ConfigError(where, problem, "use a model that was trained for the task")
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
@@ -85,6 +88,8 @@ def with_teacher(
             positions = {**part.position_labels, "teacher_logits": logits}
             return replace(part, labels=labels, position_labels=positions)
         predicted = logits[:, 0] if task.labels == 1 else logits.argmax(1).astype(np.int32)
+        if task.has_several_labels:
+            predicted = (logits > 0.0).astype(np.int8)
         return replace(part, labels={"labels": predicted, **labels, "teacher_logits": logits})
 
     origin = f"{examples.fingerprint}, teacher {weights}"

@@ -11,6 +11,7 @@ from typing import Literal
 
 from bert_cli.data.examples.reader import read_ahead
 from bert_cli.errors import DeviceError
+from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
@@ -110,6 +111,8 @@ def _built(job: Job) -> Run:
     form = start.disk_format(
         job.work, state.weights, job.tokenizer, job.task.label_names, pooling, job.stream.epoch_size
     )
+    if job.task.has_several_labels:
+        form.config["problem_type"] = SEVERAL_LABELS
     return Run(job, engine, state, step, form)
 
 

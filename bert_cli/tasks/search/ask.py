@@ -20,8 +20,7 @@ def list_commands(settings: SearchSettings) -> None:
 def run(settings: SearchAskSettings) -> None:
     """Print the best passages. Raises ConfigError for a question without words, DataError for a damaged index."""
     half: Half | None = "words" if settings.words else "meaning" if settings.meaning else None
-    index = open_index(settings.index, half)
-    hits = index.ask(settings.question, settings.top, half)
+    hits = open_index(settings.index, half).ask(settings.question, settings.top, half)
     if settings.json_file:
         output_json(settings.json_file, [hit._asdict() for hit in hits])
     if is_stdout(settings.json_file):

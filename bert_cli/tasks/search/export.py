@@ -29,9 +29,8 @@ def run(settings: SearchExportSettings) -> None:
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     with index.snapshot():
         passages, has_vectors = index.count("passages"), index.has_vectors
-        schema = pyarrow.schema(
-            list(zip(COLUMNS, kinds, strict=True))[: None if has_vectors else -1]
-        )
+        fields = list(zip(COLUMNS, kinds, strict=True))
+        schema = pyarrow.schema(fields[: None if has_vectors else -1])
         with atomic_file(settings.out) as partial, parquet.ParquetWriter(partial, schema) as writer:
             rows = index.table.execute(ROWS)
             while batch := rows.fetchmany(AT_ONCE):

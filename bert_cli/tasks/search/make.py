@@ -33,12 +33,14 @@ def run(settings: SearchMakeSettings) -> None:
         paths = inputs.find_files(source, manifest)
         names |= {path.absolute(): path.relative_to(root).as_posix() for path in paths}
     with write_index(settings.index) as index:
+        name = settings.model or index.fact("model")
+        model = Model(name) if name else None  # an absent one is found before the text is read
         _read(index, names, settings)
         passages = count(index.count("passages"), "passage")
         documents = count(index.count("documents"), "document")
         print_line(f"search: {documents} of {count(index.count('files'), 'file')}, {passages}")
-        if name := settings.model or index.fact("model"):
-            _embed(index, Model(name))
+        if model:
+            _embed(index, model)
         else:
             print_line(
                 "search: questions are answered by their words (BM25); with --model also by their meaning, which "
@@ -100,12 +102,18 @@ def _embed(index: Index, model: Model) -> None:
             index.record(model=model.name, weights=model.weights)
     missing = index.count("passages") - index.count("vectors")
     print_line(f"search: {model.name} computes {count(missing, 'vector')}")
-    begun = time.monotonic()
-    done = 0
-    while rows := index.without_vector(AT_ONCE):
+    done = first = 0
+    begun = 0.0
+    # Few at first, so that the time left is soon known; their time is that of loading the model.
+    while rows := index.without_vector(min(AT_ONCE, 64 + done)):
         numbers, texts = zip(*rows, strict=True)
         with index.table:
             index.add_vectors(numbers, model(texts, done, missing))
         done += len(rows)
-        seconds = (time.monotonic() - begun) / done * (missing - done)
-        print_line(f"search: {done:,} of {missing:,} vectors; {format_duration(seconds)} left")
+        left = ""
+        if first:
+            seconds = (time.monotonic() - begun) / (done - first) * (missing - done)
+            left = f"; {format_duration(seconds)} left"
+        else:
+            first, begun = done, time.monotonic()
+        print_line(f"search: {done:,} of {missing:,} vectors{left}")

@@ -20,14 +20,11 @@ from bert_cli.tasks.run.vectors import Embedding, open_vectors
 
 
 class Model:
-    """A model of vectors, read when it is needed. Raises CheckpointError or ConfigError if it cannot be."""
+    """A model of vectors, found at once and read when it is needed. Raises CheckpointError or ConfigError."""
 
     def __init__(self, name: str) -> None:
         self.name = str(Path(name).absolute()) if Path(name).exists() else name
-
-    @cached_property
-    def _source(self) -> models.Source:
-        return models.find_source(self.name, "--model")
+        self._source = models.find_source(self.name, "--model")
 
     @cached_property
     def weights(self) -> str:

@@ -106,8 +106,7 @@ def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
         kinds = has
         for name, value in weights.items():
             if fault := checkpoint.find_fault(value):
-                raise CheckpointError(
-                    f"{path / MODEL}: {name}", fault, "move it out of the run's folder"
-                )
+                where = f"{path / MODEL}: {name}"
+                raise CheckpointError(where, fault, "move it out of the run's folder")
             sums[name] = sums.get(name, np.float64(0)) + value.astype(np.float64)
     return {name: (sums[name] / len(paths)).astype(weights[name].dtype) for name in sums}

@@ -44,9 +44,8 @@ def run(settings: EvaluateSettings) -> None:
     draft = draft_of(folder, model, settings.engine, settings.dataset_dir, NAME)
     held_out = draft.held_out
     if held_out is None:
-        raise ConfigError(
-            NAME, "is missing, and the run has no validation_dir", "pass --dataset-dir"
-        )
+        problem = "is missing, and the run has no validation_dir"
+        raise ConfigError(NAME, problem, "pass --dataset-dir")
     examples = settings.examples or draft.order.evaluation_examples
     samples = samples_of(draft, [model], examples)[model]
     scores = intervals(samples)

@@ -73,7 +73,7 @@ def run(settings: ExportSettings) -> None:
     # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    source = models.find_source(settings.model, "MODEL")
+    source = models.as_trained(models.find_source(settings.model, "MODEL"))
     origin = origin_of(settings, source.folder, settings.compare_on)
     if not check_new_folder(out, origin):
         _write(settings, source, origin)
@@ -314,7 +314,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
 
     source = model.source
     weights = folder / checkpoint.MODEL
-    if source.weights.name == checkpoint.MODEL:
+    if source.weights.name == checkpoint.MODEL and source.temperature == 1.0:
         shutil.copyfile(source.weights, weights)
     else:
         tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}

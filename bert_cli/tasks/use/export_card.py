@@ -7,6 +7,7 @@ from pathlib import Path
 from bert_cli import __version__
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
+from bert_cli.data.finetune.labels import read_decision
 from bert_cli.errors import CheckpointError
 from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.bert import named_weights
@@ -64,4 +65,5 @@ def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
     text = (checkpoint / card.CARD).read_text("utf-8") if (checkpoint / card.CARD).is_file() else ""
     compared = text.partition(card.BASELINES)
-    return [card.training_section(state), compared[1] + compared[2], *scored]
+    decided = card.decision_section(read_decision(checkpoint).model_dump(exclude={"temperature"}))
+    return [card.training_section(state), decided, compared[1] + compared[2], *scored]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 from scipy.stats import spearmanr
 
 from bert_cli.config.use import PredictSettings
@@ -142,8 +143,9 @@ def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[A
     logits = outputs["logits"] if "logits" in outputs else outputs["prediction_logits"]
     if model.label_names is None and logits.shape[1:] == (1,):
         return logits[:, 0]
-    if model.has_several_labels:
-        return (logits > 0.0).reshape(-1)
+    if model.source.has_several_labels:
+        thresholds = model.decision.thresholds_of(model.label_names or ())
+        return (expit(logits) > thresholds).reshape(-1)
     best = logits.argmax(-1)
     return best[is_real] if best.ndim == 2 else best
 

@@ -23,10 +23,14 @@ class Model:
     than the model reads has `"truncated": True` in its row, and is counted in a warning on standard error.
     """
 
-    def __init__(self, name: str, engine: Engine = "tensorflow") -> None:
+    def __init__(
+        self, name: str, engine: Engine = "tensorflow", none_below: float | None = None
+    ) -> None:
         self._name = name
         self._engine = engine
-        prediction = prepare(PredictSettings(model=name, engine=engine))
+        values = {"model": name, "engine": engine, "none_below": none_below}
+        given = {name: value for name, value in values.items() if value is not None}
+        prediction = prepare(PredictSettings.model_validate(given))
         self.task = prediction.task
         """The task that the model was trained for, as `bert predict --task` names it."""
         self._predictors = {self.task: build(prediction)}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.io.files import format_by_name
@@ -24,6 +25,7 @@ from bert_cli.text import count
 
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""
+SINGLE_LABEL = "single_label_classification"
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
@@ -80,16 +82,23 @@ def prepare(settings: PredictSettings) -> Prediction:
 
     Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task.
     """
-    source = models.find_source(settings.model, "MODEL")
+    source = models.as_trained(models.find_source(settings.model, "MODEL"))
     task = opened.task_of(source, settings.task)
     kind = predictors()[task]
     positions = source.config.max_position_embeddings
     _check_settings(settings, task, positions)
+    problem_type = source.described.get("problem_type") or SINGLE_LABEL
+    if settings.none_below is not None and problem_type != SINGLE_LABEL:
+        problem = f"has no effect on a model for {problem_type}"
+        raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
     defaults = kind.read_defaults(source, settings)
     longest = min(positions, defaults.pop("max_seq_length", positions))
     length = settings.max_seq_length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
+    stride = settings.doc_stride
+    if stride is not None and (error := window_error(length, stride)):
+        raise ConfigError("max_seq_length", *error)
     return Prediction(source, task, kind, settings, length)
 
 

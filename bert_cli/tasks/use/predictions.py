@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
-from bert_cli.config.finetune import QUESTION_SPECIALS
+from bert_cli.config.finetune import DOC_STRIDE, QUESTION_SPECIALS
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.features import Features
@@ -20,7 +20,6 @@ from bert_cli.data.finetune.squad_windows import (
     answers,
     make_windows,
     read_null_threshold,
-    read_window_sizes,
     with_null_threshold,
 )
 from bert_cli.data.tokens.tokenizer import MASK
@@ -31,6 +30,9 @@ from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, labels_of, row_of
 from bert_cli.tasks.run.vectors import Similarity
+
+NONE = "none"
+"""The label of a text without a label that is probable enough."""
 
 
 class FillMask(Predictor):
@@ -99,31 +101,38 @@ class TextClassification(Predictor):
     """The label of a text or a pair, or a score."""
 
     OPTIONAL = ("second",)
+    SETTINGS = ("doc_stride", "none_below")
 
     def empty_answer(self) -> Row:
         """Return an answer without a label."""
         if self.model.label_names is None:
             return {"score" if labels_of(self.model.source) == 1 else "scores": None}
-        if self.model.has_several_labels:
+        if self.model.source.has_several_labels:
             return {"labels": [], "probabilities": {}}
         return {"label": None, "probability": None, "probabilities": {}}
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the most probable label and every label's probability; for regression the score."""
         names = self.model.label_names
-        several = self.model.has_several_labels
+        several = self.model.source.has_several_labels
+        thresholds = self.model.decision.thresholds_of(names or ())
         logits, is_cut = self.of_texts(inputs)
-        probabilities = 1.0 / (1.0 + np.exp(-logits)) if several else softmax(logits, -1)
+        probabilities = expit(logits) if several else softmax(logits, -1)
         rows = []
         for item, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
             row: Row = {"scores": list(map(exact, scores))}
             if names is not None:
                 best = int(np.argmax(values))
-                each = list(zip(names, values, strict=True))
-                row = {"label": names[best], "probability": exact(values[best])}
+                is_sure = values[best] >= (self.settings.none_below or 0.0)
+                label = names[best] if is_sure else NONE
+                row = {"label": label, "probability": exact(values[best])}
                 if several:
-                    row = {"labels": [name for name, value in each if value > 0.5]}
-                row["probabilities"] = {name: exact(value) for name, value in each}
+                    row = {
+                        "labels": [names[label] for label in np.flatnonzero(values > thresholds)]
+                    }
+                row["probabilities"] = {
+                    name: exact(value) for name, value in zip(names, values, strict=True)
+                }
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
             rows.append(row_of(item.fields, row, cut))
@@ -141,12 +150,14 @@ class QuestionAnswering(Predictor):
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return the sizes of the run's windows, or those that fit, and the threshold that the run chose."""
         run = source.folder.parent
-        sizes = read_window_sizes(run)
+        sizes = source.window_sizes
         longest = source.config.max_position_embeddings
         length = settings.max_seq_length or min(longest, sizes.get("max_seq_length", longest))
         # At most half of the window for the question, and half of the rest for the stride.
         query = min(settings.max_query_length, length // 2)
-        stride = min(settings.doc_stride, max(1, (length - QUESTION_SPECIALS - query) // 2))
+        stride = min(
+            settings.doc_stride or DOC_STRIDE, max(1, (length - QUESTION_SPECIALS - query) // 2)
+        )
         defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
         if settings.version_2 and settings.null_score_diff_threshold is None:
             chosen = read_null_threshold(run)
@@ -199,6 +210,8 @@ class QuestionAnswering(Predictor):
 class TokenClassification(Predictor):
     """The label of each word, and the entities."""
 
+    SETTINGS = ("doc_stride",)
+
     def empty_answer(self) -> Row:
         """Return an answer without words."""
         return {"words": [], **({"entities": []} if self.model.has_bio_labels else {})}
@@ -210,11 +223,12 @@ class TokenClassification(Predictor):
         spans = [conll.word_spans(text) for text in texts]
         words = [[t[a:b] for a, b in bounds] for t, bounds in zip(texts, spans, strict=True)]
         sentences = conll.Sentences(words, [[0] * len(row) for row in words], tuple(names))
-        features, _ = conll.word_features(sentences, self.tokenizer, self.max_seq_length)
-        # A sentence that was split has several examples.
-        positions = conll.of_words(sentences, features, np.arange(len(features.tokens)))
-        sentence = np.searchsorted([numbers[-1] for numbers in positions], features.starts)
-        probabilities = softmax(self.of_positions(features, sentence, inputs, len(names)), -1)
+        length = self.max_seq_length
+        stride = self.settings.doc_stride or max(1, (length - QUESTION_SPECIALS) // 2)
+        features, _ = conll.word_features(sentences, self.tokenizer, length, stride)
+        assert features.owner is not None
+        logits = self.of_positions(features, features.owner, inputs, len(names))
+        probabilities = softmax(logits, -1)
         predicted = np.argmax(probabilities, axis=1)
         labels = sentences.names(conll.of_words(sentences, features, predicted))
         best = conll.of_words(sentences, features, probabilities.max(axis=1))

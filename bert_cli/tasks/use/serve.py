@@ -75,12 +75,13 @@ def run(settings: ServeSettings) -> None:
     with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         in_address = f"[{host}]" if ":" in host else host
-        is_private = bool(
-            LOOPBACK.fullmatch(in_address)
-        )  # the other addresses of this machine need the token
+        # The other addresses of this machine need the token.
+        is_private = bool(LOOPBACK.fullmatch(in_address))
         token = None if is_private else secrets.token_urlsafe(16)
         # A model is a folder, a prefix of files, or a name.
         opening = open_index if Path(settings.path).is_file() else open_model
+        if opening is open_index and settings.none_below is not None:
+            raise ConfigError("none_below", "has no effect on an index", "leave it out")
         app = build_app(*opening(settings), token)
         is_every = ipaddress.ip_address(host).is_unspecified
         shown = socket.gethostname() if is_every else in_address
@@ -111,7 +112,7 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
     """Open a model. `predict` takes an object of the JSON lines that `bert predict` reads, and returns its row."""
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
-    model = Model(settings.path, settings.engine)
+    model = Model(settings.path, settings.engine, settings.none_below)
 
     def predict(sent: JSONObject) -> Callable[[], object]:
         item = model.check(sent)

@@ -149,8 +149,7 @@ def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_non
 
 def texts(count, *, seed=0, of=(5, 50)):
     """Return pairs of full length, of words of one piece."""
-    rng = np.random.default_rng(seed)
-    rows = rng.integers(*of, (count, S))
+    rows = np.random.default_rng(seed).integers(*of, (count, S))
     rows[:, 0], rows[:, 15], rows[:, -1] = 2, 3, 3
     full = np.full(count, S, np.int32)
     labels = (np.arange(count) % 2).astype(np.int32)
@@ -188,11 +187,8 @@ def corpus(request, tmp_path_factory):
 def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corpus, capsys):
     report = report_of(capsys, corpus)
     expected = {"warnings": [], "records": 600, "sample": 600, "files": 3}
-    expected |= {
-        "lengths": {str(S): 600},
-        "largest_shard_fraction": 1 / 3,
-        "random_next_fraction": 0.5,
-    }
+    expected |= {"lengths": {str(S): 600}, "largest_shard_fraction": 1 / 3}
+    expected |= {"random_next_fraction": 0.5}
     expected |= {"bytes": sum(path.stat().st_size for path in corpus.glob("*.tfrecord"))}
     assert {name: report[name] for name in expected} == expected
     assert json.loads(inspected(capsys, corpus, "--json", "-")) == report
@@ -219,10 +215,8 @@ def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
 
 
 def test_pieces_are_joined_and_the_sequences_of_a_pack_are_shown_one_by_one():
-    tokens, shown = (
-        np.array([CLS, THE, CAT, PLURAL, SAT, DOT, SEP]),
-        np.array([2, 4, 6, 4, 5, 8, 3]),
-    )
+    tokens = np.array([CLS, THE, CAT, PLURAL, SAT, DOT, SEP])
+    shown = np.array([2, 4, 6, 4, 5, 8, 3])
     text = inspect.mark_masks([*range(7)], tokens, shown, {1, 3, 4, 5}, KNOWN)
     assert text.plain == "{the -> [MASK]} cat{##s -> [MASK]} {sat -> the} {.}"
     batch = batch_of(PACK, sequences=2)
@@ -262,9 +256,8 @@ def test_no_piece_of_a_vocabulary_controls_the_terminal(monkeypatch):
 
 def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
     (tmp_path / "runs/mine/step_00000010").mkdir(parents=True)
-    with pytest.raises(
-        DataError, match=r"mine is a run, see `bert runs .*runs`; use a complete folder"
-    ):
+    problem = r"mine is a run, see `bert runs .*runs`; use a complete folder"
+    with pytest.raises(DataError, match=problem):
         inspected(capsys, tmp_path / "runs/mine")
 
 

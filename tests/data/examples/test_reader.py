@@ -114,9 +114,8 @@ def test_the_stream_does_not_depend_on_the_size_of_the_step(corpora, kind):
 
 def test_a_step_that_cannot_be_divided_is_refused():
     for numbers in ((16, 4, 0, 3), (10, 4), (0, 4)):
-        with pytest.raises(
-            ConfigError, match=rf"\({numbers[0]} examples a step\): cannot be divided"
-        ):
+        problem = rf"\({numbers[0]} examples a step\): cannot be divided"
+        with pytest.raises(ConfigError, match=problem):
             Batching(*numbers)
 
 

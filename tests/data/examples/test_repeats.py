@@ -37,8 +37,7 @@ def test_the_copies_are_counted_under_other_masks_and_at_other_positions():
     moved = np.concatenate([np.roll(once[:1000], shift, axis=1) for shift in (0, 5)])
     assert 0.6 < sampled(moved, 2000) <= 1.0
     # Copies within a record: two halves that are the same.
-    halves = np.concatenate([once[:, : LENGTH // 2]] * 2, axis=1)
-    assert 0.5 < sampled(halves, 2000) < 1.0
+    assert 0.5 < sampled(np.concatenate([once[:, : LENGTH // 2]] * 2, axis=1), 2000) < 1.0
 
 
 def test_a_sample_estimates_the_copies_in_all_records():

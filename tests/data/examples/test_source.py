@@ -178,9 +178,8 @@ def test_an_impossible_offset_or_a_file_cut_during_the_run_is_an_error_and_no_cr
     offsets = good.copy()
     offsets[7] += 1
     offsets.tofile(folder / "corpus.offsets")
-    with pytest.raises(
-        DataError, match=r"no record starts here|does not have the size of a dynamic record"
-    ):
+    problem = r"no record starts here|does not have the size of a dynamic record"
+    with pytest.raises(DataError, match=problem):
         open_stream(folder, max_sequences_per_pack=2).rows(np.arange(15))
     good.tofile(folder / "corpus.offsets")
     reader = open_stream(folder, examples=30, micro=30)

@@ -174,6 +174,24 @@ def test_long_sentences_are_cut_between_words_and_a_word_without_pieces_is_unkno
     assert labels_of(given, features) == given.labels
 
 
+def test_a_word_of_a_long_sentence_counts_in_the_window_where_it_is_most_central(tokenizer):
+    given = sentences("a b a Johann b a b a b", "b a")
+    features, remarks = conll.word_features(given, tokenizer, 8, 3)
+    assert shown(features) == [
+        "[CLS] a b a jo ##han ##n [SEP]", "[CLS] jo ##han ##n b a b [SEP]", "[CLS] b a b a b [SEP]", "[CLS] b a [SEP]",
+    ]  # fmt: skip
+    assert features.owner.tolist() == [0, 0, 0, 1] and remarks == {conll.WINDOWS: 1}
+    weights = np.split(features.position_labels["label_weights"], features.ends[:-1])
+    assert [np.flatnonzero(part).tolist() for part in weights] == [
+        [1, 2, 3, 4], [4, 5], [3, 4, 5], [1, 2],
+    ]  # fmt: skip
+    assert labels_of(given, features) == given.labels
+    short = sentences("a Johann b", "b a")
+    plain, windows = (conll.word_features(short, tokenizer, 8, stride)[0] for stride in (None, 3))
+    for name, column in plain.arrays().items():
+        np.testing.assert_array_equal(windows.arrays()[name], column)
+
+
 def test_running_text_is_split_into_words_like_those_of_conll_files():
     for text, words in (
         ("Ada lives in Paris.", "Ada lives in Paris ."),

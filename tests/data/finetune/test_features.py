@@ -42,9 +42,10 @@ def test_texts_and_pairs_are_encoded_and_long_ones_are_cut_and_counted(tokenizer
         (["a b c d e f g h"], ["\t\u200b"], [CLS, *range(5, 11), SEP], [0] * 8, 1),
     ):  # fmt: skip
         labels = {"labels": np.arange(len(first), dtype=np.int32)}
-        examples, number = features.encode_texts(tokenizer, first, second, labels, max_seq_length=8)
+        examples, is_cut = features.encode_texts(tokenizer, first, second, labels, max_seq_length=8)
         assert examples.tokens.tolist() == tokens
-        assert (examples.segments.tolist(), number, len(examples)) == (segments, cut, len(first))
+        assert (examples.segments.tolist(), len(examples)) == (segments, len(first))
+        assert (is_cut.sum(), len(is_cut)) == (cut, len(first))
 
 
 def test_texts_encoded_in_parts_are_the_same_in_arrays_alone(tokenizer, monkeypatch):
@@ -59,11 +60,56 @@ def test_texts_encoded_in_parts_are_the_same_in_arrays_alone(tokenizer, monkeypa
     arrays = complete[0].arrays()
     for name, column in parts[0].arrays().items():
         assert column.dtype == arrays[name].dtype and np.array_equal(column, arrays[name]), name
-    assert parts[1] == complete[1] == 400
+    assert parts[1].sum() == complete[1].sum() == 400
     # Of 14,000 tokens; small arrays have 0.1 kB each, and lists of integers would have 0.5 MB more.
     assert peak < 3 * sum(column.nbytes for column in arrays.values()) + 400_000
     nothing, cut = features.encode_texts(tokenizer, [], None, {}, max_seq_length=8)
-    assert (len(nothing), cut, nothing.tokens.dtype) == (0, 0, np.int32)
+    assert (len(nothing), len(cut), nothing.tokens.dtype) == (0, 0, np.int32)
+
+
+def test_long_texts_are_read_in_windows_and_short_ones_as_ever(tokenizer):
+    short = ["a b", "", "a b c d e f", "c"], ["c", "", "", "a b c d"]
+    plain, _ = features.encode_texts(tokenizer, *short, {}, max_seq_length=8)
+    same, is_cut = features.encode_texts(tokenizer, *short, {}, max_seq_length=8, doc_stride=3)
+    assert same.owner.tolist() == [0, 1, 2, 3] and not is_cut.any()
+    for name, column in plain.arrays().items():
+        np.testing.assert_array_equal(same.arrays()[name], column)
+    first = ["a b c d e f g h", "a", "a b c d e f g"]
+    second = ["", "a b c d e f g h", "a b c d e f g"]
+    labels = {"labels": np.int32([7, 8, 9])}
+    sizes = {"max_seq_length": 8, "doc_stride": 3}
+    made, is_cut = features.encode_texts(tokenizer, first, second, labels, **sizes)
+    shown = [" ".join(PIECES[n] for n in part) for part in np.split(made.tokens, made.ends[:-1])]
+    assert [text.replace("[CLS] ", "").replace(" [SEP]", ",") for text in shown] == [
+        "a b c d e f,", "d e f g h,", "a, a b c d,", "a, d e f g,", "a, g h,",
+        # Of a pair, the first text leaves the second one tokens for its windows.
+        "a b, a b c,", "a b, d e f,", "a b, g,",
+    ]  # fmt: skip
+    assert made.owner.tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert made.labels["labels"].tolist() == [7, 7, 8, 8, 8, 9, 9, 9]
+    assert is_cut.tolist() == [False, False, True]
+    means = made.by_text(np.float32([[1], [2], [3], [4], [8], [6], [6], [6]]))
+    assert means.tolist() == [[1.5], [5.0], [6.0]] and means.dtype == np.float32
+    again = features.Features.of(made.arrays())
+    assert again.owner.tolist() == made.owner.tolist() and again.fingerprint == made.fingerprint
+
+
+def test_a_token_counts_in_the_window_with_the_most_context():
+    draw = np.random.default_rng(3)
+    for _ in range(200):
+        lengths, room = draw.integers(0, 40, 3), int(draw.integers(1, 12))
+        stride = int(draw.integers(1, room + 1))
+        owner, first, length = features.window_spans(lengths, room, stride)
+        best = np.split(features.most_central(owner, first, length), np.cumsum(length)[:-1])
+        for text, size in enumerate(lengths):
+            windows = np.flatnonzero(owner == text)
+            assert first[windows].tolist() == [stride * n for n in range(len(windows))]
+            for token in range(size):
+                holds = [w for w in windows if first[w] <= token < first[w] + length[w]]
+                context = [min(token - first[w], first[w] + length[w] - 1 - token) for w in holds]
+                value = [100 * c + length[w] for c, w in zip(context, holds, strict=True)]
+                wins = [bool(best[w][token - first[w]]) for w in holds]
+                assert wins == [n == value.index(max(value)) for n in range(len(holds))]
 
 
 def test_the_longer_text_loses_its_last_piece_until_both_fit():

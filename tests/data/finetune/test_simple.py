@@ -7,10 +7,12 @@ import pytest
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bert_cli.data.finetune import simple
+from bert_cli.data.finetune.labels import weights_of
 
 WORDS = ["good", "fine", "bad", "poor", "film", "plot", "song", "a", "i", "the"]
 
@@ -45,6 +47,28 @@ def test_regressions_on_words_and_on_vectors_are_those_of_scikit_learn():
     judge = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     expected = judge.fit(vectors[:120], LABELS).predict(vectors[120:])
     assert (simple.by_regression(vectors[:120], LABELS, vectors[120:]) == expected).all()
+
+
+def test_each_of_several_labels_has_a_regression_and_labels_have_weights_as_in_scikit_learn():
+    held_out = texts_of(60, 1)
+    several = np.stack([[word in t for t in TEXTS] for word in ("good", "bad", "the")], 1)
+    several = np.append(several, np.zeros((120, 1), bool), axis=1).astype(np.int8)
+    names = ("a", "b", "c", "d")
+    for class_weight in (None, "balanced"):
+        method = LogisticRegression(max_iter=1000, class_weight=class_weight)
+        judge = make_pipeline(CountVectorizer(), OneVsRestClassifier(method))
+        expected = judge.fit(TEXTS, several[:, :3]).decision_function(held_out)
+        weights = weights_of(several, names, "balanced") if class_weight else None
+        answers = simple.by_regression(TEXTS, several, held_out, weights)
+        assert answers[:, :3] == pytest.approx(expected, abs=1e-3)
+        assert (answers[:, 3] < -10).all()  # the label of no text
+        judge = make_pipeline(CountVectorizer(), method).fit(TEXTS, LABELS)
+        weights = weights_of(LABELS, names[:3], "balanced") if class_weight else None
+        assert (
+            simple.by_regression(TEXTS, LABELS, held_out, weights) == judge.predict(held_out)
+        ).all()
+    usual = simple.most_frequent(several, 2)
+    assert 1 / (1 + np.exp(-usual)) == pytest.approx(np.tile(several.mean(0), (2, 1)), abs=1e-5)
 
 
 def test_letters_of_scripts_without_spaces_are_words():

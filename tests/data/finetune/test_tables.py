@@ -26,7 +26,8 @@ def put(folder, name, text):
 
 
 def read(path, texts=("text",), label="label", names=None):
-    return tables.read_table(path, text_columns=texts, label_column=label, label_names=names)
+    labels = [label] if isinstance(label, str) else label or []
+    return tables.read_table(path, text_columns=texts, label_columns=labels, label_names=names)
 
 
 def test_only_a_line_feed_ends_a_line_also_of_a_compressed_file(tmp_path):
@@ -239,7 +240,7 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("a.csv", "text,label\n", ": contains no rows"),
         ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),
         ("a.jsonl", f'{good}\n{{"text": "b"}}', r"\(line 2\): has no column 'label'"),
-        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): 'label' is empty or not a label"),
+        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): has a list of labels, unlike the first row"),
         ("a.jsonl", f'{good}\n{{"text": 3, "label": 1}}', r"\(line 2\): 'text' is not a string"),
         ("a.jsonl", f"{good}\n\n{good}", r"\(line 2\): is not JSON"),
         ("a.jsonl", f"{good}\n[1]\n{good}", r"\(line 2\): is not a JSON object"),
@@ -250,6 +251,62 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
     ):  # fmt: skip
         with pytest.raises(DataError, match=rf"{name} ?{message}"):
             read(put(tmp_path, name, text))
+
+
+def read_several(path, labels=("label",), separator=None):
+    return tables.read_table(
+        path, text_columns=["text"], label_columns=list(labels), label_separator=separator
+    )
+
+
+def test_several_labels_of_a_text_are_a_list_or_have_a_separator_or_a_column_each(tmp_path):
+    rows = [("a", ["x", "y"]), ("b", []), ("c", ["z"]), ("d", ["x", "x"])]
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{"text": text, "label": of} for text, of in rows]),
+        tmp_path / "a.parquet",
+    )
+    lines = "".join(json.dumps({"text": text, "label": of}) + "\n" for text, of in rows)
+    joined = "text,label\na,x | y\nb,\nc,z\nd,x||x\n"
+    columns = "text,x,y,z\na,1,1,0\nb,0,0,0\nc,0,0,1\nd,1,0,0\n"
+    for path, more in (
+        (tmp_path / "a.parquet", {}),
+        (put(tmp_path, "a.jsonl", lines), {}),
+        (put(tmp_path, "a.csv", joined), {"separator": "|"}),
+        (put(tmp_path, "b.csv", columns), {"labels": ("x", "y", "z")}),
+    ):
+        result = read_several(path, **more)
+        assert result.labels.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
+        assert result.label_names == ("x", "y", "z")
+        assert result.remarks == {tables.UNLABELLED: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "labels", "message"),
+    [
+        ("a.csv", "text,x,y\na,1,0\nb,2,0\n", ("x", "y"), r"\(line 3\): 'x' is '2', not 0 or 1; write 1"),
+        ("a.csv", "text,x,y\na,1,0\nb,,0\n", ("x", "y"), r"\(line 3\): 'x' is empty"),
+        ("a.jsonl", '{"text": "a", "label": ["x", null]}', ("label",), r"\(line 1\): 'label' is empty"),
+        ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": "x"}', ("label",), r"2\): has one label"),
+        ("a.jsonl", '{"text": "a", "label": []}', ("label",), r"\(label\): has no label in any row"),
+        ("a.jsonl", '{"text": "a", "label": ["x", "X"]}', ("label",), r"label 'X' is spelled 'x'"),
+    ],
+)  # fmt: skip
+def test_a_row_without_a_readable_list_of_labels_is_reported_with_its_line(
+    name, text, labels, message, tmp_path
+):
+    with pytest.raises(DataError, match=message):
+        read_several(put(tmp_path, name, text), labels)
+
+
+@pytest.mark.parametrize("form", ["one label", "several labels"])
+def test_a_text_with_two_labels_is_a_warning_that_names_its_rows(form, tmp_path, capsys):
+    rows = [("a", "x"), ("b", "y"), ("a", "x"), *[("a", "y")] * 7]
+    lines = [{"text": t, "label": of if form == "one label" else [of]} for t, of in rows]
+    read_several(put(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines))))
+    err = capsys.readouterr().err
+    assert "warning: 7 rows with the text of an earlier one and another label: " in err
+    assert f"{tmp_path}/a.jsonl (line 4) has y, and {tmp_path}/a.jsonl (line 1) x;" in err
+    assert err.count(" has y") == 5 and err.endswith("; and 2 more\n")
 
 
 def examples(values, names=("a", "b", "c"), second=None):
@@ -279,6 +336,21 @@ def test_each_label_keeps_an_example_and_gives_one_if_it_has_two():
     assert np.bincount(tables.hold_out(rows, 0.99, 1)[0].labels).tolist() == [1, 1, 1]
     with pytest.raises(DataError, match="no label has two examples"):
         tables.hold_out(examples([0, 1, 2]), 0.5, 1)
+
+
+def test_texts_with_several_labels_are_held_out_by_their_rarest():
+    draw = np.random.default_rng(0)
+    labels = (draw.random((400, 3)) < [0.6, 0.3, 0.02]).astype(np.int8)
+    texts = [f"text {n}" for n in range(400)]
+    rows = tables.TextExamples(texts, None, labels, texts, ("a", "b", "c"))
+    train, held = tables.hold_out(rows, 0.2, 1)
+    assert len(held) == pytest.approx(80, abs=2)
+    assert held.labels.sum(0) == pytest.approx(labels.sum(0) * 0.2, rel=0.25)
+    alone = np.array([[1, 0], [1, 0], [1, 1]], np.int8)
+    train, _ = tables.hold_out(
+        tables.TextExamples(texts[:3], None, alone, texts[:3], ("a", "b")), 0.5, 1
+    )
+    assert train.labels.any(0).all()
 
 
 LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])

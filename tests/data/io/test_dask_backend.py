@@ -166,9 +166,8 @@ def test_a_shard_that_kills_its_worker_or_fails_ends_the_run(tmp_path, cluster):
     assert any(entry.name == "break_down" for entry in error.traceback)
     (tmp_path / "in/01").write_text("DIE")
     # Dask counts a killed worker for every shard that it had, also for those that had not begun.
-    with pytest.raises(
-        DataError, match=r"shout \(AA/0\d\): 2 workers were killed .*tcp://.*memory"
-    ):
+    problem = r"shout \(AA/0\d\): 2 workers were killed .*tcp://.*memory"
+    with pytest.raises(DataError, match=problem):
         run(shards, tmp_path / "out", shout, cluster.file)
     assert not (tmp_path / "out/manifest.json").exists()
     assert "AA/01" not in tree(tmp_path / "out")

@@ -243,9 +243,8 @@ def test_damaged_data_are_an_error(tmp_path, packing):
     cases += [("parquet", data[: len(data) // 2]), ("parquet", data[:-20])]
     for kind, wrong in cases:
         path.write_bytes(wrong)
-        with pytest.raises(
-            DataError, match=rf"/a: the {kind} data are damaged .*; download or copy"
-        ):
+        problem = rf"/a: the {kind} data are damaged .*; download or copy"
+        with pytest.raises(DataError, match=problem):
             read_file(path)
 
 

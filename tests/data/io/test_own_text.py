@@ -117,8 +117,7 @@ def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so
     expected = documents()
     source = write(tmp_path / "a", expected)
     out = make(source, tmp_path / "static", pieces, nsp=False, duplication_factor=1)
-    corpus = read_corpus(out)
-    assert corpus["next_sentence"] is False
+    assert read_corpus(out)["next_sentence"] is False
     assert read_manifest(out)["settings"]["nsp"] is False
     arrays = parse_static(payloads(out), S, P)
     ids, lengths = unmasked(arrays), arrays["input_mask"].sum(axis=1)

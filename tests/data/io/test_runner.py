@@ -109,9 +109,8 @@ def test_a_folder_of_other_settings_inputs_or_steps_is_rejected(tmp_path):
         with pytest.raises(DataError, match=rf"AA/{name}: was made from .* changed since; move"):
             run(other, out, language="english", mood="calm")
     shards[1].inputs[0].write_text("new text")
-    with pytest.raises(
-        DataError, match=r"AA/01: was made from inputs .*\(01\) that have changed since"
-    ):
+    problem = r"AA/01: was made from inputs .*\(01\) that have changed since"
+    with pytest.raises(DataError, match=problem):
         run(shards, out, language="english", mood="calm")
 
 
@@ -233,9 +232,8 @@ def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, 
     free = 1_061
     monkeypatch.setattr(runner, "free_bytes", lambda _: free)
     shards, out = make_inputs(tmp_path, 3), tmp_path / "out"  # 350 bytes and an index of 4 each
-    with pytest.raises(
-        DataError, match=r"write about 1\.1 kB, but only 1\.1 kB are free there; make"
-    ):
+    problem = r"write about 1\.1 kB, but only 1\.1 kB are free there; make"
+    with pytest.raises(DataError, match=problem):
         run(shards, out, expected_bytes=1_062)
     assert tree(out) == {}
     run(shards[:2], out)

@@ -125,8 +125,7 @@ def test_lines_that_their_author_broke_stay(tmp_path):
 
 
 def test_the_lines_of_a_file_do_not_depend_on_its_parts(tmp_path, monkeypatch):
-    text = "\n\n".join(map(WRAPPERS["hyphenated"], PARAGRAPHS))
-    (tmp_path / "a").write_text(text)
+    (tmp_path / "a").write_text("\n\n".join(map(WRAPPERS["hyphenated"], PARAGRAPHS)))
     expected = lines_of(tmp_path / "a")
     assert all(lines_of(tmp_path / "a", size=size) == expected for size in (300, 5000, 40_000))
     alone = sentences(tmp_path / "a", tmp_path / "out")
@@ -196,7 +195,5 @@ def test_line_breaks_are_no_setting_of_extracted_articles(tmp_path):
     with pytest.raises(ConfigError, match=r"--line-breaks: has no effect, .* is wikiextractor"):
         sentences(tmp_path / "wiki", tmp_path / "out", line_breaks="join")
     (tmp_path / "short").write_text("It was a wet and\nwindy day. He\nleft.\n")
-    assert sentences(tmp_path / "short", tmp_path / "a", line_breaks="join") == [
-        "It was a wet and windy day.",
-        "He left.",
-    ]
+    joined = sentences(tmp_path / "short", tmp_path / "a", line_breaks="join")
+    assert joined == ["It was a wet and windy day.", "He left."]

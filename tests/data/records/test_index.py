@@ -125,8 +125,7 @@ def test_tensorflow_and_the_tfrecord_package_read_the_same_records_and_index(tmp
     assert write_index(path) == path.stat().st_size
     from_the_frames = (tmp_path / "x.index").read_bytes()
     assert from_the_frames == index_of_tfrecord_package(path).encode() == by_the_writer
-    offsets = read_index(path)
-    assert np.array_equal(np.diff(offsets), [len(payload) + 16 for payload in payloads])
+    assert np.array_equal(np.diff(read_index(path)), [len(payload) + 16 for payload in payloads])
     path.write_bytes(b"")
     write_index(path)
     assert read_index(path).tolist() == [0]
@@ -324,9 +323,8 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
     assert read_corpus(folder) == corpus
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
-    with pytest.raises(
-        DataError, match=r"vocab\.txt\): is not the vocabulary .*; restore the original file"
-    ):
+    problem = r"vocab\.txt\): is not the vocabulary .*; restore the original file"
+    with pytest.raises(DataError, match=problem):
         index(folder)
     # Capital letters show a cased vocabulary.
     vocab.write_text("\n".join([*PIECES, "Wiki"]) + "\n")

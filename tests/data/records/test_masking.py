@@ -46,8 +46,7 @@ def test_rows_with_fewer_tokens_than_predictions_mask_them_all_and_are_padded():
     assert out.ids[0, :3].tolist() == [9, 8, 0]
     assert out.weights[0].sum() == 2
     for unit, _ in UNITS:
-        none = np.zeros(V, bool)
-        out = masked(tokens, np.array([5]), row_keys([0], 1), 76, none, unit)
+        out = masked(tokens, np.array([5]), row_keys([0], 1), 76, np.zeros(V, bool), unit)
         assert out.positions.shape == out.ids.shape == out.weights.shape == (1, 76)
         assert out.weights.sum() == 1
 

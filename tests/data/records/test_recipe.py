@@ -71,8 +71,7 @@ def sentences_of_many_words() -> Iterator[str]:
 def sentences_of_one_piece() -> Iterator[str]:
     """Yield 6 documents of 160,000 sentences of one piece: the length of a pair is its target."""
     for document in range(LONG_DOCUMENTS):
-        words = [word(document, kind) for kind in (0, 1, 3, 5)]
-        yield from words * 40_000
+        yield from [word(document, kind) for kind in (0, 1, 3, 5)] * 40_000
         yield ""
 
 

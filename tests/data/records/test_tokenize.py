@@ -258,8 +258,7 @@ def test_cased_text_is_not_lower_cased(home, tmp_path):
         changed = {"input": tmp_path / "a", "vocab": str(vocab), "cased": cased}
         out = make(home, tmp_path / str(cased), **changed)
         assert (unmasked(columns_of(out)) == len(PIECES)).any() == cased
-        config = json.loads((out / "tokenizer_config.json").read_text())
-        assert config["do_lower_case"] is not cased
+        assert json.loads((out / "tokenizer_config.json").read_text())["do_lower_case"] is not cased
 
 
 def test_the_vocabularys_folder_decides_about_accents_and_chinese_characters(home, tmp_path):
@@ -280,11 +279,8 @@ def test_the_vocabularys_folder_decides_about_accents_and_chinese_characters(hom
         assert set(records.tokens.tolist()) == expected
         assert read_corpus(out)["tokenizer"] == tokenizer_config(Normalization(**more))
         settings = read_manifest(out)["settings"]
-        assert {name: settings.get(name) for name in ("strip_accents", "split_chinese")} == {
-            "strip_accents": None,
-            "split_chinese": None,
-            **more,
-        }
+        expected = {"strip_accents": None, "split_chinese": None, **more}
+        assert {name: settings.get(name) for name in expected} == expected
     write_vocabulary(vocab, data, Normalization())
     with pytest.raises(DataError, match="split_chinese was False, now the default"):
         make(home, out, input=tmp_path / "a", vocab=str(vocab), nsp=False, masking="dynamic")

@@ -27,8 +27,7 @@ def make(path, texts=TEXTS, vectors=None):
     with write_index(path) as index, index.table:
         for number, text in enumerate(texts, 1):
             file = index.add_file(f"/texts/{number}.txt", f"{number}.txt", "mark")
-            passage = Passage(0, len(text), text)
-            index.add(file, 1, Document(f"Title {number}", [text]), [passage])
+            index.add(file, 1, Document(f"Title {number}", [text]), [Passage(0, len(text), text)])
         if vectors is not None:
             index.add_vectors(range(1, len(texts) + 1), vectors)
     return open_index(path)
@@ -90,8 +89,7 @@ def test_a_question_of_frequent_words_alone_has_answers(index):
     ],
 )
 def test_words_of_every_script_are_found(tmp_path, text, question, marked):
-    index = make(tmp_path / "index", [text, *TEXTS])
-    hit = index.ask(question)[0]
+    hit = make(tmp_path / "index", [text, *TEXTS]).ask(question)[0]
     assert hit.text == text.replace("\x02", " ").replace("\x03", " ")
     assert [hit.text[start:stop] for start, stop in hit.words] == marked
 
@@ -101,10 +99,8 @@ def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_p
     question = np.array([[0.6, 0, 0, 0, 0.8, 0, 0, 0]], np.float32)
     index.embed = lambda texts: question
     hits = index.ask("coffee", half="meaning", top=2)
-    assert [(hit.title, round(hit.score, 3)) for hit in hits] == [
-        ("Title 5", 0.8),
-        ("Title 1", 0.6),
-    ]
+    scores = [(hit.title, round(hit.score, 3)) for hit in hits]
+    assert scores == [("Title 5", 0.8), ("Title 1", 0.6)]
     lexical, meaning = index.by_words("coffee"), index.by_meaning(["coffee"])[0]
     np.testing.assert_allclose(meaning, VECTORS @ question[0], atol=1e-3)
 
@@ -141,9 +137,8 @@ def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
         with other.table:
             other.add_vectors(range(2, 7), VECTORS[1:])
     assert [hit.score for hit in index.ask("coffee")] == lexical
-    with pytest.raises(
-        ConfigError, match="meaning: the index has no vectors of all passages by its model; run"
-    ):
+    problem = "meaning: the index has no vectors of all passages by its model; run"
+    with pytest.raises(ConfigError, match=problem):
         index.ask("coffee", half="meaning")
     index = open_index(tmp_path / "index")
     index.embed, index.weights = (lambda texts: VECTORS[:1]), "another"
@@ -240,11 +235,10 @@ def test_other_files_and_versions_are_refused(tmp_path):
         table.execute("CREATE TABLE t(x)")
     with pytest.raises(DataError, match="was not made by `bert search make`"):
         open_index(tmp_path / "other")
-    other = make(tmp_path / "index")
-    other.table.execute("PRAGMA user_version = 7")
-    with pytest.raises(
-        DataError, match="is an index of version 7, and this `bert` reads version 1"
-    ):
+    index = make(tmp_path / "index")
+    index.table.execute("PRAGMA user_version = 7")
+    problem = "is an index of version 7, and this `bert` reads version 1"
+    with pytest.raises(DataError, match=problem):
         open_index(tmp_path / "index")
 
 

@@ -93,10 +93,8 @@ def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, caps
     folder = write(tmp_path / "in", {"1": [A, B], "2": [close, far, B, C]})
     assert run(folder, tmp_path / "tight", near_duplicates=0.9) == [A, B, close, far, C]
     assert run(folder, tmp_path / "usual", near_duplicates=0.5) == [A, B, far, C]
-    assert (
-        "equal an earlier document, and 1 that nearly equal an earlier document"
-        in capsys.readouterr().out
-    )
+    note = "equal an earlier document, and 1 that nearly equal an earlier document"
+    assert note in capsys.readouterr().out
     manifest = read_manifest(tmp_path / "usual")
     assert manifest["counts"]["duplicates"] == manifest["counts"]["near_duplicates"] == 1
     assert manifest["settings"]["near_duplicates"] == 0.5
@@ -146,8 +144,7 @@ def test_the_bands_find_the_pairs_above_the_threshold_and_no_others():
 
 
 def test_a_near_duplicate_of_a_dropped_document_alone_is_kept():
-    draw = np.random.default_rng(1)
-    first = draw.integers(0, 2**32 - 1, SIGNATURE_SIZE, np.uint32)
+    first = np.random.default_rng(1).integers(0, 2**32 - 1, SIGNATURE_SIZE, np.uint32)
     second, third = first.copy(), first.copy()
     second[:16] = 1
     third[:32] = 2

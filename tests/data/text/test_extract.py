@@ -216,9 +216,8 @@ def multistream(tmp_path, count=1, damage=None):
     for number, stream in enumerate(streams[1:-1]):
         lines += [f"{offset}:{number}:Page\n" for _ in range(count)]
         offset += len(stream)
-    (folder / f"{source.name.removesuffix('.xml.bz2')}-index.txt.bz2").write_bytes(
-        bz2.compress("".join(lines).encode())
-    )
+    packed = bz2.compress("".join(lines).encode())
+    (folder / f"{source.name.removesuffix('.xml.bz2')}-index.txt.bz2").write_bytes(packed)
     return source, offset
 
 
@@ -262,9 +261,8 @@ def test_a_page_in_two_later_streams_is_an_error_and_not_lost(tmp_path, monkeypa
     parts = [reader.header, *pages[:9], pages[9][:500], pages[9][500:] + b"".join(pages[10:])]
     source = tmp_path / "dump.xml.bz2"
     source.write_bytes(b"".join(map(bz2.compress, [*parts, b"</mediawiki>\n"])))
-    with pytest.raises(
-        DataError, match=r"a bzip2 stream ends within a page, at byte .*; unpack it"
-    ):
+    problem = r"a bzip2 stream ends within a page, at byte .*; unpack it"
+    with pytest.raises(DataError, match=problem):
         run(source, tmp_path / "out")
 
 
@@ -276,17 +274,14 @@ def test_a_damaged_stream_of_a_packed_dump_is_lost_alone(tmp_path, monkeypatch, 
     lost = [page for page in list(Dump(sample_dump()).pages())[30:40] if b"<ns>0</ns>" in page]
     lost = [page for page in lost if b"<redirect" not in page]
     begin, end = [match.start() for match in wikipedia.STREAM.finditer(source.read_bytes())][4:6]
-    with pytest.raises(
-        DataError, match=f"pages between byte {begin:,} and byte {end:,} are missing"
-    ):
+    problem = f"pages between byte {begin:,} and byte {end:,} are missing"
+    with pytest.raises(DataError, match=problem):
         run(source, tmp_path / "out", 2)
     manifest = run(source, tmp_path / "out", 2, keep_damaged=True)
     assert len(pages) - 10 - len(lost) == manifest["counts"]["documents"] == 75 - len(lost)
     assert 0 < len(lost) <= 10 and manifest["bytes_in_this_run"] == 0
-    assert (
-        f"between byte {begin:,} and byte {end:,} are missing; the text of "
-        in capsys.readouterr().out
-    )
+    problem = f"between byte {begin:,} and byte {end:,} are missing; the text of "
+    assert problem in capsys.readouterr().out
 
 
 def test_a_page_is_not_joined_from_two_damaged_streams(tmp_path):
@@ -378,9 +373,8 @@ def test_templates_of_ones_own_are_filled_and_recorded(tmp_path):
     run(source, out, 2, templates=file)
     assert "B d (1) f." in tree(out)["AA/wiki_00"]
     run(source, out, templates=file)
-    with pytest.raises(
-        DataError, match=r"other settings \(templates was '[0-9a-f]{8}', now the default\)"
-    ):
+    problem = r"other settings \(templates was '[0-9a-f]{8}', now the default\)"
+    with pytest.raises(DataError, match=problem):
         run(source, out)
     with pytest.raises(ConfigError, match=r"templates \(.*rules.json\): has no effect on another"):
         run(source, tmp_path / "with", templates=file, **{"with": "cat"})

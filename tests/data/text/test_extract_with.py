@@ -35,9 +35,8 @@ def extract_with(tmp_path, pages, body):
 def test_a_missing_wikiextractor_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(extract, "find_spec", lambda _: None)
     source = dump(tmp_path / "dump.xml", articles(1))
-    with pytest.raises(
-        ConfigError, match=r"with \(wikiextractor\): needs the extra 'wikiextractor'; pip"
-    ):
+    problem = r"with \(wikiextractor\): needs the extra 'wikiextractor'; pip"
+    with pytest.raises(ConfigError, match=problem):
         run(source, tmp_path / "out", **{"with": "wikiextractor"})
 
 
@@ -104,9 +103,8 @@ def test_a_program_that_fails_ends_the_step(tmp_path, body, problem):
 
 def test_a_program_that_is_missing_or_without_effect_is_refused(tmp_path):
     source = dump(tmp_path / "dump.xml", articles(1))
-    with pytest.raises(
-        ConfigError, match=r"with \(no-such-program .*\): no such program; install it"
-    ):
+    problem = r"with \(no-such-program .*\): no such program; install it"
+    with pytest.raises(ConfigError, match=problem):
         run(source, tmp_path / "out", **{"with": "no-such-program --format jsonl"})
     with pytest.raises(ConfigError, match=r"with \(a 'b\): is not a valid command line"):
         run(source, tmp_path / "out", **{"with": "a 'b"})

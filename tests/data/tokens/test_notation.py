@@ -47,8 +47,7 @@ def ids(tokenizer, text):
 def test_texts_have_the_ids_of_transformers_and_special_tokens_are_plain_text(folder):
     import transformers
 
-    path = str(folder / "tokenizer.json")
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     ours = read_tokenizer(folder)
     for text in TEXTS:
         assert ids(ours, text) == theirs(text, add_special_tokens=False)["input_ids"], text

@@ -99,9 +99,8 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
 
 def test_added_tokens_that_cannot_have_their_ids_are_refused(folder):
     (folder / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES) + 3}))
-    with pytest.raises(
-        DataError, match=r"\(added token '\[E1\]', id 21\): the ids of added tokens have a gap"
-    ):
+    problem = r"\(added token '\[E1\]', id 21\): the ids of added tokens have a gap"
+    with pytest.raises(DataError, match=problem):
         read_tokenizer(folder)
 
 
@@ -167,9 +166,8 @@ def test_a_vocabulary_that_a_tokenizer_json_replaces_is_not_read(folder):
 def test_a_cased_vocabulary_keeps_capitals_and_has_another_fingerprint(folder):
     before = read_tokenizer(folder).fingerprint
     assert read_tokenizer(folder).fingerprint == before
-    write_vocabulary(
-        folder, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization(cased=True)
-    )
+    data = "".join(f"{piece}\n" for piece in PIECES).encode()
+    write_vocabulary(folder, data, Normalization(cased=True))
     assert ids(read_tokenizer(folder), "Cat cat é") == [9, 6, 15]
     assert read_tokenizer(folder).fingerprint != before
 

@@ -30,14 +30,10 @@ assert_same = partial(assert_same, weights_within=3e-6)
 
 def both(jax, layout, **options):
     """Return the results of a run in a layout on JAX and on one device with TensorFlow."""
-    started = jax.start(**layout, **options)
-    return started.result(), on_tensorflow(**options)
+    return jax.start(**layout, **options).result(), on_tensorflow(**options)
 
 
-FLOAT16 = {
-    **ADAMW["optimizer_opts"],
-    "loss_scaling": 512,
-}
+FLOAT16 = {**ADAMW["optimizer_opts"], "loss_scaling": 512}
 ROUNDED = {"stochastic_rounding": True}
 
 

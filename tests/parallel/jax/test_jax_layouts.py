@@ -107,8 +107,7 @@ def test_a_layer_of_two_tensor_parallel_devices_has_four_all_reduces(jax):
     for layers in (2, 3):
         model = {"num_hidden_layers": layers}
         options = {"bert_config": model, "optimizer_opts": ADAMW["optimizer_opts"], "steps": 0}
-        result = jax.run(**MORE["tensor 2"], **options)
-        counts.append(collectives(result.programs[0]))
+        counts.append(collectives(jax.run(**MORE["tensor 2"], **options).programs[0]))
     counts[1].subtract(counts[0])
     assert +counts[1] == {"all-reduce": 4}
 

@@ -33,8 +33,7 @@ def first_step(home, **changes):
     work = workload_of(settings)
     mesh = resolve.open_mesh(work)
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
-    group = group_of(mesh)
-    task = task.teach(task=task, group=group) if task.teach else task
+    task = task.teach(task=task, group=group_of(mesh)) if task.teach else task
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
     engine, state, _ = build.build_run(work, mesh, plan)
     start.load_weights(models.find_source(str(home / "plain")), state.weights)
@@ -105,8 +104,7 @@ def test_loss_and_gradients_of_pairs_are_pytorchs_of_the_complete_batch(
 
 
 def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
-    draw = np.random.default_rng(2)
-    vectors = draw.standard_normal((6, 2, 8)).astype(np.float32)
+    vectors = np.random.default_rng(2).standard_normal((6, 2, 8)).astype(np.float32)
     texts = np.arange(12).reshape(6, 2)
     complete = embed.contrastive_loss(vectors, texts, 0.1)
     monkeypatch.setattr(embed, "ROWS", 4)
@@ -122,8 +120,7 @@ def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
 
 
 def test_a_candidate_with_the_text_of_the_anchor_is_no_negative():
-    draw = np.random.default_rng(4)
-    vectors = draw.standard_normal((6, 3, 8)).astype(np.float32)
+    vectors = np.random.default_rng(4).standard_normal((6, 3, 8)).astype(np.float32)
     texts = np.arange(18).reshape(6, 3)
     vectors[5, 1:], texts[5, 1:] = vectors[0, 0], texts[0, 0]
     repeated = embed.contrastive_loss(vectors, texts, 0.1)

@@ -16,7 +16,7 @@ from support.bert import run_bert
 from support.hf_models import change_weights
 from support.metrics import printed_scores, scores_of
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
-from support.tiny_models import TINY, metrics_of, write_model, write_reviews
+from support.tiny_models import metrics_of, write_base
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
@@ -43,11 +43,7 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model, reviews to train on and to score on, and a cache."""
-    base = tmp_path_factory.mktemp("finetune")
-    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
-    write_reviews(base / "train.csv", 160)
-    write_reviews(base / "dev.csv", 61, seed=1)
-    return base
+    return write_base(tmp_path_factory.mktemp("finetune"), train=160, dev=61)
 
 
 def arguments(base, run, *more, start="model", validation=True):
@@ -63,6 +59,16 @@ def trained(base):
     run = base / "trained"
     assert main(arguments(base, run)) == 0
     return run
+
+
+def as_before(run, name):
+    """Take a fixed value out of the checkpoints of a run, as in an older version, and return it."""
+    for path in run.glob("step_*/state.json"):
+        state = json.loads(path.read_text())
+        value = state["fixed"].pop(name)
+        del state["own_crc32c"]
+        path.write_text(json.dumps(state))
+    return value
 
 
 # --- training and scores
@@ -105,8 +111,7 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     words = ["classify", "--validation-file", str(base / "dev.csv"), "--no-do-training"]
     words += ["--max-seq-length", "64", "--cache-dir", str(base / "cache")]
     output = base / "only" / "scored"
-    scored = [*words, "--pretrained-ckpt-path", str(trained), "--output-dir", str(output)]
-    assert main(scored) == 0
+    assert main([*words, "--pretrained-ckpt-path", str(trained), "--output-dir", str(output)]) == 0
     out = capsys.readouterr().out
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
@@ -133,8 +138,7 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     ]
     assert not halves[0] & halves[1] and abs(choosing.sum() - 24) <= 1
     assert scores == scores_of(run) and scores["accuracy"] == right[~choosing].mean()
-    best = json.loads((run / "best.json").read_text())
-    assert best["value"] == right[choosing].mean()
+    assert json.loads((run / "best.json").read_text())["value"] == right[choosing].mean()
     written = json.loads((run / "scores.json").read_text())["intervals"]["accuracy"]
     assert written["n"] == (~choosing).sum()
     assert main(["export", str(run), str(base / "exported"), "--format", "hf"]) == 0
@@ -142,11 +146,7 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     assert f"| accuracy | {scores['accuracy']:.4f} [" in card
     capsys.readouterr()
     # A run of an older version, which chose on all of them, continues to.
-    for path in run.glob("step_*/state.json"):
-        state = json.loads(path.read_text())
-        assert state["fixed"].pop("chosen_on_half") is True
-        del state["own_crc32c"]
-        path.write_text(json.dumps(state))
+    assert as_before(run, "chosen_on_half") is True
     (run / "best.json").unlink()
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -196,10 +196,7 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert main(["predict", str(run), "good"]) == 4
     assert str(run / "seed_5") in capsys.readouterr().err
     # A seed of an older version chose on all texts, so they all do.
-    for path in (run / "seed_5").glob("step_*/state.json"):
-        state = json.loads(path.read_text())
-        del state["fixed"]["chosen_on_half"], state["own_crc32c"]
-        path.write_text(json.dumps(state))
+    assert as_before(run / "seed_5", "chosen_on_half") is True
     shutil.rmtree(run / "seed_6")
     assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
     assert json.loads((run / "scores.json").read_text())["accuracy"]["n"] == 17
@@ -213,9 +210,8 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
         return Result({"f1": mean_of([value])}, table=table)
 
     engine = SimpleNamespace(gather_weights=lambda: None)
-    scorer = Scorer(
-        workload_of(ClassifySettings()), Task(2, None, None, {}, evaluate, "f1"), lambda: False
-    )
+    task = Task(2, None, None, {}, evaluate, "f1")
+    scorer = Scorer(workload_of(ClassifySettings()), task, lambda: False)
     assert [scorer.evaluate(engine, step)["f1"].value for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
     assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
     monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
@@ -234,10 +230,8 @@ def test_a_run_ends_after_evaluations_without_a_better_score(base, capsys):
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010", "step_00000020"]
     assert best_checkpoint(run).name == "step_00000010"
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
-    assert (
-        "run: ended early at step 20 of 30; a larger --early-stop continues"
-        in capsys.readouterr().out
-    )
+    ended = "run: ended early at step 20 of 30; a larger --early-stop continues"
+    assert ended in capsys.readouterr().out
     assert main(["runs", str(run)]) == 0
     assert "  done  " in capsys.readouterr().out
     # A run with more patience continues.
@@ -253,11 +247,7 @@ def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again
     for name in ("scores.json", "best.json"):
         (run / name).unlink()
     # As in a run of a version without synthetic examples, whose checkpoints did not mention them.
-    for path in run.glob("step_*/state.json"):
-        state = json.loads(path.read_text())
-        assert state["fixed"].pop("generated_dataset") is False
-        del state["own_crc32c"]
-        path.write_text(json.dumps(state))
+    assert as_before(run, "generated_dataset") is False
     assert main(arguments(base, run, "--no-do-validation")) == 0
     assert not (run / "scores.json").exists() and not (run / "best.json").exists()
     monkeypatch.setattr(texts, "encode_texts", None)
@@ -367,10 +357,8 @@ def test_a_run_whose_gradients_were_never_finite_has_no_result(base, tmp_path, c
     for attempt in ("first", "again"):
         assert main(words) == 5, attempt
         printed = capsys.readouterr()
-        assert (
-            "bert: run (3 steps): no gradient was finite, so no step changed the weights"
-            in printed.err
-        )
+        problem = "run (3 steps): no gradient was finite, so no step changed the weights"
+        assert f"bert: {problem}" in printed.err
         assert "the model is" not in printed.out and "nothing to do" not in printed.out
     assert not (tmp_path / "run" / "scores.json").exists()
 
@@ -406,8 +394,7 @@ def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, 
             assert main(again) == 0
         for mine, other in zip(metrics_of(run), student, strict=True):
             assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5), name
-    without_teacher = arguments(base, tmp_path / "alone", "--num-epochs", "0.5")
-    assert main(without_teacher) == 0
+    assert main(arguments(base, tmp_path / "alone", "--num-epochs", "0.5")) == 0
     assert metrics_of(tmp_path / "alone")[0]["loss"] != student[0]["loss"]
     # Another temperature is another run.
     capsys.readouterr()
@@ -426,8 +413,7 @@ def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
         settings = ClassifySettings.model_validate({**files, "distillation": distillation})
         task = texts.build(settings, tokenizer, None)
         work = workload_of(settings)
-        cache = settings.cache_dir
-        task = with_teacher(settings.distillation, work, task, tokenizer, cache)
+        task = with_teacher(settings.distillation, work, task, tokenizer, settings.cache_dir)
         parts[name] = task.train
     alone, both, warmer = parts.values()
     assert warmer.fingerprint != alone.fingerprint
@@ -457,6 +443,7 @@ CHANGES = (
     "no labels",
     "tokenizer",
     "length",
+    "windows",
 )
 
 
@@ -471,10 +458,12 @@ def test_features_are_built_again_after_a_change_of_what_they_depend_on(
     )
     tokenizer = read_tokenizer(base / "model")
     settings = {"cache_dir": tmp_path / "cache", "max_seq_length": 16}
+    settings["train_file"] = tmp_path / "rows.csv"
     rows = TextExamples(["good film", "bad"], ["a", "b"], np.int32([0, 1]), ["0", "1"], ("n", "p"))
 
     def read():
-        return texts.features_of_texts(rows, "train", SimpleNamespace(**settings), tokenizer)
+        values = ClassifySettings.model_validate(settings)
+        return texts.features_of_texts(rows, "train", values, tokenizer)
 
     before = read()
     if change == "tokenizer":
@@ -484,6 +473,7 @@ def test_features_are_built_again_after_a_change_of_what_they_depend_on(
         tokenizer = read_tokenizer(tmp_path / "other")
     settings |= {"max_seq_length": 17} if change == "length" else {}
     settings |= {"cache_dir": tmp_path / "else"} if change == "folder" else {}
+    settings |= {"doc_stride": 5} if change == "windows" else {}
     other = {
         "texts": {"first": ["good", "bad"]},
         "second": {"second": ["b", "a"]},

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.hf_models import need
+from support.runs import lines_of
 from support.tiny_models import WORDS, write_model
 
 from bert_cli.cli import main
@@ -52,10 +53,6 @@ def at_home(home, monkeypatch):
     machine = recipe.Machine("CPU", 1, "float32", 1e11)
     monkeypatch.setattr(run, "measure", lambda *_: (machine, "trains fast"))
     return home
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def init(*words: str) -> int:
@@ -125,11 +122,20 @@ def test_the_sentence_names_its_subject_and_questions_are_whole_or_titles(tmp_pa
 
     assert examples() == (document[-1], ["A title.", document[-1]])
     asked = [f"How long is the bridge number {number}?" for number in range(4)]
-    assert examples("Why?", "And so? How is it?", *asked)[1] == asked[:3]
+    assert (
+        examples("Why?", "Permissions?", "And so? How is it?", "x: is it (y) or not?", *asked)[1]
+        == asked[:3]
+    )
+    for title in ("MOUNT(8)", "{{Short description|A bridge}}"):
+        document[0] = title
+        assert examples()[1] == [document[-1]]
 
 
-def test_the_held_out_documents_are_not_trained_on(at_home):
+def test_the_held_out_documents_are_not_trained_on(at_home, capsys):
     assert init("parts", "--from", "model", "--for", "search") == 0
+    expected = int(re.search(r"about (\d+) of the text", capsys.readouterr().out)[1])
+    pairs = (at_home / "parts/pairs.jsonl").read_text().count("\n")
+    assert 0.9 * expected <= pairs <= 1.1 * expected
 
     def texts(name, *keys):
         lines = (at_home / "parts" / name).read_text().splitlines()
@@ -152,14 +158,14 @@ def test_all_passages_of_the_document_of_a_query_are_relevant(at_home):
     lines = (at_home / "judged/search/qrels/test.tsv").read_text().splitlines()[1:]
     judged = {tuple(line.split("\t")[:2]) for line in lines}
     queries, texts = (
-        {row["_id"]: row["text"] for row in rows_of(at_home / f"judged/search/{name}.jsonl")}
+        {row["_id"]: row["text"] for row in lines_of(at_home / f"judged/search/{name}.jsonl")}
         for name in ("queries", "corpus")
     )
     assert queries.keys() == texts.keys() and len({*texts.values()}) == len(texts)
     owner = {name: name.partition("-")[0] for name in queries}
     assert judged == {(q, p) for q in queries for p in queries if owner[q] == owner[p]}
     assert len(judged) > len(queries) > len({*owner.values()})
-    held_out = [row["text"] for row in rows_of(at_home / "judged/text/held_out.jsonl")]
+    held_out = [row["text"] for row in lines_of(at_home / "judged/text/held_out.jsonl")]
     for name, passage in texts.items():
         assert passage in held_out[int(owner[name]) // 2 - 1]
 
@@ -191,11 +197,11 @@ def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home)
     words = ["init", "book.txt", "book", "--from", "model", "--for", "search"]
     assert main([*words, "--documents", "files", "--engine", "jax"]) == 0
     assert json.loads((at_home / "book/embed.json").read_text())["engine"] == "jax"
-    parts = [rows_of(at_home / f"book/text/{part}.jsonl") for part in text.PARTS]
+    parts = [lines_of(at_home / f"book/text/{part}.jsonl") for part in text.PARTS]
     lines = [line for part in parts for row in part for line in row["text"].splitlines()]
     assert sorted(lines) == sorted(SENTENCES * 8)
     assert all(parts)
-    assert rows_of(at_home / "book/search/queries.jsonl")
+    assert lines_of(at_home / "book/search/queries.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -205,16 +211,15 @@ def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home)
 def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, test, tmp_path):
     """One half chooses a checkpoint, the other is the test; twelve documents, if half of them are as many."""
     text.divide(tmp_path, [["A short text."]] * number, number, lambda line: [line], False)
-    sizes = [len(rows_of(tmp_path / f"text/{part}.jsonl")) for part in text.PARTS]
+    sizes = [len(lines_of(tmp_path / f"text/{part}.jsonl")) for part in text.PARTS]
     assert sizes == [number - held_out - test, held_out, test]
 
 
 def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
     (tmp_path / "a.txt").write_text("the film was \u2603\n\n" * 300)
     parts, _ = inputs.recognise_all(tmp_path / "a.txt", text.files.Reading(), {})
-    facts = text.read_facts(
-        parts, text.files.Reading(), find_vocabulary(str(home / "model"), cased=False)
-    )
+    vocabulary = find_vocabulary(str(home / "model"), cased=False)
+    facts = text.read_facts(parts, text.files.Reading(), vocabulary)
     assert (facts.unknown, facts.pieces_per_word) == (0.25, 1.0)
 
 
@@ -278,8 +283,7 @@ def test_the_step_that_compiles_is_not_measured(home, monkeypatch):
 def test_the_lines_of_wrapped_text_are_joined(at_home, capsys):
     documents = [textwrap.fill(" ".join(SENTENCES[n : n + 12]), 60) for n in range(0, 360, 12)]
     (at_home / "wrapped.txt").write_text("\n\n".join(documents) + "\n")
-    words = ["init", "wrapped.txt", "wrapped", "--from", "model", "--for", "search"]
-    assert main(words) == 0
+    assert main(["init", "wrapped.txt", "wrapped", "--from", "model", "--for", "search"]) == 0
     assert "init: 1 of 1 files, as wrapped.txt, have hard line breaks" in capsys.readouterr().out
     rows = (at_home / "wrapped/text/train.jsonl").read_text().splitlines()
     assert len(rows) == 15 and not any("\n" in json.loads(row)["text"] for row in rows)

@@ -1,5 +1,6 @@
 """The choice of `bert init`, for texts and machines that are not here."""
 
+import math
 import re
 from pathlib import Path
 
@@ -48,10 +49,7 @@ def row(megabytes: float, machine: str, start: str) -> str:
     config = chosen.configs["pretrain"]
     values = {name: value for name, value, _ in chosen.rows}
     warned = " *" if chosen.warnings else ""
-    batch = (
-        config["global_batch"]["micro_batch_size"]
-        * config["global_batch"]["grad_acc_steps_per_replica"]
-    )
+    batch = math.prod(config["global_batch"].values())
     epochs = values["epochs"].partition(",")[0]
     rate = f"{config['optimizer_opts']['learning_rate']['max_learning_rate']:g}"
     name = chosen.name if start == "from scratch" else ""
@@ -138,10 +136,8 @@ def test_a_run_that_uses_little_of_the_hours_has_the_reason():
 
 
 def test_hours_in_which_nothing_is_learnt_are_refused():
-    with pytest.raises(
-        ConfigError,
-        match=r"hours \(--hours\): is time for .* examples on this machine.*use --hours",
-    ):
+    problem = r"hours \(--hours\): is time for .* examples on this machine.*use --hours"
+    with pytest.raises(ConfigError, match=problem):
         pick(start="from a base model", machine="2 cores", hours=0.01)
     with pytest.raises(ConfigError, match=r"is time for .* pairs"):
         pick(start=Start("minilm", MINI_LM, is_for_sentences=True), goal="search", hours=1e-5)

@@ -227,8 +227,7 @@ def test_text_that_repeats_itself_is_a_warning(tmp_path):
     ):
         folder = write_folder(tmp_path / f"{kind}_{len(shard)}", kind, [shard], PIECES)
         settings = settings_of(tmp_path, generated_dataset=False, dataset_dir=folder)
-        stream = corpora.open_stream(settings)
-        checks = corpora.text_checks(stream, settings)
+        checks = corpora.text_checks(corpora.open_stream(settings), settings)
         assert [one.level for one in findings(doctor.add_checks, checks)][:1] == levels
 
 
@@ -294,9 +293,8 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     settings = settings_of(
         tmp_path, generated_dataset=False, dataset_dir=tmp_path / "none", json=tmp_path / "d.json"
     )
-    with pytest.raises(
-        DataError, match=r"dataset_dir, memory of a run: did not pass \(2 errors, .*\)"
-    ):
+    problem = r"dataset_dir, memory of a run: did not pass \(2 errors, .*\)"
+    with pytest.raises(DataError, match=problem):
         doctor.run(settings)
     lines = capsys.readouterr().out.splitlines()
     written = json.loads((tmp_path / "d.json").read_text(encoding="utf-8"))

@@ -35,8 +35,7 @@ def two(tmp_path, write_run):
 @pytest.fixture
 def bert(capsys):
     def run(*words):
-        code = main(list(map(str, words)))
-        return code, *capsys.readouterr()
+        return main(list(map(str, words))), *capsys.readouterr()
 
     return run
 

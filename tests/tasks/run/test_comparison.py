@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from sklearn.metrics import accuracy_score, f1_score
-from support.tiny_models import (
-    SENTENCES,
-    TINY,
-    pretrain_words,
-    write_model,
-    write_records,
-    write_reviews,
-)
+from support.tiny_models import SENTENCES, pretrain_words, write_base, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.data.finetune import simple
@@ -33,11 +26,7 @@ from bert_cli.train import history
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    base = tmp_path_factory.mktemp("compared")
-    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
-    write_reviews(base / "train.csv", 80)
-    write_reviews(base / "dev.csv", 40, seed=1)
-    return base
+    return write_base(tmp_path_factory.mktemp("compared"), train=80, dev=40)
 
 
 def classify(base, run, *more):
@@ -142,7 +131,7 @@ def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
 def test_a_note_says_what_the_scores_are_of(halves, groups, note):
     scorer = SimpleNamespace(task=Task(2, None, None, best="accuracy", halves=halves))
     result = Result({"accuracy": mean_of([0.0, 0.5, 1.0], groups)})
-    assert Scorer.reported(scorer, result)[1] == note
+    assert Scorer.reported(scorer, result).note == note
 
 
 @pytest.mark.parametrize("kind", ["retrieval", "pairs"])

@@ -64,8 +64,7 @@ def start(tmp_path):
             ports = [stack.enter_context(one).getsockname()[1] for one in sockets]
         cluster = {"worker": [f"localhost:{port}" for port in ports]}
         for rank, command in enumerate(commands):
-            task = {"type": "worker", "index": rank}
-            group = json.dumps({"cluster": cluster, "task": task})
+            group = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
             log = tmp_path / f"log{rank}"
             with log.open("w") as file:
                 streams: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT}

@@ -143,10 +143,8 @@ def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, ca
     assert pretrain(run, flags | {"pretrained-ckpt-path": model, name: "constant"}) == 0
     decayed = flags | {"pretrained-ckpt-path": run, name: "wsd"}
     assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
-    complete, decayed_rates = (
-        metrics_of(run),
-        [line["learning_rate"] for line in metrics_of(branch)],
-    )
+    complete = metrics_of(run)
+    decayed_rates = [line["learning_rate"] for line in metrics_of(branch)]
     assert complete[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
     for early, message in ((1, "constant only from step 2 to 10"), (2, "new_rows_only_steps")):
         more = {"decay-from": early} | ({"new-rows-only-steps": False} if early == 1 else {})

@@ -70,8 +70,7 @@ def readers(home: Path, model: Path, out: Path) -> dict[str, list[object]]:
 
 @pytest.mark.parametrize("name", [MODEL, "vocab.txt", "state.json"])
 def test_a_flipped_bit_is_found_by_whatever_reads_the_file(name, home, tmp_path, capsys):
-    run = shutil.copytree(home / "run", tmp_path / "run")
-    saved = complete_checkpoints(run)[-1]
+    saved = complete_checkpoints(shutil.copytree(home / "run", tmp_path / "run"))[-1]
     if name == "state.json":
         text = (saved / name).read_text().replace('"value": 1.0', '"value": 2.0')
         (saved / name).write_text(text)
@@ -164,14 +163,12 @@ def test_settings_with_fewer_tokens_than_the_records_train_and_more_are_padding(
     """The original's configs have 30,400 tokens, for records of 30,522."""
     for size, rows in ((ROWS - 20, ROWS), (PADDED, PADDED)):
         config, run = tmp_path / f"{size}.json", tmp_path / f"run{size}"
-        shape = {**TINY.model_dump(), "vocab_size": size}
-        config.write_text(json.dumps({"bert_config": shape}))
+        config.write_text(json.dumps({"bert_config": {**TINY.model_dump(), "vocab_size": size}}))
         assert pretrain(home, run, "--config", config) == 0
         printed = capsys.readouterr().out
         changed = f"bert_config.vocab_size: {ROWS}, as in the records, instead of {size}"
         assert (changed in printed) == (rows != size)
-        saved = complete_checkpoints(run)[-1]
-        assert rows_of(saved) == {rows}
+        assert rows_of(complete_checkpoints(run)[-1]) == {rows}
         # Phase 2 has the same number in its config.
         assert pretrain(home, tmp_path / f"next{size}", "--config", config, model=run) == 0
         assert rows_of(complete_checkpoints(tmp_path / f"next{size}")[-1]) == {rows}

@@ -142,8 +142,7 @@ def test_a_name_on_the_hub_brings_the_weights_that_it_has(model, in_torch, tmp_p
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda api, name, timeout: None)
     for name, folder in (("one", model), ("old", in_torch)):
         monkeypatch.setattr(huggingface_hub, "snapshot_download", partial(download, folder))
-        tensors = find_source(name).tensors()
-        assert set(tensors) == set(find_source(str(folder)).tensors())
+        assert set(find_source(name).tensors()) == set(find_source(str(folder)).tensors())
     # PyTorch's files are large, and requested only where there are no others.
     assert requests == ["one", "old", "old"]
 

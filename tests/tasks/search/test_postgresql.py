@@ -97,8 +97,7 @@ def test_the_page_loads_an_export_and_asks_it(tmp_path, server, monkeypatch):
     assert done.returncode == 0, done.stderr
     rows = [line.split("|")[0].strip() for line in done.stdout.splitlines() if "|" in line]
     assert sorted(rows) == sorted(TEXTS)
-    query = "SELECT text, vector FROM passages ORDER BY id"
-    client = ["psql", "-tA", "-F", "\t", "-c", query]
+    client = ["psql", "-tA", "-F", "\t", "-c", "SELECT text, vector FROM passages ORDER BY id"]
     stored = subprocess.run(
         client, env=environment, capture_output=True, text=True, check=True
     ).stdout

@@ -129,6 +129,11 @@ def test_words_alone_load_no_framework(manuals):
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+def test_a_model_that_is_absent_is_refused_before_the_text_is_read(manuals, capsys):
+    assert main(["search", "make", "index", "manuals", "--model", "./nothing"]) == 4
+    assert "reads" not in capsys.readouterr().out and not open_index(Path("index")).count("files")
+
+
 def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monkeypatch, capsys):
     main(["search", "make", "index", "manuals"])
     before = Path("index").read_bytes()
@@ -153,10 +158,8 @@ def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monk
 @pytest.mark.parametrize("rows", [1, 100, 1200])
 def test_a_call_that_was_killed_continues_to_the_same_index(manuals, rows):
     sentence = "The film number {} was good, and its music was fine. "
-    write(
-        manuals,
-        {f"{n}.txt": "".join(sentence.format(n + m) for m in range(400)) for n in range(60)},
-    )
+    texts = ("".join(sentence.format(n + m) for m in range(400)) for n in range(60))
+    write(manuals, {f"{n}.txt": text for n, text in enumerate(texts)})
 
     def passages():
         try:
@@ -318,10 +321,8 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     better = noise + np.array([[0.1 * min(n, 8) for n in range(11)]])  # 0.8 and more
     text = score.choose_weight(index, better, groups)
     assert index.weight == 0.8 and "confirms it; the index has weight 0.8" in text
-    assert (
-        "0.0 0.0" in text
-        and "other questions: 0.8 scores 0.300 [0.300, 0.300] more than 0.5" in text
-    )
+    assert "0.0 0.0" in text
+    assert "other questions: 0.8 scores 0.300 [0.300, 0.300] more than 0.5" in text
     text = score.choose_weight(index, random.uniform(size=(80, 11)), groups)
     assert index.weight == 0.5 and "does not confirm it" in text
     text = score.choose_weight(index, noise - abs(np.arange(11) - 5), groups)
@@ -363,8 +364,7 @@ def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
     main(["search", "make", "index", "manuals", "more"])
     name = str(Path(name).absolute()) if "/" in name else name
     Path("queries.tsv").write_text(f"question\tdocument\ntea\t{name}\n")
-    code = main(["search", "score", "index", "--queries", "queries.tsv"])
-    assert code == (3 if number else 0)
+    assert main(["search", "score", "index", "--queries", "queries.tsv"]) == (3 if number else 0)
     problem = f"{name!r} names {number} documents; use its file or FILE:NUMBER, or the absolute"
     assert (problem in capsys.readouterr().err) == bool(number)
 

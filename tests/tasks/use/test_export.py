@@ -248,8 +248,8 @@ PADDING = 3
 
 
 def model_of(folder, labels=None):
-    source = SimpleNamespace(folder=folder)
-    return SimpleNamespace(source=source, label_names=labels, has_several_labels=False)
+    source = SimpleNamespace(folder=folder, has_several_labels=False)
+    return SimpleNamespace(source=source, label_names=labels)
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")

@@ -143,8 +143,7 @@ def test_other_addresses_and_methods_are_answered_in_json(labels):
 )
 def test_another_page_and_a_name_that_points_here_cannot_ask(headers, status, labels):
     row = {"text": "the cat"}
-    answer = post(f"{labels}api/predict", json=row, headers=headers)
-    assert answer.status_code == status
+    assert post(f"{labels}api/predict", json=row, headers=headers).status_code == status
     page = get(labels, headers=headers)
     assert page.status_code == status
     assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
@@ -239,8 +238,7 @@ def test_a_search_is_answered_as_open_index_answers(half, index, found):
     assert hits == [{n: v for n, v in hit.items() if n != "file"} for hit in expected]
     assert hits and str(index.parent) not in answer.text
     about = get(f"{found}api/about").json()
-    passages = about.pop("passages")
-    assert passages >= len(hits)
+    assert about.pop("passages") >= len(hits)
     assert about == {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
 
 
@@ -273,12 +271,10 @@ def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, foun
 
 def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
     (tmp_path / "tea.txt").write_text(TEXTS["tea.txt"])
-    words = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]
-    assert main(words) == 0
+    assert main(["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]) == 0
     with in_a_thread(tmp_path / "my.index") as address:
         assert not get(f"{address}api/about").json()["has_meaning"]
-        sent = {"question": "tea", "half": "meaning"}
-        answer = post(f"{address}api/search", json=sent)
+        answer = post(f"{address}api/search", json={"question": "tea", "half": "meaning"})
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error.startswith(
@@ -416,8 +412,7 @@ def test_the_answer_is_marked_in_its_context(address_of, page):
 
 
 def test_texts_are_ranked_by_similarity(address_of, page):
-    address = address_of("bare")
-    open_page(page, address)
+    open_page(page, address_of("bare"))
     page.keyboard.type("the cat")
     page.get_by_label("Texts to compare with").fill("a dog sat on\nthe cat\nin france")
     (best, cosine), *others = bars_of(page)
@@ -436,10 +431,8 @@ def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, pag
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.locator("#document .here", has_text=TEA).wait_for()
-    assert (
-        " ".join(page.locator("#document p").all_text_contents()).split()
-        == TEXTS["tea.txt"].split()
-    )
+    shown = " ".join(page.locator("#document p").all_text_contents())
+    assert shown.split() == TEXTS["tea.txt"].split()
     page.keyboard.press("Escape")
     assert page.locator("#document").is_hidden()
     assert page.locator(".hit:focus b").text_content() == "All about tea"
@@ -486,8 +479,7 @@ def test_a_hostile_document_is_shown_as_text(found, page):
 
 
 def test_a_server_that_fails_or_refuses_is_told_on_the_page(address_of, page):
-    address = address_of("text")
-    open_page(page, address)
+    open_page(page, address_of("text"))
     page.route("**/api/predict", lambda route: route.abort())
     page.keyboard.type("the cat")
     page.locator("#status.wrong").wait_for()

@@ -1,0 +1,91 @@
+"""Labels: their weights, thresholds and scores are those of scikit-learn, or of a search over all thresholds."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score, precision_recall_fscore_support
+from sklearn.utils.class_weight import compute_class_weight
+from support.metrics import values
+
+from bert_cli.data.finetune import labels as of_texts
+from bert_cli.data.finetune.labels import Decision, best_thresholds, weights_of
+from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.statistics import identify
+
+NAMES = ("ham", "spam", "news")
+DRAW = np.random.default_rng(0)
+ONE = np.array([0] * 90 + [1] * 3 + [2] * 7, np.int32)
+SEVERAL = (DRAW.random((100, 3)) < [0.5, 0.03, 0.2]).astype(np.int8)
+LOGITS = 3.0 * DRAW.normal(size=(100, 3)) + 2.0 * SEVERAL
+
+
+def test_balanced_weights_are_those_of_scikit_learn_up_to_their_scale():
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=ONE)
+    column = weights_of(ONE, NAMES, "balanced")
+    assert column == pytest.approx((expected / expected.min())[ONE], rel=1e-6)
+    assert column.min() == 1.0 and column.dtype == np.float32
+    column = weights_of(SEVERAL, NAMES, "balanced")
+    for label in range(3):
+        absent, present = compute_class_weight(
+            "balanced", classes=np.arange(2), y=SEVERAL[:, label]
+        )
+        ratio = column[SEVERAL[:, label] == 1, label] / column[SEVERAL[:, label] == 0, label][0]
+        assert ratio == pytest.approx(present / absent, rel=1e-6)
+
+
+def test_a_table_of_weights_has_1_for_labels_that_it_lacks_and_knows_every_name():
+    assert weights_of(ONE, NAMES, {"spam": 4.0})[[0, 90, 99]].tolist() == [1, 4, 1]
+    assert weights_of(ONE, NAMES, {"ham": 0.5})[[0, 90, 99]].tolist() == [1, 2, 2]
+    for name, remedy in (("Spam", "did you mean 'spam'"), ("x", "the labels are 'ham', 'spam'")):
+        with pytest.raises(ConfigError, match=rf"class_weights \({name}\): is no label .*{remedy}"):
+            weights_of(ONE, NAMES, {name: 2.0})
+
+
+def test_no_threshold_has_a_better_f1_and_one_that_gains_nothing_is_a_half():
+    probabilities = np.round(1 / (1 + np.exp(-LOGITS)), 2)  # some are equal
+    thresholds = best_thresholds(SEVERAL, probabilities)
+    every = np.linspace(0.0, 1.0, 1001)
+    for label, threshold in enumerate(thresholds):
+        column = probabilities[:, label]
+        scores = [f1_score(SEVERAL[:, label], column > t, zero_division=0) for t in every]
+        best = f1_score(SEVERAL[:, label], column > threshold, zero_division=0)
+        assert best == pytest.approx(max(scores)) and best > scores[500]
+    none, right = np.zeros((4, 1), np.int8), np.array([[1], [1], [0], [0]], np.int8)
+    for labels, column in ((none, [0.9, 0.8, 0.3, 0.1]), (right, [0.9, 0.6, 0.3, 0.1])):
+        assert best_thresholds(labels, np.array(column)[:, None]).tolist() == [0.5]
+
+
+def test_scores_of_several_labels_are_those_of_scikit_learn_with_their_intervals():
+    predictions = LOGITS > 0.5
+    samples = of_texts.several_samples(SEVERAL, predictions, identify(range(100)))
+    expected = {f"{n}_f1": f1_score(SEVERAL, predictions, average=n) for n in ("micro", "macro")}
+    assert values(samples) == pytest.approx(expected, rel=1e-12)
+    rows = of_texts.scores_of_labels(SEVERAL, predictions)
+    judged = precision_recall_fscore_support(SEVERAL, predictions, zero_division=0)
+    assert np.array(rows)[:, 2:] == pytest.approx(np.stack(judged[:3], axis=1))
+    # On a part of the texts a label that no text has, and none gets, does not count.
+    part = np.arange(100) < 20
+    assert not SEVERAL[part, 1].any()
+    predictions[part, 1] = False
+    expected = f1_score(SEVERAL[part], predictions[part], average="macro", zero_division=np.nan)
+    samples = of_texts.several_samples(SEVERAL, predictions, identify(range(100)))
+    assert samples["macro_f1"].take(part).value == pytest.approx(expected)
+    nothing = np.zeros((3, 2), np.int8)
+    samples = of_texts.several_samples(nothing, nothing == 1, identify(range(3)))
+    assert values(samples) == {"micro_f1": 0.0, "macro_f1": 0.0}
+
+
+def test_what_accuracy_hides_is_said_where_a_label_has_less_than_a_fifth_of_its_even_share():
+    sentence = of_texts.describe_rare(ONE, NAMES)
+    assert "3 of 100 texts are 'spam'" in sentence and "an accuracy of 0.90" in sentence
+    for counts, is_rare in (([9, 1], False), ([91, 9], True), ([40, 40, 6], True), ([5, 5], False)):
+        labels = np.repeat(np.arange(len(counts)), counts)
+        assert bool(of_texts.describe_rare(labels, NAMES[: len(counts)])) == is_rare
+    assert of_texts.describe_rare(SEVERAL, NAMES) == ""
+
+
+def test_a_model_without_a_decision_has_the_usual_thresholds_and_a_damaged_one_is_refused(tmp_path):
+    assert of_texts.read_decision(tmp_path) == Decision()
+    assert Decision(thresholds={"spam": 0.2}).thresholds_of(NAMES).tolist() == [0.5, 0.2, 0.5]
+    (tmp_path / "decision.json").write_text('{"thresholds": [1]}')
+    with pytest.raises(CheckpointError, match=r"decision\.json \(thresholds\)"):
+        of_texts.read_decision(tmp_path)

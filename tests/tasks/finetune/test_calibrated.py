@@ -1,0 +1,185 @@
+"""A classifier's probabilities are calibrated on held-out texts, in predictions and in every export alike."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+from support.runs import last_line, lines_of
+from support.tiny_models import TINY, write_model, write_reviews
+
+import bert_cli
+from bert_cli.cli import main
+from bert_cli.data.random import chooses
+from bert_cli.files import with_checksum
+from bert_cli.statistics import identify
+from bert_cli.tasks.use import model
+from bert_cli.train.checkpoint import best_checkpoint
+
+TEXTS = ["good plot", "bad music awful", "plot music very", "it is a fine good good bad"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model, and reviews of which a fifth have the wrong label."""
+    base = tmp_path_factory.mktemp("calibrated")
+    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
+    for name, rows in (("train", 160), ("dev", 140)):
+        path = write_reviews(base / f"{name}.csv", rows, seed=rows)
+        header, *lines = path.read_text().splitlines()
+        other = {"negative": "positive", "positive": "negative"}
+        for number, line in enumerate(lines):
+            text, label, name = line.split(",")
+            lines[number] = ",".join([text, label if number % 5 else other[label], name])
+        path.write_text("\n".join([header, *lines]))
+    return base
+
+
+def arguments(base, *more):
+    files = ["--train-file", base / "train.csv", "--validation-file", base / "dev.csv"]
+    files += ["--pretrained-ckpt-path", base / "model", "--save-ckpt-path", base / "run"]
+    rate = ["--optimizer-opts.learning-rate.max-learning-rate", "0.003"]
+    return ["classify", *map(str, [*files, "--max-seq-length", 64, *rate, *more])]
+
+
+@pytest.fixture(scope="module")
+def printed(base):
+    """What the training has printed."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(arguments(base, "--num-epochs", 6, "--cache-dir", base / "cache")) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def run(base, printed):
+    return base / "run"
+
+
+@pytest.fixture(scope="module")
+def temperature(run):
+    stored = json.loads((best_checkpoint(run) / "decision.json").read_text())["temperature"]
+    assert abs(stored - 1.0) > 0.1
+    return stored
+
+
+def logits_of(folder, texts):
+    import torch
+    import transformers
+
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return np.stack([classifier(**tokenizer(t, return_tensors="pt")).logits[0] for t in texts])
+
+
+def test_half_of_the_held_out_texts_chooses_the_temperature_and_the_other_is_reported(
+    run, printed, temperature
+):
+    rows = lines_of(run / "predictions.jsonl")
+    choosing = chooses(identify(row["text"] for row in rows).groups)
+    logits = logits_of(best_checkpoint(run), [row["text"] for row in rows])
+    expected = softmax(logits / temperature, 1).max(1)
+    np.testing.assert_allclose([row["probability"] for row in rows], expected, atol=1e-5)
+    losses = []
+    right = np.array([row["label"] == "positive" for row in rows]).astype(int)
+    for value in (temperature * 0.98, temperature, temperature * 1.02):
+        each = np.log(softmax(logits / value, 1)[np.arange(len(rows)), right])
+        losses.append(-each[choosing].mean())
+    assert losses[1] < min(losses[0], losses[2])
+    line = next(line for line in printed.splitlines() if line.startswith("calibration error"))
+    assert f"at temperature {temperature:.4f}" in line
+    assert line.endswith(f"n {(~choosing).sum()}") and "none below  answered  accuracy" in printed
+    card = (best_checkpoint(run) / "README.md").read_text()
+    assert f"| temperature | {temperature:.4f} |" in card
+
+
+def test_bert_predict_has_the_calibrated_probability_and_says_none_below_one(
+    run, temperature, capsys, tmp_path
+):
+    expected = softmax(logits_of(best_checkpoint(run), TEXTS) / temperature, 1)
+    rows = bert_cli.load(run).label(TEXTS)
+    found = [list(row["probabilities"].values()) for row in rows]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    level = float(np.median(expected.max(1)))
+    words = ["predict", str(run), "--input", str(tmp_path / "texts.txt")]
+    capsys.readouterr()
+    assert main([*words, "--none-below", str(level)]) == 0
+    sure = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for row, usual in zip(sure, rows, strict=True):
+        label = usual["label"] if usual["probability"] >= level else "none"
+        assert row == {**usual, "label": label}
+    assert {row["label"] for row in sure} > {"none"}
+    of_page = model.Model(str(run), none_below=level)
+    assert of_page.predict([of_page.check({"text": text}) for text in TEXTS]) == sure
+
+
+@pytest.mark.parametrize("kind", ["hf", "saved-model", "onnx"])
+def test_an_export_has_the_temperature_in_its_weights(kind, base, run, temperature):
+    out = base / kind
+    assert main(["export", str(run), str(out), "--format", kind]) == 0
+    expected = logits_of(best_checkpoint(run), TEXTS[:1]) / temperature
+    if kind == "hf":
+        found = logits_of(out, TEXTS[:1])
+        rows, expected_rows = (bert_cli.load(folder).label(TEXTS) for folder in (out, run))
+        for row, other in zip(rows, expected_rows, strict=True):
+            assert row["probabilities"] == pytest.approx(other["probabilities"], abs=1e-6)
+    else:
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(best_checkpoint(run))
+        inputs = {name: np.array([ids]) for name, ids in tokenizer(TEXTS[0]).items()}
+        if kind == "onnx":
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(out / "model.onnx")
+            found = session.run(["logits"], {n: v.astype(np.int64) for n, v in inputs.items()})[0]
+        else:
+            import tensorflow as tf
+
+            serve = tf.saved_model.load(str(out)).signatures["serving_default"]
+            columns = {name: tf.constant(v, tf.int32) for name, v in inputs.items()}
+            found = serve(**columns)["logits"].numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert not (out / "decision.json").exists()
+
+
+def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
+    base, run, temperature, capsys
+):
+    before = {path: path.read_bytes() for path in best_checkpoint(run).iterdir()}
+    scored = (run / "predictions.jsonl").read_bytes()
+    assert main(arguments(base, "--num-epochs", 6, "--cache-dir", base / "cache")) == 0
+    only = ["--no-do-training", "--save-ckpt-path", base / "scored", "--pretrained-ckpt-path", run]
+    assert main(arguments(base, *only)) == 0
+    assert f"at temperature {temperature:.4f}" in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in best_checkpoint(run).iterdir()}
+    assert scored == (run / "predictions.jsonl").read_bytes()
+    again = lines_of(base / "scored" / "predictions.jsonl")
+    assert [row["probability"] for row in again] == [
+        row["probability"] for row in lines_of(run / "predictions.jsonl")
+    ]
+
+
+def test_a_model_without_one_probable_label_or_with_a_damaged_temperature_is_refused(
+    run, temperature, tmp_path, capsys
+):
+    copied = shutil.copytree(
+        best_checkpoint(run), tmp_path / "copied", ignore=shutil.ignore_patterns("state.json")
+    )
+    (copied / "decision.json").write_text(json.dumps(with_checksum({"temperature": 0.0})))
+    assert main(["predict", str(copied), "good"]) == 4
+    assert "decision.json (temperature)" in capsys.readouterr().err
+    (copied / "decision.json").unlink()
+    described = json.loads((copied / "config.json").read_text())
+    described["problem_type"] = "multi_label_classification"
+    (copied / "config.json").write_text(json.dumps(described))
+    assert main(["predict", str(copied), "good", "--none-below", "0.5"]) == 2
+    assert "none_below (0.5): has no effect on a model for multi_label" in capsys.readouterr().err
+    assert main(["predict", str(copied), "good"]) == 0
+    assert "labels" in last_line(capsys)
