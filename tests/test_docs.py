@@ -319,16 +319,27 @@ def test_every_script_that_is_named_without_a_commit_exists():
     assert [name for name in sorted(scripts) if not (ROOT / name).exists()] == []
 
 
-def test_every_block_has_a_language_and_every_link_of_the_readme_a_target():
-    """MkDocs checks the links of the pages; GitHub shows them without its extensions of Markdown."""
-    for page in TEXTS:
+def test_every_block_has_a_language_and_github_finds_every_place_that_a_page_names():
+    """GitHub knows none of the extensions of Markdown that MkDocs has; it names a place by its heading."""
+    places: dict[Path, set[str]] = {}
+    for page in (*TEXTS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"):
         text = page.read_text(encoding="utf-8")
         languages = {language for _, language, _ in FENCE.findall(text)}
         assert languages <= {*SHELL, "json", "python", "text", "yaml"}, page
-        assert not re.search(r"^(!!!|:\s)|\{[#:.]", FENCE.sub("", text), re.MULTILINE), page
-        for target in re.findall(r"\]\(([^)#\s]+)", FENCE.sub("", text)):
-            exists = re.match(r"https?:", target) or (page.parent / target).exists()
-            assert exists or page in PAGES, (page, target)
+        prose = FENCE.sub("", text)
+        assert not re.search(r"^(!!!|:\s)|\{[#:]", prose, re.MULTILINE), page
+        headings = re.findall("^#+ (.*)$", prose.lower(), re.MULTILINE)
+        places[page] = {re.sub(r"[^\w -]", "", line).replace(" ", "-") for line in headings}
+        for target in re.findall(r"\]\(([^)\s]+)", prose):
+            exists = (
+                re.match(r"https?:", target) or (page.parent / target.partition("#")[0]).exists()
+            )
+            assert exists, (page, target)
+    for page in places:
+        prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for name, place in re.findall(r"\]\(([^)#:]*)#([^)\s]+)\)", prose):
+            named = (page.parent / name).resolve() if name else page
+            assert place in places[named], (page, name, place)
 
 
 def test_the_code_has_every_message_that_the_troubleshooting_quotes():

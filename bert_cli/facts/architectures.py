@@ -78,11 +78,6 @@ class Architecture:
         """Return the name of transformers' class for a model with this head."""
         return self.hf_prefix + self.heads[head.name].hf_classes[0]
 
-    def head_of_task(self, task: str) -> Head | None:
-        """Return the head of a task of `bert predict`; None for a task that reads the encoder's output."""
-        heads = self.heads.values()
-        return next((head for head in heads if head.task == task and head.needs), None)
-
 
 # The names of BERT's embeddings in Hugging Face's classes.
 EMBEDDINGS = {

@@ -5,7 +5,7 @@ A task with its own head is a record in this file and its own files. Classes and
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bert_cli.facts.bert import BertConfig
@@ -64,6 +64,9 @@ class Head(Block):
     """Task of `bert predict`, by its name on the Hugging Face hub."""
     hf_classes: tuple[str, ...]
     """Class of transformers, and the class for the same model without its optional parts."""
+    hf_modeling: tuple[str, str] | None = None
+    """For a class that transformers does not have, a file of `model/` that has it, as `Architecture.hf_modeling`, and
+    the class `AutoModel...` of transformers that opens it."""
     needs: tuple[str, ...] = ()
     """Parts without which a model cannot be used for the task; none if the encoder is enough."""
     commands: Mapping[str, str] = field(default_factory=dict)
@@ -177,6 +180,17 @@ SEQUENCE_CLASSIFICATION = Head(
     commands={"glue": "glue_task", "classify": "label_column"},
     has_label_names=True,
 )
+MEAN_CLASSIFICATION = replace(
+    SEQUENCE_CLASSIFICATION,
+    name="mean_head",
+    layer="bert_cli.model.heads:MeanClassification",
+    before=(MEAN_POOL.name,),
+    hf_names={"mean_head/classifier": "classifier"},
+    parts={"mean_head": "classifier"},
+    hf_classes=("BertForMeanClassification",),
+    hf_modeling=("modeling_mean", "AutoModelForSequenceClassification"),
+    needs=("mean_head",),
+)
 TOKEN_CLASSIFICATION = Head(
     name="token_head",
     layer="bert_cli.model.heads:TokenClassification",
@@ -214,6 +228,7 @@ LAST_BLOCKS = {
         PRETRAINING,
         QUESTION_ANSWERING,
         SEQUENCE_CLASSIFICATION,
+        MEAN_CLASSIFICATION,
         TOKEN_CLASSIFICATION,
         MEAN_POOL,
         SENTENCE_EMBEDDING,

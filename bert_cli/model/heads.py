@@ -351,6 +351,23 @@ class SentenceEmbedding(Head):
         return sums["loss"] / counts["examples"], sums
 
 
+class MeanClassification(SentenceEmbedding):
+    """Block `mean_head`: vectors, which alone are trained, and a dense layer that is computed from them."""
+
+    labels: int
+
+    def _create_weights(self) -> None:
+        self.classifier = self.dense("classifier", outputs=self.labels)
+
+    def logits(self, hidden: Tensor, key: Key) -> Tensor:
+        """[B, 1, D], the mean -> [B, L] in float32."""
+        return self.classifier(ops.cast(hidden[:, 0], self.compute_dtype))
+
+    def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
+        """Return the InfoNCE loss of the vectors in a step of one micro-batch, as `SentenceEmbedding`."""
+        return self._contrastive_loss(super().logits(hidden, key), labels, counts)
+
+
 def unit_vectors(vectors_BD: Tensor) -> Tensor:
     """Return the vectors scaled to length 1; a vector of zeros is unchanged."""
     squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)

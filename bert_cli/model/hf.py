@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from bert_cli.errors import CheckpointError
-from bert_cli.facts.architectures import ARCHITECTURES, Part
+from bert_cli.facts.architectures import ARCHITECTURES, Part, head_of_class
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import PRETRAINING, Head
 from bert_cli.files import JSONObject
@@ -174,12 +174,18 @@ def class_entries(config: BertConfig, name: str) -> JSONObject:
         entries["auto_map"] |= {f"AutoModel{task}": start + task for task in tasks}
         # transformers chooses BERT's by its model_type.
         entries["tokenizer_class"] = "BertTokenizer"
+    head = head_of_class(name)
+    if head is not None and head.hf_modeling is not None:
+        module, opens = head.hf_modeling
+        entries["auto_map"] = {opens: f"{module}.{name}"}
     return entries
 
 
-def class_files(config: BertConfig) -> dict[str, bytes]:
-    """Return the files with the classes that transformers does not have, by name."""
+def class_files(config: BertConfig, head: Head | None = None) -> dict[str, bytes]:
+    """Return the files with the classes of a model with this head that transformers does not have, by name."""
     module = ARCHITECTURES[config.architecture].hf_modeling
+    if head is not None and head.hf_modeling is not None:
+        module, _ = head.hf_modeling
     path = Path(__file__).with_name(f"{module}.py")
     return {path.name: path.read_bytes()} if module else {}
 

@@ -252,7 +252,10 @@ def load_file(settings: type[Model], path: Path) -> Model:
 
 def _adapted(settings: type[Model], settled: Loaded, flags: Mapping[str, str]) -> Loaded:
     """Return the values that a command can use; `flags` are the flags that set some of them."""
-    raw = override(_default_groups(settings), settled.values)
+    defaults = _default_groups(settings)
+    for switch, values in getattr(settings, "DEFAULTS_WITH", {}).items():
+        defaults = override(defaults, values) if settled.values.get(switch) else defaults
+    raw = override(defaults, settled.values)
     values, left_out = adapt(raw, settled.renamed, settings)
     no_effect = {flags.get(name, name): why for name, why in left_out.items()}
     return replace(settled, values=values, no_effect={**settled.no_effect, **no_effect})

@@ -91,7 +91,7 @@ def model_card(
     code = ENCODE + RUNTIMES[runtime] if runtime in RUNTIMES else CODE.get(task, ANY_TASK)
     code = code.format(
         task=task,
-        options=", trust_remote_code=True" if hf.class_files(shape) else "",
+        options=", trust_remote_code=True" if hf.class_files(shape, head) else "",
         all=", top_k=None" if config.get("problem_type") == SEVERAL_LABELS else "",
         text="A [MASK] in a text." if head.fills_masks else "A text.",
     )

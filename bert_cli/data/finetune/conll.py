@@ -9,13 +9,20 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.finetune.features import Features, most_central, runs, window_spans
+from bert_cli.data.finetune.features import (
+    Features,
+    Pieces,
+    framed,
+    most_central,
+    runs,
+    window_spans,
+)
 from bert_cli.data.finetune.tables import check_spellings, label_numbers, read_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
@@ -175,10 +182,9 @@ def word_features(
     is 1 in the window where it is most central.
     """
     room = max_seq_length - 2
-    special = tokenizer.special
     # A word's pieces do not depend on its neighbours.
     distinct = list(dict.fromkeys(word for words in sentences.words for word in words))
-    pieces = dict(zip(distinct, tokenizer.encode_words(distinct), strict=True))
+    ids_of = dict(zip(distinct, tokenizer.encode_words(distinct), strict=True))
     flat: list[int] = []
     places: list[int] = []  # of first pieces
     spans: list[tuple[int, int, int]] = []  # sentence, first piece, number of pieces
@@ -188,10 +194,10 @@ def word_features(
         begin = len(flat)
         first = begin
         for word in words:
-            ids = pieces[word]
+            ids = ids_of[word]
             remarks[NO_PIECES] += not ids
             remarks[CUT_WORDS] += len(ids) > room
-            ids = ids[:room] or [special.unk]
+            ids = ids[:room] or [tokenizer.special.unk]
             if len(flat) + len(ids) > first + room:
                 spans.append((number, first - begin, len(flat) - first))
                 first = len(flat)
@@ -205,25 +211,22 @@ def word_features(
     if doc_stride is not None:
         owner, start, length = window_spans(sizes, room, doc_stride)
         remarks[WINDOWS] = remarks.pop(CUT_SENTENCES)
-    ends = np.cumsum(length + 2)
-    inside = runs(ends - length - 1, length)
-    piece = runs((np.cumsum(sizes) - sizes)[owner] + start, length)
-    tokens = np.full(ends[-1], special.sep, np.int32)
-    tokens[ends - length - 2] = special.cls
-    tokens[inside] = np.array(flat, np.int32)[piece]
-    weights = np.zeros(len(tokens), np.float32)
+    none = np.zeros_like(length)
+    pieces = Pieces(
+        np.array(flat, np.int32), sizes.cumsum() - sizes, sizes, np.zeros((0, 2), np.int32)
+    )
+    part = pieces.part(owner, start, length)
+    features = framed(tokenizer, part, part._replace(lengths=none), none > 0)
     is_first = np.zeros(len(flat), np.bool_)
     is_first[places] = True
-    weights[inside] = is_first[piece] & most_central(owner, start, length)
-    labels = np.zeros(len(tokens), np.int32)
+    weights = np.zeros(len(features.tokens), np.float32)
+    is_best = most_central(owner, start, length)
+    weights[runs(features.starts + 1, length)] = is_first[runs(part.starts, length)] & is_best
+    labels = np.zeros(len(weights), np.int32)
     labels[weights > 0] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
-    features = Features(
-        tokens,
-        np.zeros(len(tokens), np.int8),
-        ends,
-        position_labels={"labels": labels, "label_weights": weights},
-        owner=None if doc_stride is None else owner,
-    )
+    columns = {"labels": labels, "label_weights": weights}
+    shown_in = None if doc_stride is None else owner
+    features = replace(features, position_labels=columns, owner=shown_in)
     return features, +remarks
 
 

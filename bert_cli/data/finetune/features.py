@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,13 @@ class Features:
         first = np.flatnonzero(np.diff(self.owner, prepend=-1))
         windows = np.diff(first, append=len(self.owner))
         return np.add.reduceat(values, first) / windows[:, None].astype(values.dtype)
+
+    def take(self, numbers: Numbers) -> "Features":
+        """Return the examples of these numbers, in this order, without columns by position."""
+        lengths = self.lengths[numbers]
+        index = runs(self.starts[numbers], lengths)
+        labels = {name: column[numbers] for name, column in self.labels.items()}
+        return Features(self.tokens[index], self.segments[index], lengths.cumsum(), labels)
 
     def batch(self, numbers: Numbers, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
@@ -332,6 +339,52 @@ def pack_texts(lengths: Numbers, size: int, slots: int) -> tuple[Numbers, Number
     return pack, slot, offset
 
 
+class Pieces(NamedTuple):
+    """Tokens of several texts, one text after another; offsets [tokens, 2] are characters in the text."""
+
+    ids: npt.NDArray[np.int32]
+    starts: Numbers
+    lengths: Numbers
+    offsets: npt.NDArray[np.int32]
+
+    def part(self, text: Numbers, first: Numbers, length: Numbers) -> "Pieces":
+        """Return as many tokens of these texts, from their first token on."""
+        return self._replace(starts=self.starts[text] + first, lengths=length)
+
+
+def encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool = False) -> Pieces:
+    """Encode texts on all cores, some thousands at once, as the library's results are large."""
+    library = tokenizer.library
+    encode = library.encode_batch if with_offsets else library.encode_batch_fast
+    ids = [np.zeros(0, np.int32)]
+    lengths = []
+    offsets = [np.zeros((0, 2), np.int32)]
+    for begin in range(0, len(texts), ENCODED_AT_ONCE):
+        batch = list(texts[begin : begin + ENCODED_AT_ONCE])
+        for encoding in encode(batch, add_special_tokens=False):
+            ids.append(np.array(encoding.ids, np.int32))
+            lengths.append(len(encoding.ids))
+            if with_offsets:
+                offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
+    counts = np.array(lengths, np.int64)
+    return Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
+
+
+def framed(
+    tokenizer: TextTokenizer, first: Pieces, second: Pieces, is_pair: npt.NDArray[np.bool_]
+) -> Features:
+    """Return [CLS] first [SEP] of each part of a text, and second [SEP] in a pair [n]."""
+    sizes = np.stack([first.lengths + 2, (second.lengths + 1) * is_pair], axis=1)
+    ends = sizes.sum(1).cumsum()
+    starts = ends - sizes.sum(1)
+    segments = np.repeat(np.tile(np.array([0, 1], np.int8), len(ends)), sizes.ravel())
+    tokens = np.full(len(segments), tokenizer.special.sep, np.int32)
+    tokens[starts] = tokenizer.special.cls
+    for begin, part in ((starts + 1, first), (starts + sizes[:, 0], second)):
+        tokens[runs(begin, part.lengths)] = part.ids[runs(part.starts, part.lengths)]
+    return Features(tokens, segments, ends)
+
+
 def encode_texts(
     tokenizer: TextTokenizer,
     first: Sequence[str],
@@ -349,62 +402,24 @@ def encode_texts(
     With `doc_stride`, a text that is too long becomes several examples, its `window_spans`; of a pair, the second text
     does, and the first is truncated where it leaves no `doc_stride` tokens.
     """
-    special = tokenizer.special
-    cut = [np.zeros(0, np.bool_)]
-    owners = [np.zeros(0, np.int64)]
-    parts = [(np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.int64))]
-    for begin in range(0, len(first), ENCODED_AT_ONCE):
-        piece = slice(begin, begin + ENCODED_AT_ONCE)
-        left = _ids(tokenizer, first[piece])
-        right = _ids(tokenizer, second[piece]) if second is not None else [[]] * len(left)
-        if doc_stride is not None:
-            left, right, owner, is_cut = _in_windows(left, right, max_seq_length, doc_stride)
-            owners.append(begin + owner)
-        size_a, size_b = (np.fromiter(map(len, side), np.int64) for side in (left, right))
-        kept = truncated_lengths(size_a, size_b, max_seq_length - np.where(size_b > 0, 3, 2))
-        if doc_stride is None:
-            is_cut = kept[0] + kept[1] < size_a + size_b
-        cut.append(is_cut)
-        tokens: list[int] = []
-        for a, b, length_a, length_b in zip(
-            left, right, *map(np.ndarray.tolist, kept), strict=True
-        ):
-            tokens += [special.cls, *a[:length_a], special.sep]
-            tokens += [*b[:length_b], special.sep] if b else []
-        # Tokens of each text with its special ones.
-        spans = np.stack([kept[0] + 2, np.where(size_b > 0, kept[1] + 1, 0)], axis=1)
-        segments = np.repeat(np.tile(np.array([0, 1], np.int8), len(spans)), spans.ravel())
-        # Python's integers would take twelve times the memory.
-        parts.append((np.array(tokens, np.int32), segments, spans.sum(axis=1)))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    features = Features(columns[0], columns[1], columns[2].cumsum(), labels)
-    if doc_stride is not None:
-        owner = np.concatenate(owners)
-        labels = {name: labels[name][owner] for name in labels}
-        features = replace(features, labels=labels, owner=owner)
-    return features, np.concatenate(cut)
-
-
-def _in_windows(
-    left: Sequence[list[int]], right: Sequence[list[int]], max_seq_length: int, doc_stride: int
-) -> tuple[list[list[int]], list[list[int]], Numbers, npt.NDArray[np.bool_]]:
-    """Return both sides of the windows [n], the text of each, and a mask of texts whose first side is truncated."""
-    size_a, size_b = (np.fromiter(map(len, side), np.int64) for side in (left, right))
-    is_pair = size_b > 0
-    whole = np.minimum(size_a, max_seq_length - 3 - np.minimum(size_b, doc_stride)) * is_pair
-    room = max_seq_length - 2 - is_pair - whole
-    owner, first, length = window_spans(np.where(is_pair, size_b, size_a), room, doc_stride)
-    lefts, rights = [], []
-    spans = zip(*map(np.ndarray.tolist, (owner, first, first + length)), strict=True)
-    for text, begin, end in spans:
-        lefts.append(left[text][: whole[text]] if is_pair[text] else left[text][begin:end])
-        rights.append(right[text][begin:end])
-    return lefts, rights, owner, is_pair & (whole < size_a)
-
-
-def _ids(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    encodings = tokenizer.library.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [encoding.ids for encoding in encodings]
+    left = encode(tokenizer, first)
+    right = encode(tokenizer, [""] * len(first) if second is None else second)
+    is_pair = right.lengths > 0
+    room = max_seq_length - 2 - is_pair
+    if doc_stride is None:
+        kept = truncated_lengths(left.lengths, right.lengths, room)
+        is_cut = kept[0] + kept[1] < left.lengths + right.lengths
+        left, right = left._replace(lengths=kept[0]), right._replace(lengths=kept[1])
+        return replace(framed(tokenizer, left, right, is_pair), labels=labels), is_cut
+    whole = np.minimum(left.lengths, room - np.minimum(right.lengths, doc_stride))
+    is_cut = is_pair & (whole < left.lengths)
+    lengths = np.where(is_pair, right.lengths, left.lengths)
+    owner, start, length = window_spans(lengths, room - whole * is_pair, doc_stride)
+    pair = is_pair[owner]
+    left = left.part(owner, np.where(pair, 0, start), np.where(pair, whole[owner], length))
+    right = right.part(owner, start * pair, length * pair)
+    labels = {name: labels[name][owner] for name in labels}
+    return replace(framed(tokenizer, left, right, pair), labels=labels, owner=owner), is_cut
 
 
 def cached(

@@ -86,8 +86,7 @@ def describe_rare(labels: Column, names: Sequence[str]) -> str:
         return ""
     return (
         f"labels: {counts[rare]:,} of {len(labels):,} texts are '{names[rare]}'; to answer '{names[usual]}' always has "
-        f"an accuracy of {counts[usual] / len(labels):.2f}, so macro F1, which counts all labels alike, chooses the "
-        "checkpoint"
+        f"an accuracy of {counts[usual] / len(labels):.2f}, so read macro F1, which counts all labels alike"
     )
 
 
@@ -110,14 +109,13 @@ def best_thresholds(labels: Column, probabilities: Floats) -> Floats:
     return np.where(is_better, np.take_along_axis(middle, best, 0)[0], USUAL_THRESHOLD)
 
 
-def scores_of_labels(labels: Column, predictions: Column) -> list[tuple[float, ...]]:
+def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
     """Return the texts, predictions, precision, recall and F1 of each label of [n, L]; 0 where one is undefined."""
-    counts = labels.sum(0), predictions.sum(0), (labels & predictions).sum(0)
-    rows = []
-    for texts, predicted, hits in zip(*(column.tolist() for column in counts), strict=True):
-        ratios = (hits, predicted), (hits, texts), (2 * hits, texts + predicted)
-        rows.append((texts, predicted, *(over / max(by, 1) for over, by in ratios)))
-    return rows
+    from sklearn.metrics import precision_recall_fscore_support
+
+    *ratios, texts = precision_recall_fscore_support(labels, predictions, zero_division=0)
+    columns = [texts, predictions.sum(0), *ratios]
+    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def several_samples(labels: Column, predictions: Column, examples: Examples) -> dict[str, Sample]:
@@ -149,12 +147,6 @@ def best_temperature(logits: Floats, labels: Column) -> float:
     return float(np.exp(optimum.x))
 
 
-def error_of(logits: Floats, labels: Column, examples: Examples) -> Sample:
-    """Return the sample of the expected calibration error of the most probable labels."""
-    probabilities = softmax(logits.astype(np.float64), 1).max(1)
-    return sample_of(examples, "calibration_error", probabilities, logits.argmax(1) == labels)
-
-
 def describe_calibration(
     temperature: float,
     logits: Floats,
@@ -163,8 +155,10 @@ def describe_calibration(
     reported: npt.NDArray[np.bool_],
 ) -> str:
     """Return the calibration error of the reported texts before and after, and how many are answered how well."""
-    values = (logits / temperature, logits)
-    samples = [error_of(each, labels, examples).take(reported) for each in values]
+    samples = []
+    for scaled in (logits / temperature, logits):
+        columns = softmax(scaled.astype(np.float64), 1).max(1), scaled.argmax(1) == labels
+        samples.append(sample_of(examples, "calibration_error", *columns).take(reported))
     after, before = map(interval, samples)
     probability, is_right = samples[0].columns.T
     lines = [

@@ -10,7 +10,7 @@ Shapes: q questions, n windows, T tokens of all windows, L positions of a window
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ from pydantic import BaseModel
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.config.settings import Positive
 from bert_cli.data.finetune.features import (
-    ENCODED_AT_ONCE,
     Arrays,
     Features,
+    Pieces,
     by_length,
+    encode,
+    framed,
     most_central,
     runs,
     window_spans,
@@ -73,25 +75,6 @@ def windows_of(arrays: Arrays) -> Windows:
     return Windows(Features.of(arrays), **columns, remarks=tuple(map(str, arrays["remarks"])))
 
 
-class _Pieces(NamedTuple):
-    """Pieces of several texts, one text after another; offsets [pieces, 2] are characters in the text."""
-
-    ids: npt.NDArray[np.int32]
-    starts: Numbers
-    lengths: Numbers
-    offsets: npt.NDArray[np.int32]
-
-
-class _Layout(NamedTuple):
-    """The content of each window, all [n]."""
-
-    question: Numbers
-    context: Numbers  # number of the paragraph
-    query: Numbers  # pieces of the question
-    first: Numbers
-    length: Numbers  # first piece of the paragraph, and the number of its pieces
-
-
 def make_windows(
     questions: Sequence[Question],
     tokenizer: TextTokenizer,
@@ -110,8 +93,8 @@ def make_windows(
         raise ConfigError("max_seq_length", *error)
     number_of: dict[str, int] = {}
     context = np.array([number_of.setdefault(row.context, len(number_of)) for row in questions])
-    texts = _encode(tokenizer, list(number_of), with_offsets=True)
-    queries = _encode(tokenizer, [row.question for row in questions], with_offsets=False)
+    texts = encode(tokenizer, list(number_of), with_offsets=True)
+    queries = encode(tokenizer, [row.question for row in questions])
     is_cut = queries.lengths > max_query_length
     ids = {CUT_QUESTIONS: [questions[number].id for number in np.flatnonzero(is_cut).tolist()]}
 
@@ -127,42 +110,27 @@ def make_windows(
     query = np.minimum(queries.lengths[numbers], max_query_length)
     room = max_seq_length - QUESTION_SPECIALS - query
     row, first, length = window_spans(texts.lengths[context[numbers]], room, doc_stride)
-    question = numbers[row]
-    layout = _Layout(question, context[question], query[row], first, length)
-
-    features, offsets = _features(tokenizer, queries, texts, layout)
+    question, query = numbers[row], query[row]
+    part = texts.part(context[question], first, length)
+    is_pair = np.ones(len(row), np.bool_)
+    features = framed(tokenizer, queries.part(question, np.zeros_like(row), query), part, is_pair)
+    offsets = np.full((len(features.tokens), 2), -1, np.int32)
+    offsets[runs(features.starts + query + 2, length)] = texts.offsets[runs(part.starts, length)]
     best = offsets[:, 0] >= 0
     best[best] = most_central(row, first, length)
     if training:
         # The positions of each window's answer [n]; 0, which is [CLS], where it is not inside.
         pieces = spans[question]
         is_inside = (pieces[:, 0] >= first) & (pieces[:, 1] < first + length)
-        positions = pieces - (first - layout.query - 2)[:, None]
+        positions = pieces - (first - query - 2)[:, None]
         start, end = np.where(is_inside[:, None], positions, 0).astype(np.int32).T.copy()
         features = replace(features, labels={"start_positions": start, "end_positions": end})
     remarks = remark_lines({remark: names for remark, names in ids.items() if names})
     return Windows(features, question.astype(np.int32), offsets, best, remarks)
 
 
-def _encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool) -> _Pieces:
-    """Encode texts on all cores, some thousands at once, as the library's results are large."""
-    library = tokenizer.library
-    encode = library.encode_batch if with_offsets else library.encode_batch_fast
-    ids = [np.zeros(0, np.int32)]
-    lengths = []
-    offsets = [np.zeros((0, 2), np.int32)]
-    for begin in range(0, len(texts), ENCODED_AT_ONCE):
-        for encoding in encode(texts[begin : begin + ENCODED_AT_ONCE], add_special_tokens=False):
-            ids.append(np.array(encoding.ids, np.int32))
-            lengths.append(len(encoding.ids))
-            if with_offsets:
-                offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
-    counts = np.array(lengths, np.int64)
-    return _Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
-
-
 def _answer_pieces(
-    rows: Sequence[Question], context: Numbers, texts: _Pieces, contexts: Sequence[str]
+    rows: Sequence[Question], context: Numbers, texts: Pieces, contexts: Sequence[str]
 ) -> Numbers:
     """Return the first and last piece of each first answer [q, 2]; first > last if it has none, -1 if impossible.
 
@@ -194,28 +162,6 @@ def long_answers(
     sizes = np.bincount(owner[is_inside & (windows.offsets[:, 0] < end[owner])], minlength=len(end))
     ids = [questions[number].id for number in np.flatnonzero(sizes > max_answer_length).tolist()]
     return remark_lines({LONG_ANSWERS: ids} if ids else {})
-
-
-def _features(
-    tokenizer: TextTokenizer, queries: _Pieces, texts: _Pieces, layout: _Layout
-) -> tuple[Features, npt.NDArray[np.int32]]:
-    """Return tokens and segments of the windows, and the characters [T, 2] of their tokens."""
-    question, context, query, first, length = layout
-    ends = np.cumsum(query + length + QUESTION_SPECIALS)
-    starts = ends - (query + length + QUESTION_SPECIALS)
-    text_starts = starts + query + 2
-    total = int(ends[-1]) if len(ends) else 0
-    tokens = np.full(total, tokenizer.special.sep, np.int32)
-    tokens[starts] = tokenizer.special.cls
-    tokens[runs(starts + 1, query)] = queries.ids[runs(queries.starts[question], query)]
-    inside = runs(text_starts, length)
-    pieces = runs(texts.starts[context] + first, length)
-    tokens[inside] = texts.ids[pieces]
-    segments = np.zeros(total, np.int8)
-    segments[runs(text_starts, length + 1)] = 1
-    offsets = np.full((total, 2), -1, np.int32)
-    offsets[inside] = texts.offsets[pieces]
-    return Features(tokens, segments, ends.astype(np.int64)), offsets
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,8 @@ class TextExamples:
 
     first: list[str]
     second: list[str] | None  # None: single texts
-    labels: (
-        Labels | None
-    )  # [n] int32, [n, L] 0 or 1 for several; float32 for regression; None: a test file
+    # [n] int32; of several labels 0 and 1 [n, L]; float32 for regression; None: a test file
+    labels: Labels | None
     ids: list[str]  # as in the file, or the row's number from 0
     label_names: tuple[str, ...] | None  # by number; None: regression, or a file without labels
     remarks: Mapping[str, int] = field(default_factory=dict)  # problem -> its number of rows
@@ -110,13 +109,13 @@ def open_file(path: Path) -> Part:
 
 def check_files(settings: Mapping[str, Any]) -> None:
     """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
-    label = settings.get("label_column")
+    columns = [c for n in ("text_column", "label_column") for c in settings.get(n, ())]
     is_scored = settings["validation_file"] is not None and not settings["do_training"]
     for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
         if path := settings[name]:
             open_file(path)
-            if label:
-                next(table_rows(path, [*settings["text_column"], label], Counter()), None)
+            if "label_column" in settings:
+                next(table_rows(path, columns, Counter()), None)
 
 
 def read_text(path: Path) -> str:
@@ -259,6 +258,9 @@ def read_table(
         texts.append(tuple(text_of(row, name, where) for name in text_columns))
         if label_columns:
             labels.append((where, labels_of(row, label_columns, label_separator, where)))
+            if isinstance(labels[-1][1], str) != isinstance(labels[0][1], str):
+                problem = "has one label and the first row a list, or the other way round"
+                raise DataError(where, problem, "write a list in each row, or in none")
     if not texts:
         raise DataError(str(path), "contains no rows", "use a file that contains examples")
     if files.format_by_name(path) == "tsv":
@@ -268,7 +270,8 @@ def read_table(
     if not label_columns:
         return examples_of(texts, None, ids, None, remarks)
     _warn_of_contradictions(texts, labels)
-    words, lengths = _flat(labels)
+    lists = [(where, (of,) if isinstance(of, str) else of) for where, of in labels]
+    words = [(where, word) for where, row in lists for word in row]
     check_spellings(words)
     every = label_columns if len(label_columns) > 1 else sorted_labels(word for _, word in words)
     names = tuple(label_names or every)
@@ -276,32 +279,14 @@ def read_table(
         remedy = "use a file with two labels or more, or another --label-column"
         problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
         raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
-    numbers = label_numbers(words, names)
-    if lengths is None:
-        return examples_of(texts, numbers, ids, names, remarks)
-    several = np.zeros((len(texts), len(names)), np.int8)
-    several[np.repeat(np.arange(len(texts)), lengths), numbers] = 1
-    remarks[UNLABELLED] = lengths.count(0)
-    return examples_of(texts, several, ids, names, remarks)
-
-
-def _flat(
-    labels: Sequence[tuple[str, str | tuple[str, ...]]],
-) -> tuple[list[tuple[str, str]], list[int] | None]:
-    """Return the labels of all rows as (location, label), and the number in each row; None for one label in each.
-
-    Raises DataError for a row with one label where the first has several, or the other way round.
-    """
-    is_several = isinstance(labels[0][1], tuple)
-    for where, of_row in labels:
-        if isinstance(of_row, tuple) != is_several:
-            problem = (
-                f"has {'one label' if is_several else 'a list of labels'}, unlike the first row"
-            )
-            raise DataError(where, problem, "write a list in each row, or in none")
-    lists = [of_row if isinstance(of_row, tuple) else (of_row,) for _, of_row in labels]
-    words = [(where, word) for (where, _), row in zip(labels, lists, strict=True) for word in row]
-    return words, [*map(len, lists)] if is_several else None
+    numbers: Labels = label_numbers(words, names)
+    if not isinstance(labels[0][1], str):
+        rows = np.repeat(np.arange(len(texts)), [len(row) for _, row in lists])
+        several = np.zeros((len(texts), len(names)), np.int8)
+        several[rows, numbers] = 1
+        remarks[UNLABELLED] = len(texts) - len({*rows.tolist()})
+        numbers = several
+    return examples_of(texts, numbers, ids, names, remarks)
 
 
 def _warn_of_contradictions(

@@ -199,8 +199,8 @@ def extract_chunk(
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}
     counts |= {"pages_of_other_models": models.total()} if models else {}
-    named = tuple(f"{name}: {note}" for note in notes)
-    return Stats(documents.total(), bytes_in=chunk.xml_bytes, extra=counts, notes=named)
+    prefixed = tuple(f"{name}: {note}" for note in notes)
+    return Stats(documents.total(), bytes_in=chunk.xml_bytes, extra=counts, notes=prefixed)
 
 
 def _documents(pages: Sequence[bytes], site: Site, failures: list[str]) -> Iterator[bytes]:

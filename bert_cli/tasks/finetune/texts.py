@@ -23,7 +23,6 @@ from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.labels import (
-    USUAL_THRESHOLD,
     Decision,
     best_temperature,
     best_thresholds,
@@ -48,12 +47,14 @@ from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
+from bert_cli.tasks.finetune.few import of_pairs
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task, half_of
 from bert_cli.tasks.run.vectors import vectors_within
 from bert_cli.text import count
 
 FEW = 500  # training rows, below which vectors of the start are a baseline
+NOTHING = Decision()
 MOST_PRINTED = 12  # labels of a printed table; files have all
 MOST_CONFUSED = 1000  # labels of a written confusion matrix
 SECONDS = 10.0  # for these vectors
@@ -94,12 +95,12 @@ def build(
     }
     train = features.pop("train", None)
     weights = None
-    if train is not None and settings.class_weights is not None:
-        weights = weights_of(labels, names, settings.class_weights)
-        each = weights if train.owner is None else weights[train.owner]
-        train = replace(train, labels={**train.labels, "label_weights": each})
     if train is not None:
         _warn_of_few(labels, names)
+        if settings.class_weights is not None:
+            weights = weights_of(labels, names, settings.class_weights)
+            each = weights if train.owner is None else weights[train.owner]
+            train = replace(train, labels={**train.labels, "label_weights": each})
     halves = settings.do_validation and settings.validation_file is None
     is_several = labels.ndim == 2
     rare = "" if is_several else describe_rare(labels, names)
@@ -109,7 +110,7 @@ def build(
     evaluate = partial(_evaluate, sets, names, stored)
     if is_several:
         evaluate = partial(_evaluate_several, sets, names, stored, halves)
-    return Task(
+    task = Task(
         len(names),
         names,
         train,
@@ -122,6 +123,7 @@ def build(
         halves=halves,
         has_several_labels=is_several,
     )
+    return of_pairs(task, settings, source) if settings.few else task
 
 
 def _warn_of_few(labels: Column, names: Sequence[str]) -> None:
@@ -200,10 +202,8 @@ def _evaluate(
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return rows as text under a title and a header, numbers that are no integers with four digits."""
-    cells = [
-        [f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row]
-        for row in (header, *rows)
-    ]
+    form = "{:.4f}".format
+    cells = [[form(c) if isinstance(c, float) else str(c) for c in row] for row in (header, *rows)]
     width = max(len(cell) for row in cells for cell in row)
     return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in row) for row in cells)])
 
@@ -227,32 +227,23 @@ def _evaluate_several(
     )
     decision = stored
     if decision is None:
-        thresholds = best_thresholds(labels[choosing], probabilities[choosing]).tolist()
-        decision = Decision(thresholds=dict(zip(names, thresholds, strict=True)))
-    predictions = probabilities > decision.thresholds_of(names)
-    rows = scores_of_labels(labels[reported], predictions[reported])
-    columns = ["texts", "predicted", "precision", "recall", "f1", "threshold"]
-    each = {
-        name: dict(
-            zip(columns, (*row, decision.thresholds.get(name, USUAL_THRESHOLD)), strict=True)
-        )
-        for name, row in zip(names, rows, strict=True)
-    }
+        best = best_thresholds(labels[choosing], probabilities[choosing]).tolist()
+        decision = Decision(thresholds=dict(zip(names, best, strict=True)))
+    thresholds = decision.thresholds_of(names)
+    predictions = probabilities > thresholds
+    scores = scores_of_labels(labels[reported], predictions[reported])
+    header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
+    rows = [[*row] for row in zip(names, *zip(*scores, strict=True), thresholds, strict=True)]
 
     def write(folder: Path, _: Logits) -> None:
-        write_lines(folder / "labels.json", [json.dumps(each, indent=1)])
+        each = (json.dumps(dict(zip(header, row, strict=True))) for row in rows)
+        write_lines(folder / "labels.jsonl", each)
         write_predictions(folder, "validation", held_out, values, decision)
 
-    table = ""
-    if len(names) <= MOST_PRINTED:
-        title = f"labels of {reported.sum():,} texts"
-        table = _table(
-            title, ["label", *columns], ((name, *row.values()) for name, row in each.items())
-        )
-    chosen = None if stored is not None else decision
-    return Result(
-        several_samples(labels, predictions, held_out.examples), write, table, decision=chosen
-    )
+    samples = several_samples(labels, predictions, held_out.examples)
+    table = _table(f"labels of {reported.sum():,} texts", header, rows)
+    shown = table if len(names) <= MOST_PRINTED else ""
+    return Result(samples, write, shown, decision=decision if stored is None else None)
 
 
 # --- GLUE and CLUE
@@ -365,7 +356,9 @@ def _baselines(
             predicted[f"regression on {name}{note}"] = column
         # As logits, which those of several labels are.
         columns = {
-            name: column if labels.ndim == 2 else np.eye(size, dtype=np.float32)[column]
+            name: column
+            if labels.ndim == 2
+            else (column[:, None] == np.arange(size)).astype(np.float32)
             for name, column in predicted.items()
         }
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
@@ -402,9 +395,7 @@ def features_of_texts(
 
     made_from = {
         "texts": texts_hash(examples.first, examples.second or []),
-        "labels": None
-        if examples.labels is None
-        else hashlib.sha256(examples.labels.tobytes()).hexdigest(),
+        "labels": {n: hashlib.sha256(of.tobytes()).hexdigest() for n, of in labels.items()},
         "tokenizer": tokenizer.fingerprint,
         **sizes,
     }
@@ -420,15 +411,11 @@ def features_of_texts(
 
 
 def write_predictions(
-    folder: Path,
-    name: str,
-    examples: TextExamples,
-    logits: Floats,
-    decision: Decision | None = None,
+    folder: Path, name: str, examples: TextExamples, logits: Floats, decision: Decision = NOTHING
 ) -> None:
     """Write the prediction of each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
-    write_lines(path, (json.dumps(row) for row in _rows(examples, logits, decision or Decision())))
+    write_lines(path, (json.dumps(row) for row in _rows(examples, logits, decision)))
     print_line(f"{name}: {len(examples):,} predictions in {path}")
 
 
@@ -438,7 +425,6 @@ def _rows(
     assert examples.labels is not None
     names = examples.label_names
     second = examples.second
-    probabilities = softmax(logits, axis=1)
     for number, text in enumerate(examples.first):
         row: dict[str, object] = {"id": examples.ids[number], "text": text}
         if second is not None:
@@ -454,7 +440,7 @@ def _rows(
             # As in the file: 3.8, and not the nearest float32 in 16 digits.
             yield row | {"label": float(str(label)), "predicted": float(logits[number, 0])}
             continue
-        best = int(np.argmax(probabilities[number]))
-        probability = round(float(probabilities[number, best]), 6)
+        best = int(np.argmax(logits[number]))
+        probability = round(float(softmax(logits[number])[best]), 6)
         row |= {"label": names[int(label)], "predicted": names[best]}
         yield row | {"probability": probability}

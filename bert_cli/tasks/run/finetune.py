@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.finetune import ClassifySettings, FinetuneSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
@@ -24,6 +24,7 @@ from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.heads import MEAN_CLASSIFICATION
 from bert_cli.files import (
     JSON,
     JSONObject,
@@ -44,6 +45,7 @@ from bert_cli.tasks.run import comparison, models, start, train
 from bert_cli.tasks.run.folder import Folder, Start
 from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
+from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.task import SAME, Result, Scorer, Task
 from bert_cli.tasks.run.teacher import label_order, with_teacher
@@ -92,6 +94,9 @@ def prepare(
         needs = ()
     _check_settings(settings, needs)
     source = _source(settings)
+    if source is not None and not settings.do_training and isinstance(settings, ClassifySettings):
+        few = head_of(source) == MEAN_CLASSIFICATION
+        settings = settings if few == settings.few else changed(settings, few=few)
     order = with_shape_of(settings, source)
     stored: JSONObject = {}
     if source is not None and order.pools_by is not None:
@@ -289,7 +294,8 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    result = replace(result, note=result.note or SAME)
+    usual = "" if task.fit else SAME
+    result = replace(result, note=result.note or usual)
     return Trained(result, job.stream.fingerprint, path)
 
 

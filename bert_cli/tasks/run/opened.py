@@ -143,6 +143,12 @@ def head_of(source: models.Source) -> Head | None:
     return head_of_class(source.architecture)
 
 
+def head_for(source: models.Source, task: str) -> Head | None:
+    """Return the model's head if the task reads it, None for a task that reads the encoder's output."""
+    head = head_of(source)
+    return head if head and head.needs and head.task == task else None
+
+
 def write_model_files(source: models.Source, architecture: str, folder: Path) -> None:
     """Write the files of a Hugging Face folder but its weights: config, tokenizer, pooling and classes.
 
@@ -157,7 +163,7 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
     files |= embeddings.stored_files(source.folder)
     if read_decision(source.folder).thresholds:  # a temperature is in the weights
         files[DECISION] = (source.folder / DECISION).read_bytes()
-    for name, content in {**files, **hf.class_files(source.config)}.items():
+    for name, content in {**files, **hf.class_files(source.config, head)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
@@ -187,7 +193,7 @@ def open_model(
     from bert_cli.parallel.devices import keep_freed_memory
     from bert_cli.tasks.run import start
 
-    head = ARCHITECTURES[source.config.architecture].head_of_task(task)
+    head = head_for(source, task)
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
         where = f"{source.where} (id2label {source.described.get('id2label')})"
         raise ConfigError(where, "names one label, which every word has", "use another model")

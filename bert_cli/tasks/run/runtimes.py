@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import erf, softmax
 
-from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.heads import POOL, Head
+from bert_cli.facts.heads import GATHER, POOL, Head
 from bert_cli.files import file_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Columns, Floats, Opened, head_of, labels_of
+from bert_cli.tasks.run.opened import INPUTS, Columns, Floats, Opened, head_for, head_of, labels_of
 
 FEW = 4
 """Texts that NumPy has answered before TensorFlow is loaded."""
@@ -148,7 +147,9 @@ def _gelu(inputs: Floats) -> Floats:
 def open_numpy(source: models.Source, task: str) -> Light | None:
     """Open a BERT; None for anything unusual, about which `open_model` knows more."""
     config = source.config
-    head = ARCHITECTURES[config.architecture].head_of_task(task)
+    head = head_for(source, task)
+    if head and not {*head.before} <= {GATHER.name, POOL.name}:
+        return None
     tensors = source.tensors().items()
     weights = {n.removeprefix("bert."): np.asarray(v, np.float32) for n, v in tensors}
     needed = {"embeddings.LayerNorm.bias": config.hidden_size}
@@ -190,7 +191,7 @@ def run_graph(path: Path) -> Graph:
 
 def open_graph(source: models.Source, task: str) -> Light | None:
     """Return the graph beside a model; None if there is none that was made from its weights for this task."""
-    head, trained = ARCHITECTURES[source.config.architecture].head_of_task(task), head_of(source)
+    head, trained = head_for(source, task), head_of(source)
     is_same = trained is not None and bool(trained.needs) == bool(head)
     # A graph scores words at all positions, not at the masks alone.
     if not is_same or (head and head.fills_masks) or not importlib.util.find_spec("onnxruntime"):

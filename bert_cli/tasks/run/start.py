@@ -48,7 +48,7 @@ def disk_format(
         to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table), shape),
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes, shape)[0], table, -1),
         config=config,
-        files=files | hf.class_files(shape),
+        files=files | hf.class_files(shape, work.head),
         epoch_size=epoch_size,
         optimizer=work.optimizer_kind,
     )

@@ -14,7 +14,7 @@ from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject
-from bert_cli.parallel.engine import Engine
+from bert_cli.parallel.engine import Engine, Value
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, intervals
@@ -97,6 +97,8 @@ class Task:
     """Computes the results of simple methods on the development sets, by their names."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
+    fit: Callable[[Mapping[str, Value]], None] | None = None
+    """Sets the weights that no step trains, from the others, before the model is scored."""
     digits: int = 17
     """Decimals of the printed scores; files have all."""
     halves: bool = False

@@ -322,10 +322,13 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     write_model_files(source, model.architecture, folder)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
-        kind = getattr(transformers, f"AutoModel{name.removeprefix('Model')}")
-        is_own = bool(hf.class_files(source.config))
+        kind = f"AutoModel{name.removeprefix('Model')}"
+        if model.head is not None and model.head.hf_modeling is not None:
+            _, kind = model.head.hf_modeling
+        is_own = bool(hf.class_files(source.config, model.head))
         options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
-        return kind.from_pretrained(folder, attn_implementation="eager", **options).eval()
+        opens = getattr(transformers, kind)
+        return opens.from_pretrained(folder, attn_implementation="eager", **options).eval()
 
 
 @contextmanager

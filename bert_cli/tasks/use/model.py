@@ -29,8 +29,8 @@ class Model:
         self._name = name
         self._engine = engine
         values = {"model": name, "engine": engine, "none_below": none_below}
-        given = {name: value for name, value in values.items() if value is not None}
-        prediction = prepare(PredictSettings.model_validate(given))
+        fields = {name: value for name, value in values.items() if value is not None}
+        prediction = prepare(PredictSettings.model_validate(fields))
         self.task = prediction.task
         """The task that the model was trained for, as `bert predict --task` names it."""
         self._predictors = {self.task: build(prediction)}

@@ -31,9 +31,6 @@ from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, labels_of, row_of
 from bert_cli.tasks.run.vectors import Similarity
 
-NONE = "none"
-"""The label of a text without a label that is probable enough."""
-
 
 class FillMask(Predictor):
     """The most probable pieces in place of each [MASK]."""
@@ -124,15 +121,11 @@ class TextClassification(Predictor):
             if names is not None:
                 best = int(np.argmax(values))
                 is_sure = values[best] >= (self.settings.none_below or 0.0)
-                label = names[best] if is_sure else NONE
+                label = names[best] if is_sure else "none"
                 row = {"label": label, "probability": exact(values[best])}
                 if several:
-                    row = {
-                        "labels": [names[label] for label in np.flatnonzero(values > thresholds)]
-                    }
-                row["probabilities"] = {
-                    name: exact(value) for name, value in zip(names, values, strict=True)
-                }
+                    row = {"labels": [names[k] for k in np.flatnonzero(values > thresholds)]}
+                row["probabilities"] = dict(zip(names, map(exact, values), strict=True))
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
             rows.append(row_of(item.fields, row, cut))
@@ -155,9 +148,8 @@ class QuestionAnswering(Predictor):
         length = settings.max_seq_length or min(longest, sizes.get("max_seq_length", longest))
         # At most half of the window for the question, and half of the rest for the stride.
         query = min(settings.max_query_length, length // 2)
-        stride = min(
-            settings.doc_stride or DOC_STRIDE, max(1, (length - QUESTION_SPECIALS - query) // 2)
-        )
+        fitting = max(1, (length - QUESTION_SPECIALS - query) // 2)
+        stride = min(settings.doc_stride or DOC_STRIDE, fitting)
         defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
         if settings.version_2 and settings.null_score_diff_threshold is None:
             chosen = read_null_threshold(run)

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_softmax, softmax
 
 from bert_cli.data.finetune import labels as calibration
-from bert_cli.statistics import identify
+from bert_cli.statistics import identify, sample_of
 
 
 def answers(size, labels=4, too_sure=2.5, seed=0):
@@ -58,8 +58,8 @@ def test_the_calibration_error_is_that_of_scikit_learns_bins():
     from sklearn.calibration import calibration_curve
 
     logits, labels = answers(700)
-    sample = calibration.error_of(logits, labels, identify(range(700)))
     probability, right = softmax(logits.astype(np.float64), 1).max(1), logits.argmax(1) == labels
+    sample = sample_of(identify(range(700)), "calibration_error", probability, right)
     accuracy, mean = calibration_curve(right, probability, n_bins=15)
     counts, _ = np.histogram(probability, 15, (0.0, 1.0))
     expected = np.sum(np.abs(accuracy - mean) * counts[counts > 0]) / 700

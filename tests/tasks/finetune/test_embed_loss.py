@@ -15,6 +15,7 @@ from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
+from bert_cli.tasks.finetune.contrast import Contrast, add_gradients, contrastive_loss
 from bert_cli.tasks.run import build, finetune, models, resolve, start
 
 
@@ -106,16 +107,16 @@ def test_loss_and_gradients_of_pairs_are_pytorchs_of_the_complete_batch(
 def test_equal_texts_are_no_negatives_and_blocks_change_nothing(monkeypatch):
     vectors = np.random.default_rng(2).standard_normal((6, 2, 8)).astype(np.float32)
     texts = np.arange(12).reshape(6, 2)
-    complete = embed.contrastive_loss(vectors, texts, 0.1)
-    monkeypatch.setattr(embed, "ROWS", 4)
-    for mine, other in zip(embed.contrastive_loss(vectors, texts, 0.1), complete, strict=True):
+    complete = contrastive_loss(vectors, texts, 0.1)
+    monkeypatch.setattr("bert_cli.tasks.finetune.contrast.ROWS", 4)
+    for mine, other in zip(contrastive_loss(vectors, texts, 0.1), complete, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
     vectors[5, 1], texts[5, 1] = vectors[0, 1], texts[0, 1]  # the positive of row 0 once more
-    repeated = embed.contrastive_loss(vectors, texts, 0.1)
-    without = embed.contrastive_loss(vectors[:5], texts[:5], 0.1)
+    repeated = contrastive_loss(vectors, texts, 0.1)
+    without = contrastive_loss(vectors[:5], texts[:5], 0.1)
     for mine, other in zip(repeated[:2], without[:2], strict=True):
         assert mine[0] == pytest.approx(other[0], rel=1e-5)
-    same = embed.contrastive_loss(np.ones_like(vectors), np.arange(12).reshape(6, 2), 0.1)
+    same = contrastive_loss(np.ones_like(vectors), np.arange(12).reshape(6, 2), 0.1)
     assert not same[1].any(), "of equal vectors none finds its own positive"
 
 
@@ -123,8 +124,8 @@ def test_a_candidate_with_the_text_of_the_anchor_is_no_negative():
     vectors = np.random.default_rng(4).standard_normal((6, 3, 8)).astype(np.float32)
     texts = np.arange(18).reshape(6, 3)
     vectors[5, 1:], texts[5, 1:] = vectors[0, 0], texts[0, 0]
-    repeated = embed.contrastive_loss(vectors, texts, 0.1)
-    without = embed.contrastive_loss(vectors[:5], texts[:5], 0.1)
+    repeated = contrastive_loss(vectors, texts, 0.1)
+    without = contrastive_loss(vectors[:5], texts[:5], 0.1)
     assert repeated[0][0] == pytest.approx(without[0][0], rel=1e-5)
     assert repeated[0][1] > without[0][1] + 1e-3  # to another anchor they are negatives
 
@@ -133,7 +134,7 @@ def test_a_positive_that_ties_is_not_correct_in_a_step_of_any_number_of_micro_ba
     """The positive of row 0 has the score of another candidate; the positives of rows 1 and 2 are best."""
     texts = np.eye(6, dtype=np.float32)[[0, 3, 1, 1, 2, 2, 4, 3]]
     texts[0] = texts[1]
-    on_host = embed.contrastive_loss(texts.reshape(4, 2, 6), np.arange(8).reshape(4, 2), 0.1)[1]
+    on_host = contrastive_loss(texts.reshape(4, 2, 6), np.arange(8).reshape(4, 2), 0.1)[1]
     assert on_host.tolist() == [0.0, 1.0, 1.0, 0.0]
     head = build_block("embed_head", TINY, seed=None, policy="float32")
     labels = {
@@ -151,7 +152,7 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
     index = np.concatenate([draw.permutation(24), [-1] * 6]).reshape(6, 5)
     numbers = np.where(index < 0, 0, index % 20)
     vectors = draw.standard_normal((6, 5, 8)).astype(np.float32)
-    contrast = embed.Contrast(rows=12, texts=2, temperature=0.1, sizes=(8,))
+    contrast = Contrast(rows=12, texts=2, temperature=0.1, sizes=(8,))
     sent = {}
 
     def batch_of(rank, world_size, all_reduce):
@@ -159,7 +160,7 @@ def test_the_gradients_of_each_process_are_those_of_its_own_texts():
         rows = slice(rank * 6 // world_size, (rank + 1) * 6 // world_size)
         engine = SimpleNamespace(group=group, forward=lambda batch, request: vectors[rows])
         batch = {"text_index": index[rows], "text_numbers": numbers[rows]}
-        return embed.add_gradients(contrast, engine, batch, UpdateRequest())
+        return add_gradients(contrast, engine, batch, UpdateRequest())
 
     complete = batch_of(0, 1, lambda array: array)
     for rank in (0, 1):  # what each process sends

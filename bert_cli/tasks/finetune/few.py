@@ -1,0 +1,107 @@
+"""Labels of few texts: `bert classify --few`.
+
+Pairs of texts with the same label train the vectors of the start: the first text of a pair must pick out the second
+among texts with other labels (as SetFit of Tunstall et al. 2022, with the loss of `bert embed`). Logistic regression on
+the trained vectors of all training texts is the classifier. It is computed before the model is scored, so it is a
+function of the other weights. Shapes: n texts, L labels, D hidden size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.config.finetune import ClassifySettings
+from bert_cli.data.finetune.features import Features, Numbers, PackReader
+from bert_cli.data.finetune.tables import Column
+from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.facts.heads import MEAN_CLASSIFICATION
+from bert_cli.model.bert import named_weights
+from bert_cli.parallel.engine import Value
+from bert_cli.tasks.finetune.contrast import Contrast, add_candidates
+from bert_cli.tasks.run import models
+from bert_cli.tasks.run.task import Task
+from bert_cli.tasks.run.vectors import open_vectors
+
+PAIRS = 320
+TEMPERATURE = 0.05
+
+
+def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | None) -> Task:
+    """Return the task with pairs for training. Raises ConfigError or DataError where there can be none."""
+    train = task.train
+    if train is None:
+        return task
+    # The file beside the weights has the class for BERT alone, whose names have no prefix.
+    if source is None or ARCHITECTURES[source.config.architecture].hf_prefix:
+        remedy = "pass --pretrained-ckpt-path of a BERT, or leave --few out"
+        raise ConfigError("few", "needs the vectors of a trained BERT", remedy)
+    size = settings.global_batch.micro_batch_size
+    for problem, is_problem in {
+        "learns one label of a text": task.has_several_labels,
+        "needs all pairs of a step in one micro-batch": size != settings.global_batch.examples,
+    }.items():
+        if is_problem:
+            raise ConfigError("few", problem, "change it, or leave --few out")
+    contrast = Contrast(size, 2, TEMPERATURE, (settings.bert_config.hidden_size,))
+    pairs = train.take(pairs_of(train.labels["labels"], settings.seed))
+    # As numbers of texts, because texts with the same label are no negatives of one another.
+    numbers = {"text_numbers": pairs.labels["labels"]}
+    return replace(
+        task,
+        train=replace(pairs, labels=numbers),
+        reader=PackReader,
+        prepare=partial(add_candidates, contrast),
+        fit=partial(fit, source, train),
+        halves=False,  # nothing is chosen
+    )
+
+
+def pairs_of(labels: Column, seed: int) -> Numbers:
+    """Return the numbers of texts [2 * PAIRS]: pairs of one label, where the texts come about equally often.
+
+    Raises DataError if no label has two texts.
+    """
+    drawn = np.random.default_rng(seed)
+    rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    sizes = [len(row) // 2 * 2 for row in rows]
+    if not any(sizes):
+        problem = "no label has two texts, and pairs of one label train the vectors"
+        raise DataError("train_file", problem, "add texts, or leave --few out")
+    turns = []
+    for _ in range(-(-2 * PAIRS // sum(sizes))):
+        each = [drawn.permutation(row)[:size] for row, size in zip(rows, sizes, strict=True)]
+        turns.append(drawn.permutation(np.concatenate(each).reshape(-1, 2)))
+    return np.concatenate(turns)[:PAIRS].reshape(-1)
+
+
+def fit(source: models.Source, train: Features, weights: Mapping[str, Value]) -> None:
+    """Set the classifier to the `regression` on the vectors of the training texts by the encoder of `weights`."""
+    predictor = open_vectors(source, warns=False)
+    mean = predictor.settings.model_copy(update={"pooling": "mean"})
+    predictor = replace(predictor, settings=mean)
+    for name, weight in named_weights(predictor.model.blocks).items():
+        weight.assign(weights[name].numpy())
+    vectors = np.zeros((len(train), source.config.hidden_size), np.float32)
+    for numbers, _, (values,) in predictor.batches(train, ["train_file"] * len(train)):
+        vectors[numbers] = values
+    for name, value in regression(vectors, train.labels["labels"]).items():
+        weights[f"{MEAN_CLASSIFICATION.name}/classifier/{name}"].assign(value)
+
+
+def regression(vectors: npt.NDArray[Any], labels: Column) -> dict[str, npt.NDArray[np.float32]]:
+    """Return `kernel` [D, L] and `bias` [L] of logistic regression on vectors [n, D], scaled to the mean square 1."""
+    from sklearn.linear_model import LogisticRegression  # takes a second
+    from threadpoolctl import threadpool_limits
+
+    scale = np.mean(np.sum(np.square(vectors), 1)) ** -0.5
+    with threadpool_limits(1):
+        method = LogisticRegression(max_iter=1000).fit(scale * vectors, labels)
+    values = {"kernel": scale * method.coef_.T, "bias": method.intercept_}
+    if len(values["bias"]) == 1:  # of two labels
+        values = {name: np.concatenate([-side, side], -1) / 2 for name, side in values.items()}
+    return {name: value.astype(np.float32) for name, value in values.items()}

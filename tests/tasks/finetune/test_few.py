@@ -1,0 +1,108 @@
+"""Labels of few texts: pairs train the vectors, and the classifier is scikit-learn's regression on them."""
+
+import shutil
+
+import numpy as np
+import pytest
+from support.metrics import scores_of
+from support.runs import continues_bit_for_bit, last_line, lines_of
+from support.tiny_models import TINY, write_model, write_reviews
+
+from bert_cli.cli import main
+from bert_cli.errors import DataError
+from bert_cli.tasks.finetune import few
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model, 24 reviews to learn from and 40 to score on."""
+    base = tmp_path_factory.mktemp("few")
+    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
+    write_reviews(base / "train.csv", 24)
+    write_reviews(base / "dev.csv", 40, seed=1)
+    return base
+
+
+def arguments(base, run, *more):
+    words = ["classify", "--few", "--train-file", base / "train.csv", "--save-ckpt-path", run]
+    words += ["--validation-file", base / "dev.csv", "--pretrained-ckpt-path", base / "model"]
+    words += ["--cache-dir", "null", "--max-seq-length", "40", "--no-baselines"]
+    # Longer vectors than a tiny model's would need fewer and smaller steps.
+    return [*map(str, words), "--optimizer-opts.learning-rate.max-learning-rate", "0.003", *more]
+
+
+@pytest.fixture(scope="module")
+def trained(base):
+    run = base / "trained"
+    assert main(arguments(base, run, "--checkpoint-every-steps", "8")) == 0
+    return run
+
+
+def test_the_classifier_is_scikit_learns_regression_on_the_trained_vectors(base, trained):
+    import torch
+    import transformers
+    from sklearn.linear_model import LogisticRegression
+
+    out = base / "exported"
+    assert main(["export", str(trained), str(out), "--format", "hf"]) == 0
+    assert "trust_remote_code=True" in (out / "README.md").read_text()
+    opens = transformers.AutoModelForSequenceClassification.from_pretrained
+    model = opens(out, trust_remote_code=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+
+    def read(name):
+        lines = (base / name).read_text().splitlines()[1:]
+        texts, labels, _ = zip(*(line.split(",") for line in lines), strict=True)
+        columns = tokenizer(
+            list(texts), max_length=40, truncation=True, padding=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            hidden = model.bert(**columns).last_hidden_state.numpy()
+            probabilities = model(**columns).logits.softmax(-1).numpy()
+        mask = columns["attention_mask"].numpy()[:, :, None]
+        return (hidden * mask).sum(1) / mask.sum(1), labels, probabilities
+
+    vectors, labels, _ = read("train.csv")
+    tested, right, probabilities = read("dev.csv")
+    scale = np.mean(np.sum(vectors**2, 1)) ** 0.5  # as vectors of length 1 on average
+    judge = LogisticRegression(max_iter=1000).fit(vectors / scale, labels)
+    tested = tested / scale
+    np.testing.assert_allclose(probabilities, judge.predict_proba(tested), atol=1e-3)
+    rows = lines_of(trained / "predictions.jsonl")
+    assert [row["predicted"] for row in rows] == judge.predict(tested).tolist()
+    assert judge.score(tested, right) > 0.7
+    both = [float(row["probability"]) for row in rows]
+    np.testing.assert_allclose(both, probabilities.max(1), atol=1e-5)
+
+
+def test_a_run_resumes_bit_for_bit_and_its_scores_are_found_again(base, trained, capsys):
+    again = ["--checkpoint-every-steps", "8"]
+    continues_bit_for_bit(trained, lambda run: main(arguments(base, run, *again)), 8)
+    scored = shutil.copytree(trained, base / "scored")
+    words = ["classify", "--no-do-training", "--validation-file", base / "dev.csv"]
+    words += ["--save-ckpt-path", scored, "--cache-dir", "null", "--max-seq-length", "40"]
+    assert main([*map(str, words)]) == 0
+    assert last_line(capsys) == scores_of(trained)
+
+
+def test_pairs_are_of_one_label_and_bounded():
+    labels = np.repeat([0, 1, 2], [3, 1, 40])
+    pairs = few.pairs_of(labels, 0).reshape(-1, 2)
+    assert len(pairs) == few.PAIRS and (labels[pairs[:, 0]] == labels[pairs[:, 1]]).all()
+    assert (pairs[:, 0] != pairs[:, 1]).all() and set(labels[pairs.ravel()]) == {0, 2}
+    assert np.array_equal(pairs.ravel(), few.pairs_of(labels, 0))
+    assert not np.array_equal(pairs.ravel(), few.pairs_of(labels, 1))
+    with pytest.raises(DataError, match="no label has two texts"):
+        few.pairs_of(np.arange(4), 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--global-batch.grad-acc-steps-per-replica", "2"], "needs all pairs of a step"),
+        (["--class-weights", "balanced"], "few"),
+    ],
+)
+def test_what_few_does_not_do_is_refused(flags, message, base, tmp_path, capsys):
+    assert main(arguments(base, tmp_path / "run", *flags)) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Texts with several labels, and labels that are not equally frequent, from the table to the answer."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+from support.metrics import printed_scores, scores_of
+from support.runs import continues_bit_for_bit, last_line, lines_of, run_command
+from support.tiny_models import OTHERS, TINY, metrics_of, write_model
+
+from bert_cli.cli import main
+from bert_cli.config.finetune import ClassifySettings
+from bert_cli.data.finetune.tables import read_table
+from bert_cli.data.random import chooses
+from bert_cli.data.tokens.tokenizer import read_tokenizer
+from bert_cli.tasks.finetune import texts
+from bert_cli.train.checkpoint import best_checkpoint
+
+WORDS = {"good": "praise", "bad": "blame", "film": "cinema"}
+FLAGS = [
+    "--global-batch.micro-batch-size", "4", "--global-batch.grad-acc-steps-per-replica", "2",
+    "--num-epochs", "6", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
+    "--log-every-steps", "1000", "--max-seq-length", "32",
+]  # fmt: skip
+
+
+def write_posts(path, rows, rare=0.4):
+    """Write texts with the labels of the words that they have; "bad" is in a `rare` part of them."""
+    draw = np.random.default_rng(rows)
+    chances = {"good": 0.4, "bad": rare, "film": 0.3}
+    lines = []
+    for _ in range(rows):
+        present = [word for word, chance in chances.items() if draw.random() < chance]
+        words = draw.permutation([*draw.choice(OTHERS, 4), *present, *present])
+        row = {"text": " ".join(words), "label": [WORDS[word] for word in present]}
+        lines.append(json.dumps(row | {"mood": WORDS["bad" if "bad" in present else "good"]}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("several")
+    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
+    write_posts(base / "posts.jsonl", 240)
+    write_posts(base / "rare.jsonl", 240, rare=0.05)
+    return base
+
+
+def arguments(base, run, *more, file="posts.jsonl"):
+    files = ["--train-file", base / file, "--cache-dir", base / "cache"]
+    files += ["--pretrained-ckpt-path", base / "model", "--save-ckpt-path", run]
+    return ["classify", *map(str, files), *FLAGS, *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def trained(base):
+    run = base / "trained"
+    assert main(arguments(base, run, "--held-out-fraction", "0.2")) == 0
+    return run
+
+
+def test_a_text_gets_the_labels_whose_chosen_threshold_it_passes(base, trained, capsys):
+    rows = lines_of(trained / "predictions.jsonl")
+    names = sorted(WORDS.values())
+    true, predicted = (
+        np.array([[name in row[side] for name in names] for row in rows])
+        for side in ("labels", "predicted")
+    )
+    groups = read_table(trained / "predictions.jsonl", text_columns=["text"]).examples.groups
+    reported = ~chooses(groups)
+    judged = {
+        n: f1_score(true[reported], predicted[reported], average=n) for n in ("micro", "macro")
+    }
+    scores = scores_of(trained)
+    assert scores == pytest.approx({f"{name}_f1": value for name, value in judged.items()})
+    assert scores["macro_f1"] > 0.8
+    each = {row["label"]: row for row in lines_of(trained / "labels.jsonl")}
+    per_label = f1_score(true[reported], predicted[reported], average=None)
+    assert [row["f1"] for row in each.values()] == pytest.approx(per_label)
+
+    checkpoint = best_checkpoint(trained)
+    thresholds = json.loads((checkpoint / "decision.json").read_text())["thresholds"]
+    assert {name: row["threshold"] for name, row in each.items()} == thresholds
+    assert all(
+        f"| {n} | {value:.4f} |" in (checkpoint / "README.md").read_text()
+        for n, value in thresholds.items()
+    )
+    texts = base / "asked.txt"
+    texts.write_text("\n".join(row["text"] for row in rows))
+    capsys.readouterr()
+    assert main(["predict", str(trained), "--input", str(texts)]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["labels"] for answer in answers] == [row["predicted"] for row in rows]
+    only = arguments(base, base / "scored", "--no-do-training", "--held-out-fraction", "0.2")
+    assert main([*only, "--pretrained-ckpt-path", str(trained)]) == 0
+    assert last_line(capsys) == scores
+
+
+def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, tmp_path):
+    import torch
+    import transformers
+
+    assert main(["export", str(trained), str(tmp_path / "out"), "--format", "hf"]) == 0
+    checkpoint = best_checkpoint(trained)
+    for name in ("decision.json", "config.json"):
+        ours, theirs = (
+            json.loads((at / name).read_text()) for at in (checkpoint, tmp_path / "out")
+        )
+        assert ours == theirs
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.count("## Thresholds") == 1 and 'model=".", top_k=None)' in card
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert model.config.problem_type == "multi_label_classification"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    thresholds = json.loads((tmp_path / "out" / "decision.json").read_text())["thresholds"]
+    for row in lines_of(trained / "predictions.jsonl")[:8]:
+        inputs = tokenizer(row["text"], return_tensors="pt")
+        with torch.no_grad():
+            chances = torch.sigmoid(model(**inputs).logits[0]).tolist()
+        names = model.config.id2label
+        assert row["predicted"] == [
+            names[k] for k, chance in enumerate(chances) if chance > thresholds[names[k]]
+        ]
+
+
+@pytest.mark.parametrize("column", ["label", pytest.param("mood", marks=pytest.mark.slow)])
+def test_weighted_labels_give_the_same_run_in_every_layout_engine_and_after_a_stop(
+    column, base, tmp_path, capsys
+):
+    more = ["--label-column", column, "--class-weights", "balanced", "--num-epochs", "0.5"]
+    more += ["--checkpoint-every-steps", "4", "--keep-checkpoints", "9", "--no-do-validation"]
+    words = arguments(base, tmp_path / "run", *more, file="rare.jsonl")
+    assert main(words) == 0
+    losses = [row["loss"] for row in metrics_of(tmp_path / "run")]
+    continues_bit_for_bit(
+        tmp_path / "run", lambda run: main([*words, "--save-ckpt-path", str(run)]), 4
+    )
+    stages = '[["emb"],["hid"],["pool","glue_head"]]'
+    for name, flags in (
+        ("replicas", ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]),
+        ("stages", ["--parallel.pipeline-stages", stages, "--parallel.pipeline-device-mapping", "[0,0,0]"]),
+        ("jax", ["--engine", "jax"]),
+    ):  # fmt: skip
+        assert run_command([*words, "--save-ckpt-path", str(tmp_path / name), *flags]) == 0
+        assert [row["loss"] for row in metrics_of(tmp_path / name)] == pytest.approx(
+            losses, rel=1e-4
+        ), name
+    capsys.readouterr()
+    without = words[: words.index("--class-weights")] + words[words.index("--class-weights") + 2 :]
+    assert main(without) == 4
+    assert "class_weights was balanced, is None" in capsys.readouterr().err
+    assert main([*without, "--save-ckpt-path", str(tmp_path / "plain")]) == 0
+    assert metrics_of(tmp_path / "plain")[0]["loss"] != losses[0]
+
+
+def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, capsys):
+    words = ["--label-column", "mood", "--held-out-fraction", "0.3", "--num-epochs", "2"]
+    assert main(arguments(base, tmp_path, *words, file="rare.jsonl")) == 0
+    out = capsys.readouterr().out
+    assert "texts are 'blame'; to answer 'praise' always has an accuracy of 0.9" in out
+    assert "confusion of" in out and "macro_f1" in printed_scores(out)
+    assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
+    # A score by another metric, of a run that an older version began, is not compared.
+    (tmp_path / "best.json").write_text('{"step": 1, "metric": "accuracy", "value": 1.0}')
+    main(arguments(base, tmp_path, *words, file="rare.jsonl"))
+    assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--label-column", "mood", "--no-do-training"], 2, "was trained for several labels a text, unlike these rows"),
+        (["--class-weights", "balance"], 2, "got 'balance'; input should be 'balanced'"),
+        (["--class-weights", '{"praise": 0}'], 2, "greater than 0"),
+        (["--class-weights", '{"prase": 2}'], 2, "(prase): is no label of train_file; did you mean 'praise'?"),
+        (["--class-weights", "balanced", "--no-do-training"], 2, "has no effect without do_training"),
+        (["--label-column", "label", "--label-column", "mood"], 3, "'label' is empty or not a label"),
+        (["--label-column", "a,b", "--label-separator", "|"], 2, "has no effect with a column for each label"),
+    ],
+)  # fmt: skip
+def test_mistakes_about_labels_say_what_to_do(more, code, message, base, trained, tmp_path, capsys):
+    start = ["--pretrained-ckpt-path", str(trained)]
+    assert main(arguments(base, tmp_path, *start, *more)) == code
+    assert message in capsys.readouterr().err
+
+
+def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, capsys):
+    rows = [{"text": f"good {n}", "label": "a" if n % 2 else "b"} for n in range(20)]
+    rows += [{"text": "film", "label": "alone"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    words = ["--dry-run", "--num-epochs", "1", "--train-file", str(path)]
+    assert main(arguments(base, tmp_path / "run", *words)) == 0
+    assert "warning: 1 label with one training text: 'alone'" in capsys.readouterr().err
+    # One of several labels may have all its texts among those that are held out.
+    dev = tmp_path / "dev.csv"
+    dev.write_text("text,a,b\ngood,0,1\nfilm,1,1\n")
+    path = tmp_path / "train.csv"
+    path.write_text("text,a,b\ngood,1,0\nfine,1,0\nbad,0,0\n")
+    words = ["--dry-run", "--num-epochs", "1", "--train-file", path, "--validation-file", dev]
+    assert main(arguments(base, tmp_path / "run", *words, "--label-column", "a,b")) == 0
+    err = capsys.readouterr().err
+    assert "warning: 1 label with no training text, so nothing learns it: 'b'" in err
+
+
+@pytest.mark.parametrize("form", ["one label", "several labels"])
+def test_more_than_a_thousand_labels_have_scores_and_no_confusion_matrix(
+    form, base, tmp_path, capsys
+):
+    lines = []
+    for number in range(2400):
+        label = f"label {number // 2}"
+        lines.append({"text": f"good {number}", "label": label if form == "one label" else [label]})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    values = {"train_file": tmp_path / "rows.jsonl", "max_seq_length": 16, "cache_dir": None}
+    tokenizer = read_tokenizer(base / "model")
+    task = texts.build(ClassifySettings.model_validate(values), tokenizer, None)
+    err = capsys.readouterr().err
+    assert "warning: 1,200 labels with one training text: 'label 0', " in err
+    assert "and 1180 more" in err
+    labels = task.development["validation"].labels["labels"]
+    right = labels if labels.ndim == 2 else np.eye(1200)[labels]
+    logits = np.float32(18.0 * right - 9.0)
+    result = task.evaluate({"validation": logits})
+    assert result.scores["macro_f1"] == 1.0 and result.table == ""
+    result.write(tmp_path, {})
+    assert len(lines_of(tmp_path / "predictions.jsonl")) == 1200
+    assert ("1,200 rows and columns" in capsys.readouterr().out) == (form == "one label")
+    assert not (tmp_path / "confusion.json").exists()
