@@ -219,16 +219,14 @@ def train(
 def in_bfloat16(folder: Path) -> Any:
     """Return the model of an index in bfloat16, in which it is twice as fast."""
     from bert_cli.tasks.run import opened
-    from bert_cli.tasks.run.vectors import Embedding
+    from bert_cli.tasks.run.vectors import Embedding, open_vectors
     from bert_cli.tasks.search.opened import Model
 
     class InBfloat16(Model):
         @cached_property
         def _predictor(self) -> Embedding:
-            task = opened.task_of(self._source, "embed")
-            model = opened.open_model(self._source, task, "mixed_bfloat16", uses_library=True)
-            length = self._settings.max_seq_length or 0
-            return Embedding(model, self._encoder.tokenizer, self._settings, length)
+            model = opened.open_model(self._source, "embed", "mixed_bfloat16", uses_library=True)
+            return open_vectors(self._source, normalize=True, model=model)
 
     return InBfloat16(str(folder))
 

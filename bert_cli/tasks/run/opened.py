@@ -18,10 +18,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import keras
 import numpy as np
 import numpy.typing as npt
-from keras import ops
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
@@ -34,11 +32,9 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import LAST_BLOCKS, Head, heads
 from bert_cli.files import JSONObject
 from bert_cli.model import hf
-from bert_cli.model.bert import Outputs, build_blocks, named_weights
-from bert_cli.model.operations import PLAIN, LibraryOperations
-from bert_cli.parallel.devices import keep_freed_memory
+from bert_cli.processes import quiet_imports
 from bert_cli.progress import TerminalBar
-from bert_cli.tasks.run import models, start
+from bert_cli.tasks.run import models
 
 INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
 """Name of an input in transformers -> the column of a batch."""
@@ -59,11 +55,26 @@ class Opened:
     """A model with its weights, ready to run."""
 
     source: models.Source
-    blocks: Sequence[tuple[str, keras.layers.Layer]]
+    blocks: Sequence[tuple[str, Any]]
+    """Layers of Keras; none if another runtime computes."""
     new: Sequence[str]
     """Parts of the model that the file lacks."""
     head: Head | None
     """The last of the blocks; None for an encoder."""
+    runtime: str = ""
+    """What computes instead of blocks."""
+
+    @property
+    def ops(self) -> Any:
+        """Return the operations on its outputs."""
+        from keras import ops
+
+        return ops
+
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether each shape of a batch is compiled."""
+        return not self.runtime and backend() == "jax"
 
     @property
     def architecture(self) -> str:
@@ -132,6 +143,12 @@ def head_of(source: models.Source) -> Head | None:
     return head_of_class(source.architecture)
 
 
+def head_for(source: models.Source, task: str) -> Head | None:
+    """Return the model's head if the task reads it, None for a task that reads the encoder's output."""
+    head = head_of(source)
+    return head if head and head.needs and head.task == task else None
+
+
 def write_model_files(source: models.Source, architecture: str, folder: Path) -> None:
     """Write the files of a Hugging Face folder but its weights: config, tokenizer, pooling and classes.
 
@@ -170,8 +187,13 @@ def open_model(
     For a task without a head, the blocks `without_head` follow the encoder layers. With `uses_library` it has
     `LibraryOperations`. Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
     """
-    head = head_of(source)
-    head = head if head and head.needs and head.task == task else None
+    backend()
+    from bert_cli.model.bert import Outputs, build_blocks, named_weights
+    from bert_cli.model.operations import PLAIN, LibraryOperations
+    from bert_cli.parallel.devices import keep_freed_memory
+    from bert_cli.tasks.run import start
+
+    head = head_for(source, task)
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
         where = f"{source.where} (id2label {source.described.get('id2label')})"
         raise ConfigError(where, "names one label, which every word has", "use another model")
@@ -194,9 +216,16 @@ def open_model(
     return Opened(source, blocks, new, head)
 
 
+def backend() -> str:
+    """Return the framework of Keras, which takes seconds to load."""
+    with quiet_imports():
+        import keras
+    return str(keras.config.backend())
+
+
 def one_device() -> str:
     """Use the first GPU or TPU, or the CPU, and return which; GPU memory grows on demand."""
-    if keras.config.backend() == "jax":
+    if backend() == "jax":
         import jax
 
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -286,8 +315,13 @@ class Predictor:
     @cached_property
     def traced(self) -> Any:
         """`outputs` of columns [B, S]: TensorFlow traces once for all shapes, JAX compiles for each."""
-        if keras.config.backend() == "jax":
+        if self.model.runtime:
+            return self.outputs
+        if self.model.is_compiled:
             import jax
+            import keras
+
+            from bert_cli.model.bert import named_weights
 
             weights = list(named_weights(self.model.blocks).values())
 
@@ -307,7 +341,7 @@ class Predictor:
 
         Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
-        is_jax = keras.config.backend() == "jax"
+        is_jax = self.model.is_compiled
         examples = len(features)
         place = self.place
         total, inputs = place.total or examples, place.inputs or examples
@@ -325,8 +359,9 @@ class Predictor:
                     length = padded_length(length, self.max_seq_length)
                 batch = features.batch(rows, length)
                 columns = {**batch, **self.more_columns(batch["input_ids"])}
-                results = keras.tree.flatten(self.traced({n: columns[n] for n in self.COLUMNS}))
-                outputs = [ops.convert_to_numpy(values)[: len(numbers)] for values in results]
+                results = self.traced({n: columns[n] for n in self.COLUMNS})
+                results = results if isinstance(results, tuple | list) else [results]
+                outputs = [np.asarray(values)[: len(numbers)] for values in results]
                 finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
                 if not finite.all():
                     raise DeviceError(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from keras import ops
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
@@ -20,6 +19,7 @@ from bert_cli.tasks.run.opened import (
     Columns,
     Floats,
     Input,
+    Opened,
     Predictor,
     Row,
     exact,
@@ -59,6 +59,7 @@ class Embedding(Predictor):
 
     def outputs(self, columns: Columns) -> Any:
         """Return the vectors [B, D]."""
+        ops = self.model.ops
         hidden_BSD = ops.cast(self.model.hidden(columns), "float32")
         mask_BS1 = ops.cast(columns["input_mask"], "float32")[:, :, None]
         vector_BD = hidden_BSD[:, 0]
@@ -85,6 +86,7 @@ def open_vectors(
     normalize: bool = False,
     uses_library: bool = False,
     warns: bool = True,
+    model: Opened | None = None,
 ) -> Embedding:
     """Return what computes the vectors of texts, with the pooling and the length of the model's folder."""
     settings = PredictSettings(model=str(source.folder), batch_size=batch_size, normalize=normalize)
@@ -96,7 +98,7 @@ def open_vectors(
     length = min(positions, defaults.get("max_seq_length", positions))
     tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     task = opened.task_of(source, "embed")
-    model = opened.open_model(source, task, uses_library=uses_library)
+    model = model or opened.open_model(source, task, uses_library=uses_library)
     return Embedding(model, tokenizer, settings, length)
 
 

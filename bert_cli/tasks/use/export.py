@@ -28,7 +28,7 @@ from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
-from bert_cli.files import atomic_folder, check_new_folder, origin_of
+from bert_cli.files import atomic_folder, check_new_folder, file_crc32c, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
@@ -42,6 +42,7 @@ from bert_cli.tasks.run.opened import (
     task_of,
     write_model_files,
 )
+from bert_cli.tasks.run.runtimes import GRAPH, MADE_FROM, run_graph
 from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
 
@@ -56,7 +57,6 @@ SHAPES = ((1, 7), (3, 16))
 """Examples and positions of the compared batches; both vary, to detect an export with a fixed size."""
 INT8_SHAPES = ((int8.BATCH, 32),) * 16
 """The same for an int8 export, unless it is compared on texts."""
-GRAPH = "model.onnx"
 
 
 def run(settings: ExportSettings) -> None:
@@ -93,9 +93,14 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
         write, _ = FORMATS[settings.format]
         difference = _compare(served, write(served, folder), str(out))
         notes = []
+        agrees = True
         if settings.precision == "int8":
-            notes = [_quantize(served, folder, task, texts)]
-            print_line(f"export: {notes[0]}")
+            note, agrees = _quantize(served, folder, task, texts)
+            notes = [note]
+            print_line(f"export: {note}")
+        if settings.format == "onnx" and agrees and source.weights.is_file():
+            made_from = f"{file_crc32c(source.weights)} {settings.precision}"
+            (folder / MADE_FROM).write_text(made_from, encoding="utf-8")
         export_card.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print_line(
@@ -154,17 +159,18 @@ def _synthetic_batches(
         yield {name: columns[name] for name in inputs_of(config)}
 
 
-def _quantize(served: "Served", folder: Path, task: str, texts: Sequence[Input]) -> str:
-    """Quantize the ONNX graph in a folder; return a sentence on the differences, on texts if there are any."""
+def _quantize(
+    served: "Served", folder: Path, task: str, texts: Sequence[Input]
+) -> tuple[str, bool]:
+    """Quantize the ONNX graph in a folder; return `compare` of it, on texts if there are any."""
     model = served.model
     path = folder / GRAPH
     with _without_log_noise():
         int8.quantize(path)
-    outputs = list(served.serve.get_concrete_function().structured_outputs)
     batches = int8.read_batches(texts, model, task)
     if not texts:
         batches = _synthetic_batches(model.source.config, INT8_SHAPES)
-    return int8.compare(model, batches, served.predict, open_onnx(path, outputs))
+    return int8.compare(model, batches, served.predict, run_graph(path))
 
 
 class Served(tf.Module):
@@ -289,20 +295,7 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             verbose=False,
         )
     (folder / checkpoint.MODEL).unlink()  # The graph has the weights.
-    return open_onnx(path, outputs)
-
-
-def open_onnx(path: Path, outputs: Sequence[str]) -> Predict:
-    """Return an ONNX graph as a function of columns."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def predict(columns: Mapping[str, Any]) -> Outputs:
-        inputs = {name: column.astype(np.int64) for name, column in columns.items()}
-        return dict(zip(outputs, session.run(outputs, inputs), strict=True))
-
-    return predict
+    return run_graph(path)
 
 
 FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] = {

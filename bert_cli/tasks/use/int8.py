@@ -29,7 +29,8 @@ from bert_cli.tasks.use.predictions import predictors
 OPERATORS = ["MatMul", "Gemm", "Gather"]
 """Operators whose weights are quantized. Without Gather, embeddings in float32 are 47 of MiniLM's 59 MB."""
 LEAST_AGREEMENT = 0.98
-"""Agreement of the predictions with float32 below which the command warns. Above it, an accuracy loses at most 0.02."""
+"""Agreement of the predictions with float32 below which the command warns, and `bert predict` does not use the graph.
+Above it, an accuracy loses at most 0.02."""
 MAX_TEXTS = 512
 """Texts of a file that are compared: the first."""
 MAX_TOKENS = 512
@@ -91,8 +92,8 @@ def compare(
     batches: Iterable[Columns],
     expected: Callable[[Columns], Outputs],
     quantized: Callable[[Columns], Outputs],
-) -> str:
-    """Return a sentence on the differences between two models; warn if their predictions agree too little."""
+) -> tuple[str, bool]:
+    """Return a sentence on the differences between two models, and whether their predictions agree; warn if not."""
     difference = 0.0
     examples = 0
     answers: list[tuple[Any, Any]] = []
@@ -121,10 +122,11 @@ def compare(
         problem = f"the {what} is {agreement:.4f}, less than {LEAST_AGREEMENT}"
         remedy = "score the export on your own data, or leave out --precision"
         print_error(f"warning: precision (int8): {problem}; {remedy}")
-    return (
+    sentence = (
         f"int8 against float32 on {examples:,} examples: {what} {agreement:.4f}, "
         f"outputs differ by at most {difference:.2g}"
     )
+    return sentence, agreement >= LEAST_AGREEMENT
 
 
 def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[Any]:

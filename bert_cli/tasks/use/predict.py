@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import keras
-
 from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
@@ -20,8 +18,8 @@ from bert_cli.data.io.rows import Rows, check_text, listed, parquet_rows
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import Input, Predictor, Row, one_device, open_model, task_of
+from bert_cli.tasks.run import models, opened, runtimes
+from bert_cli.tasks.run.opened import Input, Predictor, Row
 from bert_cli.tasks.use.predictions import predictors
 from bert_cli.text import count
 
@@ -56,10 +54,11 @@ def run(settings: PredictSettings) -> None:
         check_input(item, kind)
         if not is_empty(item, kind):
             kind.check(item)
-    predictor = build(prediction)
-    what = f"{task} with {source.folder} ({source.architecture}) on one {one_device()}"
-    number = count(len(inputs), "input")
-    print_error(f"{what}, {settings.precision}; {number}")
+    predictor = build(prediction, len(inputs))
+    what = f"{task} with {source.folder} ({source.architecture})"
+    runtime = predictor.model.runtime
+    runtime = runtime or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
+    print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
     # Other letters are escaped where standard output may accept ASCII only.
     is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     at_once = settings.batch_size * BATCHES_AT_ONCE
@@ -84,7 +83,7 @@ def prepare(settings: PredictSettings) -> Prediction:
     Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task.
     """
     source = models.as_trained(models.find_source(settings.model, "MODEL"))
-    task = task_of(source, settings.task)
+    task = opened.task_of(source, settings.task)
     kind = predictors()[task]
     positions = source.config.max_position_embeddings
     _check_settings(settings, task, positions)
@@ -103,13 +102,19 @@ def prepare(settings: PredictSettings) -> Prediction:
     return Prediction(source, task, kind, settings, length)
 
 
-def build(prediction: Prediction) -> Predictor:
-    """Build the model of a prediction with its weights, on one device."""
+def build(prediction: Prediction, texts: int | None = None) -> Predictor:
+    """Build the model of a prediction with its weights, on one device.
+
+    So many `texts` are answered without the engine if that is faster and no setting asks for it.
+    """
     source, task, kind, settings, length = prediction
     tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
-    device = one_device()
-    uses_library = keras.config.backend() == "tensorflow" and device == "CPU"
-    model = open_model(source, task, settings.precision, uses_library=uses_library)
+    model: opened.Opened | None = None
+    if texts and settings.precision == "float32" and "engine" not in settings.model_fields_set:
+        model = runtimes.open_light(source, task, texts)
+    if model is None:
+        is_library = opened.one_device() == "CPU" and opened.backend() == "tensorflow"
+        model = opened.open_model(source, task, settings.precision, uses_library=is_library)
     return kind(model, tokenizer, settings, length)
 
 

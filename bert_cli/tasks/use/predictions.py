@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
-import keras
 import numpy as np
 import numpy.typing as npt
-from keras import ops
 from scipy.special import expit, softmax
 
 from bert_cli.config.finetune import DOC_STRIDE, QUESTION_SPECIALS
@@ -52,6 +50,7 @@ class FillMask(Predictor):
         # A model's vocabulary may be rounded up; outputs beyond the tokenizer's pieces have no word.
         size = len(self.tokenizer.pieces)
         logits_BPV, *_ = self.model.logits(columns)
+        ops = self.model.ops
         best = min(self.settings.top, size)
         return ops.top_k(ops.softmax(logits_BPV)[:, :, :size], best)
 
@@ -61,7 +60,7 @@ class FillMask(Predictor):
         # Masks come first; in a row with fewer masks, other positions follow.
         order = np.argsort(~is_mask, axis=1, kind="stable").astype(np.int32)
         masks = max(1, int(is_mask.sum(axis=1).max()))
-        if keras.config.backend() == "jax":  # few shapes
+        if self.model.is_compiled:  # few shapes
             masks = 1 << (masks - 1).bit_length()
         return {"masked_lm_positions": order[:, :masks]}
 

@@ -23,7 +23,8 @@ def rows(capsys, tmp_path, models):
         path = tmp_path / "inputs.jsonl"
         path.write_text("".join(f"{json.dumps(one)}\n" for one in objects))
         task_words = [] if task is None else ["--task", task]
-        assert main(["predict", str(models[name]), "--input", str(path), *task_words]) == 0
+        words = ["predict", str(models[name]), "--input", str(path), "--engine", "tensorflow"]
+        assert main([*words, *task_words]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return predict

@@ -1,0 +1,212 @@
+"""Models that run without TensorFlow, which takes seconds to load: BERT in NumPy for a few texts, and ONNX graphs.
+
+The model of training is the judge: NumPy agrees with it up to rounding, and a graph as far as `bert export` measured.
+
+Shapes: as in `opened`, N heads, H head size.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.special import erf, softmax
+
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import GATHER, POOL, Head
+from bert_cli.files import file_crc32c
+from bert_cli.processes import print_error
+from bert_cli.tasks.run import models
+from bert_cli.tasks.run.opened import INPUTS, Columns, Floats, Opened, head_for, head_of, labels_of
+
+FEW = 4
+"""Texts that NumPy has answered before TensorFlow is loaded."""
+BESIDE = "onnx"
+"""Folder of an export, in the folder of its model or of the model's run."""
+GRAPH = "model.onnx"
+MADE_FROM = "made_from.txt"
+"""Beside a graph that agrees with its model: the checksum of the model's weights, and the graph's precision."""
+ENCODER = ("embeddings.", "encoder.layer.")
+HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.", "denoise_head.")
+Graph = Callable[[Mapping[str, Any]], dict[str, Floats]]
+"""transformers' inputs [B, S] by name -> its outputs."""
+
+
+def _top_k(values: Floats, number: int) -> tuple[Floats, Any]:
+    best = np.argsort(-values, axis=-1, kind="stable")[..., :number]
+    return np.take_along_axis(values, best, -1), best
+
+
+@dataclass(frozen=True)
+class Light(Opened):
+    """A model without blocks."""
+
+    run: Callable[[Columns], Any] = dict
+    """The same as `logits`."""
+    ops: ClassVar[Any] = SimpleNamespace(
+        **{name: getattr(np, name) for name in ("maximum", "square", "sum")},
+        cast=np.asarray,
+        rsqrt=lambda x: 1 / np.sqrt(x),
+        softmax=partial(softmax, axis=-1),
+        top_k=_top_k,
+    )
+    """What predictions use of `keras.ops`."""
+
+    def logits(self, columns: Columns) -> Any:
+        """Return the head's logits; without a head the encoder's output."""
+        return self.run(columns)
+
+    hidden = logits
+
+
+def open_light(source: models.Source, task: str, texts: int) -> Light | None:
+    """Return what answers so many texts without TensorFlow, None if nothing does."""
+    # The graph of a ModernBERT scores all pairs of positions.
+    if type(source.config) is not BertConfig:
+        return None
+    return (open_numpy(source, task) if texts <= FEW else None) or open_graph(source, task)
+
+
+# --- NumPy
+
+
+@dataclass(frozen=True)
+class Bert:
+    """BERT with a head, for equal numbers of tokens or a few texts."""
+
+    config: BertConfig
+    weights: Mapping[str, Floats]
+    head: Head | None
+
+    def __call__(self, columns: Columns) -> Any:
+        """Return the encoder's output [B, S, D], or the head's logits."""
+        hidden = self._encode(columns)
+        if self.head is None:
+            return hidden
+        if self.head.fills_masks:
+            hidden = np.take_along_axis(hidden, columns["masked_lm_positions"][:, :, None], 1)
+            part = "cls.predictions.transform"
+            hidden = self._norm(_gelu(self._product(hidden, f"{part}.dense")), part)
+            table = self.weights["embeddings.word_embeddings.weight"]
+            return (hidden @ table.T + self.weights["cls.predictions.bias"],)
+        if POOL.name in self.head.before:
+            hidden = np.tanh(self._product(hidden[:, 0], "pooler.dense"))
+        return self._product(hidden, next(iter(self.head.hf_names.values())))
+
+    def _encode(self, columns: Columns) -> Floats:
+        ids = columns["input_ids"]
+        tables = {
+            "word": ids,
+            "token_type": columns["segment_ids"],
+            "position": np.arange(ids.shape[1]),
+        }
+        rows = (self.weights[f"embeddings.{n}_embeddings.weight"][of] for n, of in tables.items())
+        hidden_BSD = self._norm(sum(rows), "embeddings")
+        is_padding_B11S = columns["input_mask"][:, None, None] == 0
+        for number in range(self.config.num_hidden_layers):
+            layer = f"encoder.layer.{number}"
+            part = f"{layer}.attention.output"
+            mixed_BSD = self._attention(hidden_BSD, is_padding_B11S, f"{layer}.attention.self")
+            hidden_BSD = self._norm(hidden_BSD + self._product(mixed_BSD, f"{part}.dense"), part)
+            inner_BSF = _gelu(self._product(hidden_BSD, f"{layer}.intermediate.dense"))
+            output_BSD = self._product(inner_BSF, f"{layer}.output.dense")
+            hidden_BSD = self._norm(hidden_BSD + output_BSD, f"{layer}.output")
+        return hidden_BSD
+
+    def _attention(self, hidden_BSD: Floats, is_padding_B11S: Any, part: str) -> Floats:
+        shape = (*hidden_BSD.shape[:2], self.config.num_attention_heads, -1)
+        query_BNSH, key_BNSH, value_BNSH = (
+            self._product(hidden_BSD, f"{part}.{name}").reshape(shape).swapaxes(1, 2)
+            for name in ("query", "key", "value")
+        )
+        scale = np.float32(query_BNSH.shape[-1] ** -0.5)
+        scores_BNSS = scale * query_BNSH @ key_BNSH.swapaxes(2, 3)
+        scores_BNSS -= np.float32(1e9) * is_padding_B11S
+        mixed_BNSH = softmax(scores_BNSS, -1) @ value_BNSH
+        return mixed_BNSH.swapaxes(1, 2).reshape(hidden_BSD.shape)
+
+    def _product(self, inputs: Floats, name: str) -> Floats:
+        return inputs @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def _norm(self, inputs: Floats, name: str) -> Floats:
+        centred = inputs - inputs.mean(-1, keepdims=True)
+        variance = np.square(centred).mean(-1, keepdims=True)
+        scale, shift = (self.weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
+        return centred / np.sqrt(variance + np.float32(self.config.layer_norm_eps)) * scale + shift
+
+
+def _gelu(inputs: Floats) -> Floats:
+    return inputs * (1 + erf(inputs / np.float32(2**0.5))) / 2
+
+
+def open_numpy(source: models.Source, task: str) -> Light | None:
+    """Open a BERT; None for anything unusual, about which `open_model` knows more."""
+    config = source.config
+    head = head_for(source, task)
+    if head and not {*head.before} <= {GATHER.name, POOL.name}:
+        return None
+    tensors = source.tensors().items()
+    weights = {n.removeprefix("bert."): np.asarray(v, np.float32) for n, v in tensors}
+    needed = {"embeddings.LayerNorm.bias": config.hidden_size}
+    outputs = labels_of(source) if head and head.has_label_names else 2
+    if head and head.fills_masks:
+        needed["cls.predictions.bias"] = config.vocab_size
+        needed["cls.predictions.transform.LayerNorm.bias"] = config.hidden_size
+    elif head:
+        needed[f"{next(iter(head.hf_names.values()))}.bias"] = outputs
+        needed |= {"pooler.dense.bias": config.hidden_size} if POOL.name in head.before else {}
+    sizes = {name: value.size for name, value in weights.items() if "position_ids" not in name}
+    encoder = sum(size for name, size in sizes.items() if name.startswith(ENCODER))
+    is_usual = (
+        needed.items() <= sizes.items()
+        and encoder == config.embedding_weights + config.num_hidden_layers * config.layer_weights
+        and all(name.startswith((*ENCODER, *HEADS)) for name in sizes)
+        and not (head and head.is_per_position and outputs == 1)
+    )
+    run = Bert(config, weights, head)
+    return Light(source, (), (), head, "NumPy", run) if is_usual else None
+
+
+# --- ONNX
+
+
+def run_graph(path: Path) -> Graph:
+    """Return an ONNX graph as a function of transformers' inputs [B, S]."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [of.name for of in session.get_outputs()]
+
+    def run(columns: Mapping[str, Any]) -> dict[str, Floats]:
+        inputs = {of.name: columns[of.name].astype(np.int64) for of in session.get_inputs()}
+        return dict(zip(names, session.run(names, inputs), strict=True))
+
+    return run
+
+
+def open_graph(source: models.Source, task: str) -> Light | None:
+    """Return the graph beside a model; None if there is none that was made from its weights for this task."""
+    head, trained = head_for(source, task), head_of(source)
+    is_same = trained is not None and bool(trained.needs) == bool(head)
+    # A graph scores words at all positions, not at the masks alone.
+    if not is_same or (head and head.fills_masks) or not importlib.util.find_spec("onnxruntime"):
+        return None
+    for folder in (source.folder / BESIDE, source.folder.parent / BESIDE):
+        if (folder / MADE_FROM).is_file() and source.weights.is_file():
+            weights, precision = (folder / MADE_FROM).read_text().split()
+            if weights == file_crc32c(source.weights):
+                run = partial(_outputs, run_graph(folder / GRAPH))
+                return Light(source, (), (), head, f"ONNX Runtime ({folder}, {precision})", run)
+            print_error(f"warning: {folder} is not used: its model has changed; export it again")
+    return None
+
+
+def _outputs(run: Graph, columns: Columns) -> Floats:
+    outputs = run({name: columns[of] for name, of in INPUTS.items()})
+    if "start_logits" in outputs:
+        return np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
+    return outputs["logits" if "logits" in outputs else "last_hidden_state"]

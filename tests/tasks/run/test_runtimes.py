@@ -1,0 +1,114 @@
+"""Predictions without TensorFlow: BERT in NumPy for a few texts, and an ONNX graph beside the model."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.hf_models import Models, need
+
+from bert_cli.cli import main
+from bert_cli.tasks.run import models as sources
+from bert_cli.tasks.run import runtimes
+
+TEXT = "the [MASK] sat on the mat in paris"
+NUMPY = {
+    "bare": [TEXT, "--task", "embed", "--normalize"],
+    "pretraining": [TEXT],
+    "masked": [TEXT],
+    "text": [TEXT],
+    "score": [TEXT, "--second", "a dog"],
+    "token": [TEXT],
+    "question": ["--question", "where sat the cat", "--context", f"{TEXT} . the dog is in france"],
+}
+"""Model -> the words of a prediction."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Name -> folder of a random model of transformers with a tokenizer."""
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def words_of(value: object) -> object:
+    """Return an answer with numbers that are equal if they differ by rounding."""
+    if isinstance(value, dict):
+        return {name: words_of(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [words_of(inner) for inner in value]
+    return pytest.approx(value, abs=2e-5) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_answers_as_tensorflow_does(name, folders, capsys):
+    answers = []
+    for more in ([], ["--engine", "tensorflow"]):
+        assert main(["predict", str(folders[name]), *NUMPY[name], *more]) == 0
+        out, err = capsys.readouterr()
+        assert ("by tensorflow on one CPU, float32" if more else "by NumPy;") in err
+        answers.append(json.loads(out))
+    assert answers[0] == words_of(answers[1])
+
+
+def test_texts_of_different_lengths_have_the_vectors_that_each_has_alone(folders):
+    source = sources.find_source(str(folders["bare"]))
+    model = runtimes.open_light(source, "embed", 2)
+    ids = np.array([[2, 5, 7, 3], [2, 9, 3, 0]], np.int32)
+    mask = (ids > 0).astype(np.int32)
+    columns = {"input_ids": ids, "input_mask": mask, "segment_ids": np.zeros_like(ids)}
+    alone = model.hidden({name: column[1:, :3] for name, column in columns.items()})
+    np.testing.assert_allclose(model.hidden(columns)[1:, :3], alone, atol=1e-6)
+
+
+def test_a_prediction_of_one_text_loads_neither_keras_nor_tensorflow(folders):
+    program = (
+        "import sys; from bert_cli.cli import main; assert main(sys.argv[1:]) == 0;"
+        "assert not {'keras', 'tensorflow', 'jax'} & {*sys.modules}"
+    )
+    words = ["predict", str(folders["text"]), TEXT]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("change", ["a tensor more", "another size"])
+def test_weights_that_do_not_fit_are_left_to_the_model_that_knows_why(change, folders, tmp_path):
+    for path in folders["text"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    if change == "a tensor more":
+        tensors["bert.adapter.weight"] = np.ones((2, 2), np.float32)
+    else:
+        tensors["bert.encoder.layer.0.output.dense.bias"] = np.ones(31, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = sources.find_source(str(tmp_path))
+    assert runtimes.open_light(source, "text-classification", 1) is None
+    assert main(["predict", str(tmp_path), TEXT]) == 4
+
+
+@pytest.mark.parametrize("name", ["text", pytest.param("question", marks=pytest.mark.slow)])
+def test_a_graph_beside_the_model_answers_many_texts_until_the_model_changes(
+    name, folders, tmp_path, capsys
+):
+    need("torch", "onnx", "onnxscript", "onnxruntime")
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in folders[name].iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    context = {"question": "where sat the cat", "context": TEXT}
+    row = json.dumps({"text": TEXT} if name == "text" else context)
+    (tmp_path / "texts.jsonl").write_text(f"{row}\n" * (runtimes.FEW + 1))
+    words = ["predict", str(model), "--input", str(tmp_path / "texts.jsonl")]
+    assert main(["export", str(model), str(model / "onnx"), "--format", "onnx"]) == 0
+    answers = []
+    for more in ([], ["--engine", "tensorflow"]):
+        capsys.readouterr()
+        assert main([*words, *more]) == 0
+        out, err = capsys.readouterr()
+        assert ("onnx, float32); 5 inputs" in err) == (not more)
+        answers.append([json.loads(line) for line in out.splitlines()])
+    assert answers[0] == words_of(answers[1])
+    (model / "onnx" / "made_from.txt").write_text("00000000 float32")
+    assert main(words) == 0
+    assert "is not used: its model has changed; export it again" in capsys.readouterr().err
