@@ -592,7 +592,7 @@ def report(options: argparse.Namespace) -> None:
         "| task | rows of a label | side | accuracy | difference | seconds | draws |\n|---|---|---|---|---|---|---|"
     )
     for (task, size), sides in cells.items():
-        base = sides[options.base]
+        base = sides.get(options.base, {})
         for side, draws in sides.items():
             common = sorted(draws.keys() & base.keys())
             gains = [draws[n]["accuracy"] - base[n]["accuracy"] for n in common]

@@ -272,6 +272,7 @@ class ClassifySettings(TaskSettings):
             ("generated_dataset", False),
             ("distillation", Distillation()),
             ("class_weights", None),
+            ("doc_stride", None),
         ],
         "class_weights": [
             "do_training",

@@ -193,7 +193,11 @@ def test_a_head_of_a_task_equals_transformers(task, config):
     targets = {column: torch.tensor(value).long() for column, value in labels.items()}
     out = model(input_ids=torch.tensor(columns["input_ids"]), attention_mask=mask, **targets)
     out.loss.backward()
-    counts = {"examples": np.float32(5), "words": np.float32(columns["input_mask"].sum())}
+    counts = {
+        "examples": np.float32(5),
+        "weighted": np.float32(5),
+        "words": np.float32(columns["input_mask"].sum()),
+    }
     loss, _, gradients = gradients_of(blocks, columns | ours, counts)
     scores = blocks[-1][1].logits(hidden_of(blocks, columns), None).numpy()
     theirs = (

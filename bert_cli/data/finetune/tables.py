@@ -109,7 +109,7 @@ def open_file(path: Path) -> Part:
 
 def check_files(settings: Mapping[str, Any]) -> None:
     """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
-    columns = [c for n in ("text_column", "label_column") for c in settings.get(n, ())]
+    columns = [c for n in ("text_column", "label_column") for c in settings.get(n) or ()]
     is_scored = settings["validation_file"] is not None and not settings["do_training"]
     for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
         if path := settings[name]:

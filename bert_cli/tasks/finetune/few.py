@@ -57,7 +57,6 @@ def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | Non
         reader=PackReader,
         prepare=partial(add_candidates, contrast),
         fit=partial(fit, source, train),
-        halves=False,  # nothing is chosen
     )
 
 

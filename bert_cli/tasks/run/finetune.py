@@ -294,8 +294,7 @@ def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
-    usual = "" if task.fit else SAME
-    result = replace(result, note=result.note or usual)
+    result = replace(result, note=result.note or SAME)
     return Trained(result, job.stream.fingerprint, path)
 
 

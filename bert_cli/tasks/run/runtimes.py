@@ -31,7 +31,7 @@ GRAPH = "model.onnx"
 MADE_FROM = "made_from.txt"
 """Beside a graph that agrees with its model: the checksum of the model's weights, and the graph's precision."""
 ENCODER = ("embeddings.", "encoder.layer.")
-HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.")
+HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.", "denoise_head.")
 Graph = Callable[[Mapping[str, Any]], dict[str, Floats]]
 """transformers' inputs [B, S] by name -> its outputs."""
 
@@ -65,9 +65,8 @@ class Light(Opened):
 
 def open_light(source: models.Source, task: str, texts: int) -> Light | None:
     """Return what answers so many texts without TensorFlow, None if nothing does."""
-    if (
-        type(source.config) is not BertConfig
-    ):  # the graph of a ModernBERT scores all pairs of positions
+    # The graph of a ModernBERT scores all pairs of positions.
+    if type(source.config) is not BertConfig:
         return None
     return (open_numpy(source, task) if texts <= FEW else None) or open_graph(source, task)
 
