@@ -92,7 +92,8 @@ def labels(address_of) -> str:
 def test_a_request_is_answered_as_bert_predict_answers(name, models, address_of, tmp_path, capsys):
     path = tmp_path / "row.jsonl"
     path.write_text(json.dumps(ROWS[name]))
-    assert main(["predict", str(models[name]), "--input", str(path)]) == 0
+    words = ["predict", str(models[name]), "--input", str(path), "--engine", "tensorflow"]
+    assert main(words) == 0
     expected = json.loads(capsys.readouterr().out)
     address = address_of(name)
     answer = post(f"{address}api/predict", json=ROWS[name])
