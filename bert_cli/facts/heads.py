@@ -228,8 +228,8 @@ LAST_BLOCKS = {
         PRETRAINING,
         QUESTION_ANSWERING,
         SEQUENCE_CLASSIFICATION,
-        MEAN_CLASSIFICATION,
         TOKEN_CLASSIFICATION,
+        MEAN_CLASSIFICATION,  # after the head whose weights look the same: only a class in config.json names it
         MEAN_POOL,
         SENTENCE_EMBEDDING,
     )
