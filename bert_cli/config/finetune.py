@@ -42,7 +42,10 @@ def _adam(rate: float) -> OptimizerOpts:
 def _as_table(value: object) -> object:
     """Return the object of a JSON text, as on the command line, and other values unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        return json.loads(value)
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            raise ValueError("is no JSON object; write '{\"spam\": 5}'") from None
     return value
 
 

@@ -143,13 +143,26 @@ def add_section(checkpoint: Path, section: str) -> None:
     path = checkpoint / CARD
     if not path.is_file():
         return
-    text = path.read_text(encoding="utf-8")
-    parts = re.split(r"\n\n(?=## )", text.rstrip())
-    headings = [part.partition("\n")[0] for part in parts]
-    heading = section.partition("\n")[0]
+    parts = _sections(path.read_text(encoding="utf-8"))
+    headings = [_heading(part) for part in parts]
+    heading = _heading(section)
     place = headings.index(heading) if heading in headings else len(parts)
     parts[place : place + 1] = [section.rstrip()]
     add_to_checkpoint(checkpoint, CARD, ("\n\n".join(parts) + "\n").encode())
+
+
+def without_decision(text: str) -> str:
+    """Return a card without the section on how outputs become answers."""
+    parts = [part for part in _sections(text) if _heading(part) not in (CALIBRATION, THRESHOLDS)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(text: str) -> list[str]:
+    return re.split(r"\n\n(?=## )", text.rstrip())
+
+
+def _heading(section: str) -> str:
+    return section.partition("\n")[0]
 
 
 def decision_section(decision: JSONObject) -> str:

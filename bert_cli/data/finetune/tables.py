@@ -273,6 +273,17 @@ def read_table(
     lists = [(where, (of,) if isinstance(of, str) else of) for where, of in labels]
     words = [(where, word) for where, row in lists for word in row]
     check_spellings(words)
+    if (
+        label_separator is not None
+        and label_names is None
+        and all(len(row) < 2 for _, row in lists)
+    ):
+        problem = "stands in no label, so each text has one"
+        raise DataError(
+            f"{path}: label_separator ('{label_separator}')",
+            problem,
+            "leave it out, or name another",
+        )
     every = label_columns if len(label_columns) > 1 else sorted_labels(word for _, word in words)
     names = tuple(label_names or every)
     if len(names) < 2:

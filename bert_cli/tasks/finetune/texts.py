@@ -174,9 +174,8 @@ def _evaluate(
     predictions = np.argmax(values, axis=1)
     samples = samples_of(("accuracy", "macro_f1"), labels, predictions, examples)
     decision = stored
-    reported = np.ones(len(labels), np.bool_)
+    choosing, reported = (half_of(examples, choosing=which) for which in (True, False))
     if decision is None:
-        choosing, reported = (half_of(examples, choosing=which) for which in (True, False))
         temperature = best_temperature(values[choosing], labels[choosing])
         decision = Decision(temperature=temperature)
     is_small = len(names) <= MOST_CONFUSED

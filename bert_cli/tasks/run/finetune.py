@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from bert_cli.config.finetune import ClassifySettings, FinetuneSettings
+from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
@@ -94,9 +94,8 @@ def prepare(
         needs = ()
     _check_settings(settings, needs)
     source = _source(settings)
-    if source is not None and not settings.do_training and isinstance(settings, ClassifySettings):
-        few = head_of(source) == MEAN_CLASSIFICATION
-        settings = settings if few == settings.few else changed(settings, few=few)
+    if source is not None and not settings.do_training:
+        settings = _scored_as_trained(settings, source)
     order = with_shape_of(settings, source)
     stored: JSONObject = {}
     if source is not None and order.pools_by is not None:
@@ -139,6 +138,21 @@ def prepare(
 
 
 # --- settings
+
+
+def _scored_as_trained(settings: Settings, source: Source) -> Settings:
+    """Return the settings of scoring with the head of the model, and the windows of its training where none are set."""
+    fields = type(settings).model_fields
+    is_few = head_of(source) == MEAN_CLASSIFICATION
+    trained: dict[str, object] = {"few": True} if is_few and "few" in fields else {}
+    if not is_few:
+        sizes = models.as_trained(source).window_sizes
+        trained = {n: v for n, v in sizes.items() if n in fields}
+    trained = {n: v for n, v in trained.items() if n not in settings.model_fields_set}
+    for name, value in trained.items():
+        if value != getattr(settings, name):
+            print_line(f"run: {name} is {value}, as in the training of {source.folder}")
+    return changed(settings, **trained) if trained else settings
 
 
 def synthetic_examples(work: Workload, number: int, labels: int) -> Features:

@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from bert_cli.config.markers import UNTRACKED
@@ -46,8 +45,6 @@ def hooks_of(
             info.metrics[health.ENTROPY] = job.unigram_entropy
 
     hooks: Hooks = [(measure, each)]
-    if (fit := job.task.fit) is not None:
-        hooks.append((lambda info: fit(run.state.weights), replace(scored)))
     if save is not None and picks_best:
         hooks.append((lambda info: save(), scored))
     if save is not None and job.evaluate is not None:

@@ -146,7 +146,11 @@ class Source:
 
 def as_trained(source: Source) -> Source:
     """Return a model with what its folder and its run's say of its use: the temperature, the sizes of its windows."""
-    described = {**source.described, **read_window_sizes(source.folder.parent)}
+    folder = source.folder  # that of an average has the settings of its run
+    described = {
+        **source.described,
+        **(read_window_sizes(folder) or read_window_sizes(folder.parent)),
+    }
     temperature = read_decision(source.folder).temperature
     return replace(source, described=described, temperature=temperature)
 

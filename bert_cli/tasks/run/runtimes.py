@@ -29,7 +29,7 @@ BESIDE = "onnx"
 """Folder of an export, in the folder of its model or of the model's run."""
 GRAPH = "model.onnx"
 MADE_FROM = "made_from.txt"
-"""Beside a graph that agrees with its model: the checksum of the model's weights, and the graph's precision."""
+"""Beside a graph that agrees with its model: what the graph was made of, and its precision."""
 ENCODER = ("embeddings.", "encoder.layer.")
 HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.", "denoise_head.")
 Graph = Callable[[Mapping[str, Any]], dict[str, Floats]]
@@ -197,12 +197,20 @@ def open_graph(source: models.Source, task: str) -> Light | None:
         return None
     for folder in (source.folder / BESIDE, source.folder.parent / BESIDE):
         if (folder / MADE_FROM).is_file() and source.weights.is_file():
-            weights, precision = (folder / MADE_FROM).read_text().split()
-            if weights == file_crc32c(source.weights):
+            made_from, _, precision = (folder / MADE_FROM).read_text().rpartition(" ")
+            if made_from == made_of(source) and (folder / GRAPH).is_file():
                 run = partial(_outputs, run_graph(folder / GRAPH))
                 return Light(source, (), (), head, f"ONNX Runtime ({folder}, {precision})", run)
-            print_error(f"warning: {folder} is not used: its model has changed; export it again")
+            if folder.parent == source.folder:  # that of a run may be of another checkpoint
+                print_error(
+                    f"warning: {folder} is not used: its model has changed; export it again"
+                )
     return None
+
+
+def made_of(source: models.Source) -> str:
+    """Return what a graph is made of: the checksum of the model's weights, and the temperature that divides logits."""
+    return f"{file_crc32c(source.weights)} {source.temperature}"
 
 
 def _outputs(run: Graph, columns: Columns) -> Floats:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_cli.config.use import AverageSettings
+from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder
 from bert_cli.processes import print_line, print_table
@@ -78,14 +79,16 @@ def run(settings: AverageSettings) -> None:
 
 
 def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> None:
-    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE)
+    # Held-out examples chose the decision for the weights of one checkpoint.
+    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE, DECISION)
     with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
         shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
         checkpoint.write_tensors(partial / MODEL, mean)
         if (settings := newest.parent / SETTINGS).is_file():
             shutil.copyfile(settings, partial / SETTINGS)
         if (readme := partial / card.CARD).is_file():
-            readme.write_text(f"{readme.read_text()}| weights | mean of {names} |\n")
+            text = card.without_decision(readme.read_text(encoding="utf-8"))
+            readme.write_text(f"{text}| weights | mean of {names} |\n", encoding="utf-8")
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:

@@ -28,7 +28,7 @@ from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
-from bert_cli.files import atomic_folder, check_new_folder, file_crc32c, origin_of
+from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
@@ -42,7 +42,7 @@ from bert_cli.tasks.run.opened import (
     task_of,
     write_model_files,
 )
-from bert_cli.tasks.run.runtimes import GRAPH, MADE_FROM, run_graph
+from bert_cli.tasks.run.runtimes import GRAPH, MADE_FROM, made_of, run_graph
 from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
 
@@ -99,7 +99,7 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
             notes = [note]
             print_line(f"export: {note}")
         if settings.format == "onnx" and agrees and source.weights.is_file():
-            made_from = f"{file_crc32c(source.weights)} {settings.precision}"
+            made_from = f"{made_of(source)} {settings.precision}"
             (folder / MADE_FROM).write_text(made_from, encoding="utf-8")
         export_card.write_card(settings, model, folder, notes)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())

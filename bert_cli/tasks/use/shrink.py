@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from bert_cli.config.use import ShrinkSettings
+from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import ConfigError
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
@@ -44,9 +45,11 @@ def run(settings: ShrinkSettings) -> None:
         elif (layer := int(number[0])) in settings.layers:
             renamed = LAYER.sub(str(settings.layers.index(layer)), name, count=1)
             tensors[renamed] = np.ascontiguousarray(values)
-    described = {**source.described, "num_hidden_layers": len(settings.layers)}
+    sizes = models.as_trained(source).window_sizes
+    described = {**source.described, **sizes, "num_hidden_layers": len(settings.layers)}
     with atomic_folder(out, origin=origin) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, tensors)
         write_model_files(replace(source, described=described), source.architecture, folder)
+        (folder / DECISION).unlink(missing_ok=True)  # which examples chose for the complete model
     layers = f"{count(len(settings.layers), 'layer')} ({', '.join(map(str, settings.layers))})"
     print_line(f"shrink: {out} has {layers} of {source.folder}")

@@ -383,3 +383,10 @@ def test_an_undefined_metric_is_zero_and_gives_no_warning():
     assert score(names, LABELS, zeros) == dict.fromkeys(names, 0.0)
     assert score(["f1"], zeros, zeros) == {"f1": 0.0}
     assert score(names[:3], np.ones(10), PREDICTED) == dict.fromkeys(names[:3], 0.0)
+
+
+def test_a_separator_that_stands_in_no_label_is_named(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\na,x|y\nb,y\n")
+    with pytest.raises(DataError, match=r"label_separator \(';'\): stands in no label"):
+        tables.read_table(path, text_columns=["text"], label_columns=["label"], label_separator=";")

@@ -96,6 +96,22 @@ def test_a_text_has_the_mean_logits_of_its_windows_and_counts_once(trained, caps
     np.testing.assert_allclose(printed, expected.max(1), atol=1e-5)
 
 
+def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, capsys):
+    words = ["classify", "--no-do-training", "--validation-file", base / "dev.csv"]
+    words += ["--pretrained-ckpt-path", trained, "--save-ckpt-path", base / "scored"]
+    assert main([*map(str, words), "--cache-dir", "null"]) == 0
+    assert f"doc_stride is {STRIDE}, as in the training of" in capsys.readouterr().out
+    assert scores_of(base / "scored") == scores_of(trained)
+    assert main(["average", str(trained), str(base / "average"), "--last", "2"]) == 0
+    assert not (base / "average" / "decision.json").exists()
+    capsys.readouterr()
+    text = lines_of(trained / "predictions.jsonl")[0]["text"]
+    assert main(["predict", str(base / "average"), text]) == 0
+    row = json.loads(capsys.readouterr().out)
+    expected = softmax(in_torch(base / "average", [text])[0])
+    np.testing.assert_allclose([*row["probabilities"].values()], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["run", "exported"])
 def test_every_prediction_reads_the_windows_of_the_run(name, base, exported, capsys, tmp_path):
     texts = [row["text"] for row in lines_of(base / "run" / "predictions.jsonl")]
