@@ -127,6 +127,7 @@ class Score(NamedTuple):
         return cls(value, low, high, bounds["n"], bounds["groups"])
 
     def __format__(self, form: str) -> str:
+        form = form.replace(".", "z.", 1)  # 0.000 instead of -0.000
         bounds = f"{self.low:{form}}, {self.high:{form}}"
         return f"{self.value:{form}} [{'no interval' if math.isnan(self.low) else bounds}]"
 

@@ -10,6 +10,7 @@ from sklearn import metrics
 from bert_cli.statistics import (
     RESAMPLES,
     Sample,
+    Score,
     describe,
     difference,
     identify,
@@ -137,6 +138,11 @@ def test_macro_f1_of_many_labels_needs_little_memory():
 def test_rows_that_share_names_are_linked(rows, groups):
     numbers = {name: n for n, name in enumerate(dict.fromkeys(linked(rows)))}
     assert [numbers[name] for name in linked(rows)] == groups
+
+
+def test_a_change_that_rounds_to_nothing_has_no_minus():
+    shown = f"{Score(-0.0004, -0.003, 0.003, 9, 9):+.3f}"
+    assert shown == "+0.000 [-0.003, +0.003]"
 
 
 def test_few_groups_have_no_interval_and_mistakes_are_errors():

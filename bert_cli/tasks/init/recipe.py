@@ -349,7 +349,8 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     start = str(out / "run") if chosen.has_masked_lm else chosen.name
     if not chosen.has_masked_lm:
         chosen.rows.append(("model", f"{start}, as published", AS_PUBLISHED))
-    how = f"{epochs:g} epochs of {rule['batch']}, AdamW at {rule['rate']:g}"
+    noun = "epoch" if epochs == 1 else "epochs"
+    how = f"{epochs:g} {noun} of {rule['batch']}, AdamW at {rule['rate']:g}"
     chosen.rows.append(("pairs", f"about {number:,} of the text, {how}", rule["source"]))
     chosen.add_config(
         "embed",
