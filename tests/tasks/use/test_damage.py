@@ -59,7 +59,7 @@ ON_PURPOSE = {
     ("average", "run/settings.json"): UNSCORED,
     ("average", "run/best.json"): UNREAD,
     ("average", "step/state.json"): OLDER,
-    ("predict", "run/settings.json"): UNREAD,
+    ("predict", "run/settings.json"): UNSCORED,
     ("predict", "run/best.json"): UNSCORED,
     ("predict", "step/state.json"): OLDER,
     ("index", "records/corpus.json"): DESCRIBED,
