@@ -151,7 +151,7 @@ class TaskSettings(FinetuneSettings):
 
     NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
 
-    doc_stride: Annotated[Positive | None, Field(exclude_if=lambda stride: stride is None)] = None
+    doc_stride: IfSet[Positive] = None
     """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
     Each is trained with the text's label, and the text has the mean of their logits; a word of `ner` counts in the
     window where it is most central. By default such a text is truncated, and a sentence of `ner` is cut between
@@ -304,15 +304,12 @@ class ClassifySettings(TaskSettings):
     label_column: Annotated[list[str], BeforeValidator(as_list)] = ["label"]
     """The column of the label. A text may have several: in a list (JSON lines, Parquet), in a text with a
     label_separator, or in a column of 0 and 1 for each label, which are named by repeating the flag."""
-    label_separator: Fixed[
-        Annotated[str | None, Field(min_length=1, exclude_if=lambda mark: mark is None)]
-    ] = None
+    label_separator: Fixed[IfSet[Annotated[str, Field(min_length=1)]]] = None
     """What stands between the labels of a text in its column, such as | in `food|earth`."""
     class_weights: Fixed[
         Annotated[
-            Literal["balanced"] | dict[str, Annotated[float, Field(gt=0.0)]] | None,
+            IfSet[Literal["balanced"] | dict[str, Annotated[float, Field(gt=0.0)]]],
             BeforeValidator(_as_table),
-            Field(exclude_if=lambda weights: weights is None),
         ]
     ] = None
     """Weights of the labels in the loss, for labels that are not equally frequent: `balanced`, inverse to the number of
