@@ -294,7 +294,6 @@ def save(
 def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObject) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
-    weights = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     for file, tensors in ((MODEL, weights), (OPTIMIZER, state.slots)):
         write_tensors(partial / file, tensors)
     files = dict(form.files)
@@ -315,8 +314,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
     about = {"format": "pt"} if path.name == MODEL else None
     path.touch()
     mode = path.stat().st_mode
+    # save_file writes the bytes of a transposed array as they lie in memory.
+    in_order = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     try:
-        save_file(dict(tensors), path, metadata=about)
+        save_file(in_order, path, metadata=about)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         code = int(number[1]) if number else None

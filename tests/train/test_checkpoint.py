@@ -50,6 +50,15 @@ def test_the_files_are_readable_like_the_config_and_a_saved_step_is_not_written_
     assert {path.name: path.stat() for path in saved.iterdir()} == before
 
 
+def test_a_transposed_array_is_written_in_the_order_of_its_rows(tmp_path):
+    values = {"kernel": np.arange(6.0).reshape(2, 3).T, "count": np.asarray(3.0)}
+    checkpoint.write_tensors(tmp_path / checkpoint.MODEL, values)
+    read = checkpoint.read_tensors(tmp_path / checkpoint.MODEL)
+    assert {name: value.tolist() for name, value in read.items()} == {
+        name: value.tolist() for name, value in values.items()
+    }
+
+
 def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
     tmp_path, monkeypatch
 ):

@@ -3,8 +3,6 @@
 import re
 from dataclasses import replace
 
-import numpy as np
-
 from bert_cli.config.use import ShrinkSettings
 from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import ConfigError
@@ -41,10 +39,10 @@ def run(settings: ShrinkSettings) -> None:
     for name, values in source.tensors().items():
         number = LAYER.search(name)
         if number is None:
-            tensors[name] = np.ascontiguousarray(values)
+            tensors[name] = values
         elif (layer := int(number[0])) in settings.layers:
             renamed = LAYER.sub(str(settings.layers.index(layer)), name, count=1)
-            tensors[renamed] = np.ascontiguousarray(values)
+            tensors[renamed] = values
     sizes = models.as_trained(source).window_sizes
     described = {**source.described, **sizes, "num_hidden_layers": len(settings.layers)}
     with atomic_folder(out, origin=origin) as folder:
