@@ -15,6 +15,7 @@ from bert_cli.config.training import Precision
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import PRETRAINING
+from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.facts.products import BatchShape
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import RECIPES, configs_folder
@@ -28,11 +29,12 @@ FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 
 HELD_OUT = 10  # every tenth document
 LEAST_HELD_OUT = 12  # documents, if half of them are as many
 MOST_HELD_OUT = 500  # documents
+MOST_POSITIONS = 512  # of a new model
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES = 3200
 LEAST_PAIRS = 64  # minimum number of pairs in the hours, if the text has as many
 PAIR_FRACTION = 0.25  # maximum fraction of the hours, after masked-LM training
-LITTLE_TIME = 0.5  # of the hours: less is explained
+LITTLE_TIME = 0.5  # of the hours, or of all epochs: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
 EVALUATIONS = 10
@@ -177,13 +179,18 @@ def step(steps: Sequence[tuple[float, Any]], value: float) -> Any:
     return next(entry for limit, entry in steps if value <= limit)
 
 
-def length_for(text: TextFacts, config: BertConfig | None = None) -> tuple[int, int]:
-    """Return the sequence length S and the number of masked positions P."""
+def length_for(text: TextFacts, start: Start | None) -> tuple[int, int]:
+    """Return the sequence length S and the number of masked positions P, of a new model without a start."""
     lengths = TABLE["length"]["lengths"]
     needed = 2 + text.long_document * text.pieces_per_word
     length = next((length for length in lengths if needed <= length), lengths[-1])
-    length = min(length, config.max_position_embeddings if config else length)
-    return length, math.ceil(TABLE["masks"]["fraction"] * length)
+    length = min(length, start.config.max_position_embeddings if start else MOST_POSITIONS)
+    return length, math.ceil(mask_fraction(start) * length)
+
+
+def mask_fraction(start: Start | None) -> float:
+    """Return the fraction of the tokens that are masked."""
+    return float(TABLE["masks"]["model" if start else "scratch"])
 
 
 def flops_of(config: BertConfig, length: int, predictions: int) -> int:
@@ -195,6 +202,11 @@ def _records(text: TextFacts, length: int) -> int:
     return max(1, round(text.trained * text.words * text.pieces_per_word / (FILLED * length)))
 
 
+def _published(text: TextFacts) -> str:
+    language = next(iter(text.languages), "en")
+    return "bert-base-uncased" if language == "en" else "bert-base-multilingual-cased"
+
+
 def new_model(
     text: TextFacts, machine: Machine, seconds: float, warnings: list[str]
 ) -> tuple[Sequence[Any], BertConfig]:
@@ -203,24 +215,26 @@ def new_model(
     The largest model that reads enough tokens for its weights; the smallest model, with a warning, if none does.
     """
     pieces = step(TABLE["vocabulary"]["pieces"], text.words)
-    length, predictions = length_for(text)
+    length, predictions = length_for(text, None)
     epochs = TABLE["epochs"]["scratch"]
     available = epochs * _records(text, length) * FILLED * length
     for size in reversed(TABLE["size"]["sizes"]):
         _, layers, width, _ = size
-        config = BertConfig(
+        config = ModernBertConfig(
             vocab_size=pieces,
             hidden_size=width,
             num_hidden_layers=layers,
             num_attention_heads=width // 64,
-            intermediate_size=4 * width,
+            intermediate_size=3 * width,
+            max_position_embeddings=MOST_POSITIONS,
+            initializer_range=step(TABLE["architecture"]["deviations"], width),
         )
         fitting = machine.flops * seconds / flops_of(config, length, predictions) * FILLED * length
         needed = TABLE["size"]["tokens"] * layers * config.layer_matrices
         if min(available, fitting) >= needed:
             return size, config
     subject = f"{seconds / USABLE / 3600:.2g} hours are too short to train from scratch: they read"
-    remedy = "raise --hours, or continue from a model with --from MODEL"
+    remedy = f"raise --hours, or continue from a model with --from {_published(text)}"
     read = fitting
     if available < needed:
         read = available / epochs  # as the table shows them
@@ -228,28 +242,33 @@ def new_model(
         subject = (
             f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: it has"
         )
-        remedy = "continue from a model with --from MODEL"
+        remedy = f"continue from a model with --from {_published(text)}"
     tokens = f"{read / 1e6:.2g} million tokens, and the smallest model needs"
     warnings.append(f"{subject} {tokens} {needed / 1e6:.2g} million; {remedy}")
     return size, config
 
 
-def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> float:
-    """Return the epochs of masked-LM training with so many records, at `each` seconds a record."""
+def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[float, int]:
+    """Return the epochs of masked-LM training that fit, and all of them, at `each` seconds for a record."""
     rule = TABLE["epochs"]
     fitting = seconds / each
-    epochs = float(rule["scratch"])
+    complete = rule["scratch"]
     if chosen.start is not None:
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
-        epochs = max(rule["model"], min(rule["most"], enough))
-    if fitting < min(LEAST_EXAMPLES, records * epochs):
+        complete = max(rule["model"], min(rule["most"], enough))
+    if fitting < min(LEAST_EXAMPLES, records * complete):
         raise _too_few("examples", fitting, LEAST_EXAMPLES * each / (1 - PAIR_FRACTION))
-    epochs = min(epochs, float(f"{fitting / records:.2g}"))
-    if epochs < 1:
-        complete = f"an epoch of the text takes {hours_of(records * each)}"
-        problem = f"{complete}, so the run reads {epochs:.0%} of it"
-        chosen.warnings.append(f"{problem}; raise --hours")
-    return epochs
+    epochs = min(float(complete), float(f"{fitting / records:.2g}"))
+    # A new model without a warning reads enough tokens, in few epochs of much text too.
+    if epochs < (LITTLE_TIME * complete if chosen.start or chosen.warnings else 1):
+        hours = (chosen.seconds + seconds) / USABLE / 3600
+        needed = (chosen.seconds + complete * records * each) / USABLE / 3600
+        problem = f"--hours {float(f'{hours:.3g}'):g} is enough for {epochs:g} of {complete} epochs"
+        remedy = f"raise --hours to {math.ceil(needed)}"
+        if chosen.start is None and not chosen.warnings:
+            remedy = "use a part of the text; with more hours the model is larger"
+        chosen.warnings.append(f"{problem}; {remedy}")
+    return epochs, complete
 
 
 def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
@@ -265,16 +284,20 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     config = chosen.config
     out = chosen.out
     kind = "model" if chosen.start else "scratch"
-    length, predictions = length_for(text, config)
+    length, predictions = length_for(text, chosen.start)
     records = _records(text, length)
     each = flops_of(config, length, predictions) / machine.flops
-    epochs = _epochs(chosen, records, each, seconds)
+    epochs, complete = _epochs(chosen, records, each, seconds)
     examples = math.ceil(epochs * records)
     sizes = TABLE["batch"]["batches"]
     batch = next((n for n in sizes if examples >= TABLE["batch"][kind] * n), sizes[-1])
     updates = math.ceil(examples / batch)
     warmup = TABLE["warm-up"]["fraction"]
-    model: JSONObject = {"bert_config": config.model_dump(exclude={"vocab_size"})}
+    decay = TABLE["decay"]["fraction"] if chosen.start is None else None
+    model: JSONObject = {
+        "bert_config": config.model_dump(exclude={"vocab_size"}),
+        "masking": {"probability": mask_fraction(None)},
+    }
     if chosen.start is not None:
         model = {"pretrained_ckpt_path": chosen.name}
         rule = TABLE["new pieces"]
@@ -290,10 +313,14 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         if chosen.new_pieces:
             chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
     chosen.add_row("length", f"{length}: about {records:,} training examples, {tokens:,.0f} tokens")
-    chosen.add_row("epochs", f"{epochs:g}, {examples:,} examples")
+    source = TABLE["epochs"]["source"]
+    reason = source if epochs == complete else f"what fits in the hours, of {complete} ({source})"
+    chosen.rows.append(("epochs", f"{epochs:g}, {examples:,} examples", reason))
     chosen.add_row("batch", f"{batch}, {count(updates, 'update')}")
     chosen.add_row("learning rate", f"{rate:g}")
     chosen.add_row("warm-up", f"{warmup:.0%}")
+    if decay:
+        chosen.add_row("decay", f"the last {decay:.0%}")
     chosen.add_row("masks", f"{predictions} of {length}")
     chosen.add_row("precision", machine.precision)
     chosen.add_config(
@@ -308,7 +335,7 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         max_predictions_per_seq=predictions,
         num_epochs=epochs,
         global_batch=batch_of(batch, machine),
-        optimizer_opts=optimizer(rate, warmup, machine.precision),
+        optimizer_opts=optimizer(rate, warmup, machine.precision, decay),
         evaluate_every_steps=max(1, updates // EVALUATIONS),
         evaluation_examples=EVALUATION_EXAMPLES,
         log_every_steps=max(1, updates // LOG_LINES),
@@ -322,9 +349,12 @@ def batch_of(batch: int, machine: Machine) -> dict[str, int]:
     return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}
 
 
-def optimizer(rate: float, warmup: float, precision: str) -> JSONObject:
-    """Return the settings of AdamW."""
-    schedule = {"schedule_name": "up_down", "max_learning_rate": rate, "warmup_frac": warmup}
+def optimizer(rate: float, warmup: float, precision: str, decay: float | None = None) -> JSONObject:
+    """Return the settings of AdamW, whose rate falls linearly or over the last fraction `decay` of the updates."""
+    name = "wsd" if decay else "up_down"
+    schedule: JSONObject = {"schedule_name": name, "max_learning_rate": rate, "warmup_frac": warmup}
+    if decay:
+        schedule["decay_frac"] = decay
     scaling = {"loss_scaling": "dynamic"} if precision == "mixed_float16" else {}
     return {"name": "AdamW", "max_gradient_norm": 1.0, **scaling, "learning_rate": schedule}
 

@@ -59,8 +59,7 @@ def run(settings: InitSettings) -> None:
     opened = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     parts, reading = opened[:2]
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
-    keep = "to keep them, use the output of `bert preprocess --line-breaks keep`"
-    report_joined_lines("init", parts, reading, keep)
+    report_joined_lines("init", parts, reading)
     facts = text.read_facts(parts, reading, vocabulary)
     print_line(f"init: {text.describe(facts)}")
     is_plain = all(part.format == "plain" for part in parts)
@@ -71,7 +70,7 @@ def run(settings: InitSettings) -> None:
                 f"init: warning: {number:,} files have {facts.documents:,.0f} documents, because a blank line ends a "
                 "document; if each file is one document, add --documents files"
             )
-    print_line("init: timing this machine, up to a minute")
+    print_line("init: timing this machine, about a minute, longer if it is busy")
     machine, described = measure(settings, facts, model)
     print_line(f"init: {described}")
     chosen = recipe.choose(facts, machine, model, settings.goal, settings.hours, settings.out)
@@ -147,7 +146,8 @@ def commands(
             make += f" --extend {vocabulary} --size +{chosen.new_pieces}"
             vocabulary = f"{out}/vocab"
         else:
-            make += f" --size {chosen.config.vocab_size}" + KEEP_MARKS * (language != "en")
+            make += f" --size {chosen.config.vocab_size}"
+            make += "" if language == "en" else KEEP_MARKS
         sizes = f"--sequence-length {config['max_seq_length']} --mask-tokens {config['max_predictions_per_seq']}"
         how = f"--vocab {vocabulary} {sizes}{cased} --masking dynamic --no-nsp"
         lines = [
@@ -235,7 +235,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     name, config = (model.name, model.config) if model else ("", None)
     if config is None:
         (name, *_), config = recipe.new_model(facts, machine, math.inf, [])
-    length, predictions = recipe.length_for(facts, config)
+    length, predictions = recipe.length_for(facts, model)
     batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
     trial = PretrainSettings(
         generated_dataset=True,

@@ -53,7 +53,9 @@ PRONOUN = re.compile(
 PARTS = ("train", "held_out", "test")
 """Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone."""
 PAIRS = "pairs.jsonl"
-QUERIES, CORPUS, JUDGED = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
+QUERIES = "queries.jsonl"
+CORPUS = "corpus.jsonl"
+JUDGED = "qrels/test.tsv"
 SEARCH = {"held_out": "search", "test": "test"}
 """Part -> the folder of its QUERIES, their passages (CORPUS) and which of these are relevant (JUDGED)."""
 
@@ -83,7 +85,7 @@ def read_facts(
     or MIN_WORDS words.
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
-    every = max(1, PIECE_BYTES * len(pieces) // SAMPLED_BYTES)
+    every = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
     documents: list[list[str]] = []
     size = 0
     for lines in documents_of(pieces[::every], reading):

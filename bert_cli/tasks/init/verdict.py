@@ -80,7 +80,9 @@ def run(settings: VerdictSettings) -> None:
     is_search = (out / "embed.json").is_file()
     trained = out / ("vectors" if is_search else "run")
     if Folder(trained).newest is None:
-        remedy = f"run the training commands of {out / 'commands.sh'}, also those in its comments"
+        remedy = f"run `bash {out / 'commands.sh'}`"
+        if is_search and not (out / "pretrain.json").is_file():
+            remedy = f"run the training commands in the comments of {out / 'commands.sh'}"
         raise CheckpointError(str(trained), "has no trained model", remedy)
     first, *others = _of_search(out) if is_search else [*_of_labels(out), *_of_masked_lm(out)]
     notes = [f"{m.name}: clearly worse" for m in others if m.verdict == "REGRESSION"]

@@ -101,7 +101,10 @@ def test_vectors_of_a_masked_lm_start_from_its_run():
 
 def test_little_text_is_not_for_training_from_scratch():
     (warning,) = pick(1.0).warnings
-    assert "1 MB of text is too little to train from scratch" in warning and "--from" in warning
+    assert (
+        "1 MB of text is too little to train from scratch" in warning
+        and "--from bert-base-uncased" in warning
+    )
     values = {name: value for name, value, _ in pick(1.0).rows}
     assert all(values.values())
     millions = float(re.search(r"it has ([\d.]+) million tokens", warning)[1])
@@ -118,11 +121,32 @@ def test_more_text_and_hours_give_a_larger_model():
     assert pick(400.0, "eight 80 GB GPUs").name == "base"
 
 
-def test_a_run_fits_in_the_hours_or_says_that_an_epoch_does_not():
-    for machine in MACHINES:
-        assert pick(200.0, machine, "from a base model").seconds <= 8 * 3600
-    (warning,) = pick(200.0, "2 cores", "from a base model").warnings
-    assert re.search(r"an epoch of the text takes .* h, so the run reads \d+% of it", warning)
+@pytest.mark.parametrize(
+    ("megabytes", "start", "hours"),
+    [
+        (200.0, "from a base model", 8.0),
+        (5000.0, "from a base model", 200.0),
+        (5.0, "from scratch", 0.1),
+    ],
+)
+def test_few_epochs_in_the_hours_are_a_warning_with_hours_for_all(megabytes, start, hours):
+    chosen = pick(megabytes, "2 cores", start, hours=hours)
+    assert chosen.seconds <= 3600 * hours
+    warning = chosen.warnings[-1]
+    few, wanted, enough = map(
+        float, re.search(r"for ([\d.]+) of (\d+) epochs; raise --hours to (\d+)", warning).groups()
+    )
+    reasons = {name: (value, why) for name, value, why in chosen.rows}
+    assert reasons["epochs"][0].startswith(f"{few:g}, ")
+    assert reasons["epochs"][1].startswith(f"what fits in the hours, of {wanted:g} (")
+    every = pick(megabytes, "2 cores", start, hours=enough)
+    assert every.configs["pretrain"]["num_epochs"] == wanted
+    assert not [problem for problem in every.warnings if "epochs" in problem]
+
+
+def test_much_text_for_a_new_model_is_a_warning_to_use_a_part():
+    warning = pick(20_000.0, "2 cores", "from scratch", hours=200.0).warnings[-1]
+    assert re.fullmatch(r"--hours 200 is enough for 0.\d+ of 40 epochs; use a part .*", warning)
 
 
 def test_a_run_that_uses_little_of_the_hours_has_the_reason():

@@ -1,0 +1,84 @@
+"""`scripts/speedrun`: its recipes, its text and its table."""
+
+import importlib.machinery
+import importlib.util
+import json
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.parse.load import merge
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def speedrun():
+    """Return the script as a module."""
+    path = str(ROOT / "scripts" / "speedrun")
+    loader = importlib.machinery.SourceFileLoader("speedrun", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("speedrun", loader))
+    loader.exec_module(module)
+    return module
+
+
+ROWS = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_recipe_is_a_complete_order_of_a_run(name, speedrun, tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "records", lambda *sizes: tmp_path / "records")
+    settings = speedrun.settings_of(tmp_path, speedrun.recipe_of(name))
+    settings |= {"total_num_train_samples": 1000}
+    order = PretrainSettings.model_validate(settings)
+    measured = PretrainSettings.model_validate(speedrun.at_full_size(settings))
+    assert measured.global_batch.start_fraction is None
+    assert order.bert_config.architecture == "modernbert"
+    assert order.max_predictions_per_seq >= order.masking.probability * speedrun.LENGTH
+    assert order.max_predictions_per_seq <= speedrun.most_masked(speedrun.LENGTH)
+
+
+def test_a_recipe_changes_what_it_is_like_all_the_way_to_base(speedrun):
+    expected = ROWS["base"]["settings"]
+    for name in ("small-batches", "wide-start", "two-layers", "masks-30"):
+        expected = merge(expected, ROWS[name]["settings"])
+    assert speedrun.recipe_of("masks-30")["settings"] == expected
+    assert expected["bert_config"]["num_hidden_layers"] == 2
+    assert expected["bert_config"]["hidden_size"] == 256
+    assert ROWS["base"]["settings"]["bert_config"]["num_hidden_layers"] == 6  # not changed by it
+
+
+def test_another_text_is_refused_before_anything_is_written(speedrun, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "wiki_00").write_text("Other articles.")
+    with pytest.raises(SystemExit, match=r"other text \(SHA-256 .*scores would not compare"):
+        speedrun.prepare(tmp_path / "text", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_minutes_of_a_start_that_failed_count(speedrun, tmp_path):
+    work = "import time\nwhile time.process_time() < 0.3: pass\nraise SystemExit({})"
+    path = tmp_path / "minutes.json"
+    taken = []
+    for code in (1, 0):
+        with suppress(subprocess.CalledProcessError), speedrun.adding_minutes(path):
+            speedrun.on_one_core("-c", work.format(code))
+        taken.append(json.loads(path.read_text()) * 60)
+    assert 0.3 <= taken[0] <= taken[1] - 0.3
+
+
+def test_the_table_ranks_recipes_by_the_mean_of_their_seeds(speedrun, tmp_path):
+    rows = [("slow", 0, 2.5, 1.0), ("fast", 0, 2.2, 2.0), ("fast", 1, 2.4, 3.0)]
+    for name, seed, bits, minutes in rows:
+        folder = tmp_path / "runs" / f"{name}_{seed}"
+        folder.mkdir(parents=True)
+        row = {"recipe": name, "rate": 1e-3, "seed": seed, "seconds": 110.0}
+        row |= {"steps": 9, "minutes": minutes, "bits_per_byte": bits}
+        (folder / "result.json").write_text(json.dumps(row))
+    assert [*speedrun.table(tmp_path)][2:] == [
+        "| fast | 110 | 0.001 | 2 | 2.300 (2.200 to 2.400) | 2.5 |",
+        "| slow | 110 | 0.001 | 1 | 2.500 | 1.0 |",
+    ]
