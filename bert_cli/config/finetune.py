@@ -27,6 +27,7 @@ UNSCORED = Unless(
     "with generated_dataset, whose examples are not scored",
     "leave out one of them",
 )
+Weight = Annotated[float, Field(gt=0.0)]
 DOC_STRIDE = 128
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
@@ -45,7 +46,7 @@ def _as_table(value: object) -> object:
         try:
             return json.loads(value)
         except json.JSONDecodeError:
-            raise ValueError("is no JSON object; write '{\"spam\": 5}'") from None
+            raise ValueError("is not a JSON object; write '{\"spam\": 5}'") from None
     return value
 
 
@@ -308,7 +309,7 @@ class ClassifySettings(TaskSettings):
     """What stands between the labels of a text in its column, such as | in `food|earth`."""
     class_weights: Fixed[
         Annotated[
-            IfSet[Literal["balanced"] | dict[str, Annotated[float, Field(gt=0.0)]]],
+            IfSet[Literal["balanced"] | Annotated[dict[str, Weight], Field(min_length=1)]],
             BeforeValidator(_as_table),
         ]
     ] = None

@@ -17,7 +17,8 @@ class SearchSettings(Settings):
     """Find passages of your own text, by their words (BM25) and, with a model, by the meaning of a question.
 
     `make` reads text into an index, one file; `ask` prints the best passages; `score` measures how well your own
-    questions are answered; `export` writes passages and vectors for a database.
+    questions are answered; `export` writes passages and vectors for a database. `bert search ask --help` lists the
+    options of `ask`, and so for each.
     Example: bert search make manuals.index manuals --model runs/vectors
     Example: bert search ask manuals.index "how do I mount a disk?"
     """

@@ -76,7 +76,8 @@ def build_block(
 ) -> Block:
     """Build one block, with its initial weights, on the current device; `policy` is a Keras policy.
 
-    `operations` are those of the complete model. Without a seed the weights stay 0, for a model of shapes alone.
+    `operations` are those of the complete model. Without a seed the weights stay 0: for a model of shapes alone,
+    or one that a file fills.
     """
     arguments = {"name": name, "policy": keras.DTypePolicy(policy), "config": config}
     block = _new_block(outputs, **arguments, operations=operations)

@@ -278,15 +278,17 @@ def _base(config: BertConfig) -> str:
 
 
 def _optional_parts(config: BertConfig) -> dict[str, str]:
-    """Return the parts that a file may lack (they keep their initial values): our name -> Hugging Face's."""
+    """Return the parts that a file may lack (its weights are then as they were built): our name -> Hugging Face's."""
     blocks = ARCHITECTURES[config.architecture].last_blocks.values()
     return {ours: part for block in blocks for ours, part in block.parts.items()}
 
 
 def _join(parts: Mapping[int, Array]) -> Array:
-    """Return the tensor that consists of parts, by their numbers."""
+    """Return the tensor that consists of parts, by their numbers, with its own bytes in order."""
     ordered = [parts[number] for number in range(len(parts))]
-    return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
+    joined = ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
+    # safetensors writes the bytes of a transposed array as they lie in memory.
+    return np.ascontiguousarray(joined)
 
 
 def _split(value: Array, part: Part) -> Array:
@@ -297,7 +299,7 @@ def _split(value: Array, part: Part) -> Array:
 
 
 def _transposed(name: str, value: Array) -> Array:
-    return np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
+    return value.T if name.endswith("/kernel") else value
 
 
 def _listed(names: list[str], shown: int = 8) -> str:

@@ -291,7 +291,8 @@ def find_interface(processes: Processes, bind_address: str | None) -> tuple[Proc
             remedy = f"set one of {', '.join(interfaces)}"
             raise ConfigError(where, "is not an interface of this host", remedy)
         host = processes.workers[processes.rank].rpartition(":")[0].strip("[]")
-        addresses, resolved = interfaces[chosen[0]], _addresses_of(host)
+        addresses = interfaces[chosen[0]]
+        resolved = _addresses_of(host)
         if set(addresses).isdisjoint(resolved):
             theirs = ", ".join(resolved) or "nothing"
             problem = f"has {', '.join(addresses)}, but {host} resolves to {theirs}"

@@ -26,6 +26,11 @@ from bert_cli.parse.options import (
 
 MAX_WIDTH = 100
 HELP_COLUMN = 26
+USAGES = {  # of commands whose next words are no positional settings
+    "bench": "bert bench (NAME | pretrain | squad) [options]",
+    "launch": "bert launch [options] -- COMMAND [options]",
+    "search": "bert search (make | ask | score | export) [options]",
+}
 
 
 def usual_sections(sections: Sequence[Section], command: str) -> list[Section]:
@@ -71,11 +76,8 @@ def add_help(
     if has_more and not is_complete:
         sections = usual_sections(sections, command)
     positional = [option for section in sections for option in section.options if not option.flags]
-    parser.usage = " ".join([f"bert {command} [options]", *map(_usage, positional)])
-    if command == "launch":
-        parser.usage += " -- COMMAND [options]"
-    if command == "bench":
-        parser.usage = "bert bench (NAME | pretrain | squad) [options]"
+    words = [f"bert {command} [options]", *map(_usage, positional)]
+    parser.usage = USAGES.get(command, " ".join(words))
     paragraphs = purpose_of(settings).split("\n\n")
     parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
     for section in sections:

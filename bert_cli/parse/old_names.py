@@ -29,6 +29,8 @@ class Old(NamedTuple):
     """Why the key does nothing; a key with `values` and without a reason is left out silently."""
     remedy: str = ""
     """What to do instead. Without `values` it refuses the key."""
+    is_free: bool = False
+    """Whether no weight depends on it, so that runs were recorded with any value."""
 
     def takes(self, value: object) -> bool:
         """Return whether the key is accepted with a value."""
@@ -82,13 +84,13 @@ OLD = (
     # Former settings with the value that they always have now.
     Old("hidden_act", values=("gelu",)),
     Old("position_embedding_type", values=("absolute",)),
-    Old("n_best_size", values=("20",)),
-    Old("grace_seconds", values=("30", "30.0")),
-    Old("reduce_bucket_megabytes", values=("64",)),
+    Old("n_best_size", values=("20",), is_free=True),
+    Old("grace_seconds", values=("30", "30.0"), is_free=True),
+    Old("reduce_bucket_megabytes", values=("64",), is_free=True),
     Old("decay_shape", values=("1-sqrt",)),
-    Old("max_skipped_steps", values=("20",),
+    Old("max_skipped_steps", values=("20",), is_free=True,
         remedy="leave it out; a run ends after 20 gradients in a row that are not finite"),
-    Old("trace", values=("none",), remedy="leave it out; `bert bench` measures the parts of a step"),
+    Old("trace", values=("none",), is_free=True, remedy="leave it out; `bert bench` measures the parts of a step"),
     Old("expand_templates", values=FALSE,
         remedy="pass --with wikiextractor, or --templates with the text of more templates"),
     Old("texts", values=FALSE,
@@ -111,14 +113,6 @@ OLD = (
 )  # fmt: skip
 RENAMES = {old.key: old.new for old in OLD if old.new}
 FORMER = {old.key: old for old in OLD if not old.new}
-# Former settings that no weight depends on: runs were recorded with any value.
-ANY_IN_A_RUN = (
-    "n_best_size",
-    "grace_seconds",
-    "reduce_bucket_megabytes",
-    "max_skipped_steps",
-    "trace",
-)
 # The former group `distillation` of pre-training, in the file of a run without a teacher.
 NO_TEACHER = {"teacher": None, "relations": 1.0}
 # Maximum sequence length -> the original's default number of examples of a pre-training run.
@@ -159,7 +153,7 @@ def why_no_effect(path: str, value: object, *, is_recorded: bool) -> str | None:
     old = FORMER.get(path.rpartition(".")[2])
     if old is not None and old.takes(value):
         return old.why
-    if old is not None and is_recorded and old.key in ANY_IN_A_RUN:
+    if old is not None and is_recorded and old.is_free:
         return f"it is always {old.values[0]}"
     return None
 

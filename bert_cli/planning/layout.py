@@ -302,8 +302,10 @@ def slow_steps(work: Workload, cpu_devices: int, *, is_dry_run: bool) -> list[st
 def shape(work: Workload) -> str:
     """Return the replicas, the devices per replica and the sharding of weights as text."""
     each = count(len(estimate(work)), "device")
-    each += " in tensor parallelism" * (math.prod(work.parallel.tensor_shape) > 1)
-    each += ", sharded weights" * work.parallel.shard_weights
+    if math.prod(work.parallel.tensor_shape) > 1:
+        each += " in tensor parallelism"
+    if work.parallel.shard_weights:
+        each += ", sharded weights"
     return f"{count(work.batch.replicas, 'replica')} of {each}"
 
 

@@ -243,8 +243,9 @@ def _segments(
 def describe(plan: Plan) -> str:
     """Return the plan as text, one fact on each line."""
     packed = plan.sequences_per_example > 1
+    up_to = "" if plan.step_sizes is None else "up to "
     lines = [
-        f"{count(plan.total_steps, 'step')} of {'up to ' * (plan.step_sizes is not None)}{plan.step_in_words} "
+        f"{count(plan.total_steps, 'step')} of {up_to}{plan.step_in_words} "
         f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
         f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
     ]

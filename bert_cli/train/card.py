@@ -136,33 +136,21 @@ def training_section(state: JSONObject) -> str:
 
 
 def add_section(checkpoint: Path, section: str) -> None:
-    """Put a section into a checkpoint's card, in the place of the one with its heading, or at the end.
+    """Add a section to the end of a checkpoint's card, instead of one with its heading.
 
     A checkpoint of an older version, which has no card, stays as it is.
     """
     path = checkpoint / CARD
-    if not path.is_file():
-        return
-    parts = _sections(path.read_text(encoding="utf-8"))
-    headings = [_heading(part) for part in parts]
-    heading = _heading(section)
-    place = headings.index(heading) if heading in headings else len(parts)
-    parts[place : place + 1] = [section.rstrip()]
-    add_to_checkpoint(checkpoint, CARD, ("\n\n".join(parts) + "\n").encode())
+    if path.is_file():
+        text = without(path.read_text(encoding="utf-8"), section.partition("\n")[0])
+        add_to_checkpoint(checkpoint, CARD, f"{text}\n{section.rstrip()}\n".encode())
 
 
-def without_decision(text: str) -> str:
-    """Return a card without the section on how outputs become answers."""
-    parts = [part for part in _sections(text) if _heading(part) not in (CALIBRATION, THRESHOLDS)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _sections(text: str) -> list[str]:
-    return re.split(r"\n\n(?=## )", text.rstrip())
-
-
-def _heading(section: str) -> str:
-    return section.partition("\n")[0]
+def without(text: str, *headings: str) -> str:
+    """Return a card without the sections with these headings."""
+    sections = re.split(r"\n\n(?=## )", text.rstrip())
+    kept = (part for part in sections if part.partition("\n")[0] not in headings)
+    return "\n\n".join(kept) + "\n"
 
 
 def decision_section(decision: JSONObject) -> str:

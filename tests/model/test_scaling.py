@@ -109,6 +109,7 @@ def test_a_step_of_lamb_is_that_of_the_plain_bert(models, tiny, table):
 SCALED = {"model": {**layouts.NO_DROPOUT, "num_hidden_layers": 4, "initializer_range": 0.02}}
 
 
+@pytest.mark.slow
 def test_each_layer_of_a_stage_has_its_own_factors():
     settings = layouts.settings_of("1x1", 1, scaling="unit", **SCALED)
     engine, reader = layouts.engine_of("1x1", 1, scaling="unit", **SCALED)
@@ -124,6 +125,7 @@ def test_each_layer_of_a_stage_has_its_own_factors():
     layouts.assert_close(ours, {name: value.numpy() for name, value in expected.items()}, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_step_of_adamw_changes_each_weight_by_its_rate():
     optimizer = {"name": "AdamW", "weight_decay_rate": 0.0}
     settings = layouts.settings_of("1x1", 1, scaling="u-mup", optimizer=optimizer, **SCALED)

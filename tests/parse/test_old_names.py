@@ -208,23 +208,21 @@ def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(tmp_pat
 
 
 def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(tmp_path):
-    for name, (_, _, values, reason, remedy) in FORMER.items():
-        if not reason or remedy:
+    for name, old in FORMER.items():
+        values = old.values
+        reason = old.why
+        if not reason or old.remedy:
             continue
         flag = f"--{name.replace('_', '-')}"
         assert loaded(tmp_path, "pretrain", **{name: bool(values)})[1].no_effect[name] == reason
         words = ("true",) if values else ("0.2", "0.3")
         settings, found = loaded(tmp_path, "pretrain", flag, *words, "--seed", "5")
         assert (found.no_effect[flag], settings.seed) == (reason, 5)
-        for text in (
-            (
-                rejection(tmp_path, "pretrain", **{name: False}),
-                rejection(tmp_path, "pretrain", flag, "false"),
-                rejection(tmp_path, "pretrain", f"--no-bert-config.{flag[2:]}"),
-            )
-            if values
-            else ()
-        ):
+        refused = ([flag, "false"], [f"--no-bert-config.{flag[2:]}"]) if values else ()
+        for words in refused:
+            assert f"): {reason}; leave it out" in rejection(tmp_path, "pretrain", *words)
+        if values:
+            text = rejection(tmp_path, "pretrain", **{name: False})
             assert f"): {reason}; leave it out" in text
 
 
@@ -237,11 +235,7 @@ def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(tmp_path
             "(--parallel.reduce-bucket-megabytes): is always 64; leave it",
         ),
         ("max_skipped_steps", 20, "a run ends after 20 gradients in a row that are not finite"),
-        (
-            "decay_shape",
-            "1-sqrt",
-            "decay-shape): is always 1-sqrt; leave it out",
-        ),
+        ("decay_shape", "1-sqrt", "decay-shape): is always 1-sqrt; leave it out"),
         ("bert_config.hidden_act", "gelu", "(--bert-config.hidden-act): got '21'; input should be"),
     ):
         group, _, name = key.rpartition(".")

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 import pytest
@@ -33,7 +34,7 @@ class Process:
     ) -> None:
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
-        server = _server()  # first: with --fast it skips the test, and nothing may be open then
+        server, _ = _server()  # first: with --fast it skips the test, and nothing may be open then
         request |= {"env": dict(os.environ if env is None else env), "cwd": os.getcwd()}
         ours, theirs = socket.socketpair()
         with open(os.devnull, "r+b") as null, theirs:
@@ -123,13 +124,25 @@ def run_python(
     return subprocess.CompletedProcess(request["words"], process.returncode, *texts)
 
 
+def write_program(folder: Path) -> Path:
+    """Write a program `bert` into a folder, for a script whose commands are children of the server; return it."""
+    _, address = _server()
+    words = [sys.executable, "-IS", str(Path(__file__).with_name("program.py")), address]
+    program = folder / "bert"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
 @functools.cache
-def _server() -> socket.socket:
-    """Start the server of this test process; it ends when this process ends."""
+def _server() -> tuple[socket.socket, str]:
+    """Start the server of this test process; return a connection and its address. It ends when this process ends."""
     if os.environ.get("BERT_TEST_FAST"):
         pytest.skip("--fast: starts a process that imports TensorFlow")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    words = [sys.executable, __file__, str(theirs.fileno())]
+    folder = TemporaryDirectory()
+    address = f"{folder.name}/socket"
+    words = [sys.executable, __file__, str(theirs.fileno()), address]
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -137,29 +150,39 @@ def _server() -> socket.socket:
     server = subprocess.Popen(words, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     assert ours.recv(100) == b"ready", "the server of forked processes did not start"
-    atexit.register(lambda: (ours.close(), server.wait()))
-    return ours
+    atexit.register(lambda: (ours.close(), server.wait(), folder.cleanup()))
+    return ours, address
 
 
-def serve(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork for every request; return the request in the child, and None in the server at its end."""
+def serve(requests: socket.socket, address: str) -> dict[str, Any] | None:
+    """Fork for every request; return the request in the child, and None in the server at its end.
+
+    A request comes from the test process, or from a program that connects to the address.
+    """
+    programs = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    programs.bind(address)
+    programs.listen()
     requests.send(b"ready")
     children: dict[int, tuple[int, int]] = {}  # pidfd -> pid, descriptor of the answers
     while True:
-        for ready in select.select([requests, *children], [], [])[0]:
-            if ready is not requests:
+        for ready in select.select([requests, programs, *children], [], [])[0]:
+            if isinstance(ready, int):
                 pid, answers = children.pop(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 os.write(answers, b"%d\n" % code)
                 os.close(answers)
                 os.close(ready)
                 continue
-            message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+            source = requests if ready is requests else programs.accept()[0]
+            message, descriptors, _, _ = socket.recv_fds(source, 1 << 20, 4)
             if not message:
                 return None
+            if source is not requests:
+                descriptors.append(source.detach())
             pid = os.fork()
             if pid == 0:
                 requests.close()
+                programs.close()
                 for descriptor in (*children, *(answers for _, answers in children.values())):
                     os.close(descriptor)
                 os.setsid()
@@ -185,7 +208,7 @@ def main() -> int:
         for command in COMMANDS.values():
             command.settings_class()
             command.run_function()
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    request = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
     if request is None:
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -206,6 +206,7 @@ def hparams_tab(folder: Path) -> tuple[dict, set[str]]:
     return settings, {*reader.PluginTagToContent("scalars")}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, offline):
     folder, board = tmp_path / "run", tmp_path / "board"
     words = [*TINY, "--save-ckpt-path", str(folder), "--tensorboard-dir", str(board)]

@@ -172,7 +172,9 @@ def most_central(owner: Numbers, first: Numbers, length: Numbers) -> npt.NDArray
     # Most texts have one window, which is the best for all its tokens.
     several = np.bincount(owner)[owner] > 1
     best = np.repeat(~several, length)
-    owner, first, length = owner[several], first[several], length[several]
+    owner = owner[several]
+    first = first[several]
+    length = length[several]
     token = runs(first, length)
     left = token - np.repeat(first, length)
     sizes = np.repeat(length, length)
@@ -409,7 +411,8 @@ def encode_texts(
     if doc_stride is None:
         kept = truncated_lengths(left.lengths, right.lengths, room)
         is_cut = kept[0] + kept[1] < left.lengths + right.lengths
-        left, right = left._replace(lengths=kept[0]), right._replace(lengths=kept[1])
+        left = left._replace(lengths=kept[0])
+        right = right._replace(lengths=kept[1])
         return replace(framed(tokenizer, left, right, is_pair), labels=labels), is_cut
     whole = np.minimum(left.lengths, room - np.minimum(right.lengths, doc_stride))
     is_cut = is_pair & (whole < left.lengths)

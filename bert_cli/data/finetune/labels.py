@@ -5,7 +5,7 @@ A model's folder has what its held-out texts have chosen in decision.json.
 Shapes: n texts, L labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,21 +13,23 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp, softmax
+from scipy.special import expit, logsumexp, softmax
 
 from bert_cli.data.finetune.tables import Column
 from bert_cli.data.io.rows import listed
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.files import read_json
 from bert_cli.statistics import Examples, Sample, interval, sample_of
+from bert_cli.text import count
 
 DECISION = "decision.json"
 USUAL_THRESHOLD = 0.5
 BOUNDS = np.log([0.05, 20.0])  # of the temperature
-LEAST = 50  # texts; the temperature of fewer is worse than none where a model is hardly too sure
+LEAST = 50  # texts: the temperature of fewer is worse than none, and fewer show nothing of single levels
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 RARE = 0.2  # of the share that a label has where all are equally frequent
 ClassWeights = Literal["balanced"] | Mapping[str, float]
+CELLS_AT_ONCE = 1 << 20  # logits: copies of all of them would need several times their memory
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -35,13 +37,32 @@ class Decision(BaseModel):
     """How the outputs of a classifier become an answer: what held-out texts have chosen, and defaults."""
 
     thresholds: dict[str, float] = {}
-    """Probability above which a text has a label, where it may have several."""
+    """Probability above which a text has a label, where it may have several: of each output, in their order."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Divisor of the logits, where a text has one label."""
 
-    def thresholds_of(self, names: Sequence[str]) -> Floats:
-        """Return the threshold of each label [L]."""
-        return np.array([self.thresholds.get(name, USUAL_THRESHOLD) for name in names])
+    def thresholds_of(self, size: int) -> list[float]:
+        """Return the threshold of each of `size` labels. Raises CheckpointError for a model with another number."""
+        thresholds = [*self.thresholds.values()] or [USUAL_THRESHOLD] * size
+        if len(thresholds) != size:
+            problem = f"has {count(len(thresholds), 'threshold')} for {count(size, 'label')}"
+            raise CheckpointError(DECISION, problem, "copy the model again")
+        return thresholds
+
+    def answers(self, logits: Floats, *, several: bool) -> Column:
+        """Return from logits [n, L] the label of each text [n], or of several those that it has [n, L]."""
+        if not several:
+            return logits.argmax(1)
+        has: Column = expit(logits) > self.thresholds_of(logits.shape[1])
+        return has
+
+
+def decide(logits: Floats, labels: Column, names: Sequence[str]) -> Decision:
+    """Return what texts choose: a temperature by labels [n], or by several labels [n, L] the threshold of each."""
+    if labels.ndim == 1:
+        return Decision(temperature=best_temperature(logits, labels))
+    best = best_thresholds(labels, expit(logits)).tolist()
+    return Decision(thresholds=dict(zip(names, best, strict=True)))
 
 
 def read_decision(folder: Path) -> Decision:
@@ -72,7 +93,7 @@ def weights_of(labels: Column, names: Sequence[str], table: ClassWeights) -> Col
             if name not in names:
                 near = nearest(name, names)
                 remedy = f"did you mean '{near}'?" if near else f"the labels are {listed(names)}"
-                raise ConfigError(f"class_weights ({name})", "is no label of train_file", remedy)
+                raise ConfigError(f"class_weights ({name})", "is not a label in train_file", remedy)
         weights = np.array([table.get(name, 1.0) for name in names])
     column = np.where(labels, weights, 1.0) if labels.ndim == 2 else weights[labels]
     return (column / column.min()).astype(np.float32)
@@ -81,12 +102,13 @@ def weights_of(labels: Column, names: Sequence[str], table: ClassWeights) -> Col
 def describe_rare(labels: Column, names: Sequence[str]) -> str:
     """Return what accuracy hides, in a sentence, where a label is rare; otherwise ""."""
     counts = label_counts(labels, len(names))
-    rare, usual = int(counts.argmin()), int(counts.argmax())
+    rare = int(counts.argmin())
+    usual = int(counts.argmax())
     if labels.ndim == 2 or counts[rare] * len(names) >= RARE * len(labels):
         return ""
     return (
-        f"labels: {counts[rare]:,} of {len(labels):,} texts are '{names[rare]}'; to answer '{names[usual]}' always has "
-        f"an accuracy of {counts[usual] / len(labels):.2f}, so read macro F1, which counts all labels alike"
+        f"labels: {counts[rare]:,} of {len(labels):,} texts are '{names[rare]}'; always answering '{names[usual]}' has "
+        f"an accuracy of {counts[usual] / len(labels):.2f}, so read macro F1, in which all labels have equal weight"
     )
 
 
@@ -95,18 +117,22 @@ def best_thresholds(labels: Column, probabilities: Floats) -> Floats:
 
     A threshold lies halfway between two probabilities; of equally good ones, the nearest to 0.5 is taken.
     """
-    order = np.argsort(-probabilities, axis=0, kind="stable")
-    ordered = np.take_along_axis(probabilities.astype(np.float64), order, axis=0)
-    after = np.append(ordered[1:], np.zeros((1, ordered.shape[1])), axis=0)
-    hits = np.take_along_axis(labels, order, axis=0).cumsum(0, dtype=np.int64)
-    predicted = np.arange(1, len(labels) + 1)[:, None]
+    columns = zip(labels.T, probabilities.T.astype(np.float64), strict=True)
+    return np.array([_best_threshold(*column) for column in columns])
+
+
+def _best_threshold(labels: Column, probabilities: Floats) -> float:
+    order = np.argsort(-probabilities, kind="stable")
+    ordered = probabilities[order]
+    after = np.append(ordered[1:], 0.0)
+    hits = labels[order].cumsum(dtype=np.int64)
+    predicted = np.arange(1, len(labels) + 1)
     f1 = np.where(ordered > after, 2 * hits / (predicted + hits[-1]), 0.0)
     middle = (ordered + after) / 2
-    best = (f1 - 1e-9 * np.abs(middle - USUAL_THRESHOLD)).argmax(0)[None]
+    best = (f1 - 1e-9 * np.abs(middle - USUAL_THRESHOLD)).argmax()
     usual = probabilities > USUAL_THRESHOLD
-    usual_f1 = 2 * (labels * usual).sum(0) / np.maximum(labels.sum(0) + usual.sum(0), 1)
-    is_better = np.take_along_axis(f1, best, 0)[0] > usual_f1
-    return np.where(is_better, np.take_along_axis(middle, best, 0)[0], USUAL_THRESHOLD)
+    usual_f1 = 2 * (labels * usual).sum() / max(1, labels.sum() + usual.sum())
+    return float(middle[best]) if f1[best] > usual_f1 else USUAL_THRESHOLD
 
 
 def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
@@ -130,6 +156,18 @@ def several_samples(labels: Column, predictions: Column, examples: Examples) -> 
     }
 
 
+def of_rows(function: Callable[..., Floats], *columns: Column) -> Floats:
+    """Return the values [n] of a function of columns [n, L] and [n], computed from a few rows at a time."""
+    size = max(1, CELLS_AT_ONCE // columns[0].shape[1])
+    parts = (slice(begin, begin + size) for begin in range(0, len(columns[0]), size))
+    return np.concatenate([function(*(column[part] for column in columns)) for part in parts])
+
+
+def confidences(logits: Floats, temperature: float = 1.0) -> Floats:
+    """Return the probability of the most probable label of each text [n]."""
+    return of_rows(lambda part: softmax(part / np.float32(temperature), 1).max(1), logits)
+
+
 def best_temperature(logits: Floats, labels: Column) -> float:
     """Return the temperature with the least mean cross entropy of labels [n]; 1 for few texts or without an error.
 
@@ -140,29 +178,26 @@ def best_temperature(logits: Floats, labels: Column) -> float:
         return 1.0
 
     def loss(logarithm: float) -> float:
-        scaled = logits.astype(np.float64) / np.exp(logarithm)
-        return float(np.mean(logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]))
+        def losses(logits: Floats, labels: Column) -> Floats:
+            scaled = logits.astype(np.float64) / np.exp(logarithm)
+            cross_entropies: Floats = logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]
+            return cross_entropies
+
+        return float(np.mean(of_rows(losses, logits, labels)))
 
     optimum = minimize_scalar(loss, bounds=BOUNDS, method="bounded", options={"xatol": 1e-9})
     return float(np.exp(optimum.x))
 
 
-def describe_calibration(
-    temperature: float,
-    logits: Floats,
-    labels: Column,
-    examples: Examples,
-    reported: npt.NDArray[np.bool_],
-) -> str:
-    """Return the calibration error of the reported texts before and after, and how many are answered how well."""
-    samples = []
-    for scaled in (logits / temperature, logits):
-        columns = softmax(scaled.astype(np.float64), 1).max(1), scaled.argmax(1) == labels
-        samples.append(sample_of(examples, "calibration_error", *columns).take(reported))
-    after, before = map(interval, samples)
-    probability, is_right = samples[0].columns.T
+def describe_calibration(temperature: float, after: Sample, before: Sample) -> str:
+    """Return the calibration errors of answers at a temperature and without, and how many are answered how well."""
+    error = interval(after)
+    plain = interval(before)
+    if error.n < LEAST:
+        return f"calibration error {error:.4f} at temperature {temperature:.4f}; n {error.n:,}"
+    probability, is_right = after.columns.T
     lines = [
-        f"calibration error {after:.4f} at temperature {temperature:.4f}, {before:.4f} without; n {after.n:,}",
+        f"calibration error {error:.4f} at temperature {temperature:.4f}, {plain:.4f} without; n {error.n:,}",
         "none below  answered  accuracy",
     ]
     for level in LEVELS:

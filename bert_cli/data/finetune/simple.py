@@ -62,7 +62,8 @@ def by_regression(
     # Several threads would wait for one another: the vectors are short.
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         try:
-            known, asked = columns.fit_transform(inputs), columns.transform(held_out)
+            known = columns.fit_transform(inputs)
+            asked = columns.transform(held_out)
             if labels.ndim == 1:
                 predicted: Column = method.fit(known, labels, weights).predict(asked)
                 return predicted

@@ -110,7 +110,8 @@ def make_windows(
     query = np.minimum(queries.lengths[numbers], max_query_length)
     room = max_seq_length - QUESTION_SPECIALS - query
     row, first, length = window_spans(texts.lengths[context[numbers]], room, doc_stride)
-    question, query = numbers[row], query[row]
+    question = numbers[row]
+    query = query[row]
     part = texts.part(context[question], first, length)
     is_pair = np.ones(len(row), np.bool_)
     features = framed(tokenizer, queries.part(question, np.zeros_like(row), query), part, is_pair)

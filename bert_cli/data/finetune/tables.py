@@ -44,11 +44,13 @@ Column = npt.NDArray[Any]
 
 UNLABELLED = "rows with none of the labels, included"
 EMPTY_TEXT = "rows with an empty text, included"
-BLANK = "blank lines, left out"
+BLANK = "blank lines, skipped"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
 ZERO_OR_ONE = {"0": False, "false": False, "1": True, "true": True}
 MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
 MOST_NAMED = 5  # contradictions that a warning names
+MOST_CELLS = 10**9
+"""Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored."""
 MOST_EXPANSION = 100  # times the size of a compressed file; text has some 3 to 10
 SMALL = 1 << 24  # bytes to which any file may unpack
 
@@ -186,7 +188,7 @@ def labels_of(
 ) -> str | tuple[str, ...]:
     """Return a row's label; or its labels, from a list, from a text with a separator, or the columns that have 1.
 
-    Raises DataError for a value that is no label, and for columns of several labels that have neither 0 nor 1.
+    Raises DataError for a value that is not a label, and for a column of several labels with neither 0 nor 1.
     """
     if len(columns) > 1:
         words = {name: label_of(row, name, where) for name in columns}
@@ -224,10 +226,10 @@ def check_spellings(words: Iterable[tuple[str, str]]) -> None:
         plain: object = "".join(word.split()).casefold()
         with suppress(ArithmeticError):  # it is no number
             plain = Decimal(word.replace("_", "x")).normalize()
-        before, place = spellings.setdefault(plain, (word, where))
+        before, earlier = spellings.setdefault(plain, (word, where))
         if before != word:
-            problem = f"label '{word}' is spelled '{before}' in {place}"
-            raise DataError(where, problem, "spell them alike, or rename one")
+            problem = f"label '{word}' is spelled '{before}' in {earlier}"
+            raise DataError(where, problem, "use one spelling, or rename one")
 
 
 def sorted_labels(words: Iterable[str]) -> tuple[str, ...]:
@@ -259,7 +261,7 @@ def read_table(
         if label_columns:
             labels.append((where, labels_of(row, label_columns, label_separator, where)))
             if isinstance(labels[-1][1], str) != isinstance(labels[0][1], str):
-                problem = "has one label and the first row a list, or the other way round"
+                problem = "differs from the first row: only one of them has a list of labels"
                 raise DataError(where, problem, "write a list in each row, or in none")
     if not texts:
         raise DataError(str(path), "contains no rows", "use a file that contains examples")
@@ -273,17 +275,11 @@ def read_table(
     lists = [(where, (of,) if isinstance(of, str) else of) for where, of in labels]
     words = [(where, word) for where, row in lists for word in row]
     check_spellings(words)
-    if (
-        label_separator is not None
-        and label_names is None
-        and all(len(row) < 2 for _, row in lists)
-    ):
-        problem = "stands in no label, so each text has one"
-        raise DataError(
-            f"{path}: label_separator ('{label_separator}')",
-            problem,
-            "leave it out, or name another",
-        )
+    is_alone = label_names is None and all(len(row) < 2 for _, row in lists)
+    if words and label_separator is not None and is_alone:
+        problem = "does not separate labels: no text has two"
+        remedy = "do not set it, or set another"
+        raise DataError(f"{path}: label_separator ('{label_separator}')", problem, remedy)
     every = label_columns if len(label_columns) > 1 else sorted_labels(word for _, word in words)
     names = tuple(label_names or every)
     if len(names) < 2:
@@ -292,6 +288,10 @@ def read_table(
         raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
     numbers: Labels = label_numbers(words, names)
     if not isinstance(labels[0][1], str):
+        if len(texts) * len(names) > MOST_CELLS:
+            problem = f"has {len(texts):,} texts with {len(names):,} labels, too many for a table"
+            remedy = f"remove rare labels, so that texts times labels is at most {MOST_CELLS:,}"
+            raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
         rows = np.repeat(np.arange(len(texts)), [len(row) for _, row in lists])
         several = np.zeros((len(texts), len(names)), np.int8)
         several[rows, numbers] = 1
@@ -308,13 +308,13 @@ def _warn_of_contradictions(
     others = []
     for text, (where, label) in zip(texts, labels, strict=True):
         word = label if isinstance(label, str) else " and ".join(sorted({*label})) or "no label"
-        place, before = rows.setdefault(text, (where, word))
+        earlier, before = rows.setdefault(text, (where, word))
         if word != before:
-            others.append(f"{where} has {word}, and {place} {before}")
+            others.append(f"{where} has {word}, and {earlier} {before}")
     if others:
         more = len(others) - MOST_NAMED
         shown = "; ".join(others[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
-        problem = "with the text of an earlier one and another label"
+        problem = "with the same text as an earlier row, but another label"
         print_error(f"warning: {count(len(others), 'row')} {problem}: {shown}")
 
 
@@ -383,12 +383,13 @@ def hold_out(
     The same fraction of each label is held out, at least one example and never all. Raises DataError when no label
     has two examples.
     """
-    strata = np.zeros(len(examples), np.int64)
+    strata: Column = np.zeros(len(examples), np.int64)
     if examples.labels is not None and examples.label_names is not None:
-        strata = examples.labels.astype(np.int64)
+        strata = examples.labels
         if strata.ndim == 2:  # a text with several labels stands for its rarest
             by_rarity = np.argsort(strata.sum(0), kind="stable")
             strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)
+        strata = strata.astype(np.int64)
     held = held_out_rows(strata, fraction, seed)
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30
 RESTART_SECONDS = 5
-STOP_SECONDS = 10.0  # restarting takes 2 s, and 6 s with three busy processes on every core
+STOP_SECONDS = 10.0  # killing workers takes 2 s with three busy processes on every core
 DISCONNECT_SECONDS = 2.0
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
@@ -132,21 +132,37 @@ class _Cluster:
         with suppress(Exception):
             if self.running and self.client.status == "running":
                 try:
-                    self.client.sync(self._restart_workers, callback_timeout=STOP_SECONDS)
+                    is_stopped = self.client.sync(self._stop, callback_timeout=STOP_SECONDS)
                 except TimeoutError:
+                    is_stopped = False
+                if not is_stopped:
                     name = self.output.step.name
-                    problem = f"the workers were not stopped within {STOP_SECONDS:g} s"
+                    problem = f"not all workers were stopped within {STOP_SECONDS:g} s"
                     print_error(f"{name}: {problem}; they may go on with their shards")
         with suppress(Exception):
             self.client.close(timeout=DISCONNECT_SECONDS)
 
-    async def _restart_workers(self) -> None:
-        keys = {future.key for future in self.running}
+    async def _stop(self) -> bool:
+        """Cancel the shards and kill their workers; return whether all workers were killed."""
+        scheduler = self.client.scheduler
+        assert scheduler is not None  # close() has checked that the client is connected
+        ours = {future.key for future in self.running}
         tasks = await self.client.processing()
         # A worker that has tasks of other users too runs one of them, and ours may only wait for it.
-        busy = [worker for worker in tasks if tasks[worker] and keys.issuperset(tasks[worker])]
+        busy = {worker for worker in tasks if tasks[worker] and ours.issuperset(tasks[worker])}
+        # A worker without a nanny would not be started again.
+        workers = (await scheduler.identity(n_workers=-1))["workers"]
+        killed = [worker for worker in busy & workers.keys() if workers[worker]["nanny"]]
         await self.client.cancel(list(self.running), force=True)
-        await self.client.restart_workers(busy, timeout=RESTART_SECONDS, raise_for_error=False)
+        # Client.restart_workers would wait until the new workers are there, 5 s and more on busy cores.
+        states = await scheduler.restart_workers(
+            workers=killed,
+            timeout=RESTART_SECONDS,
+            wait_for_workers=False,
+            on_error="return",
+            stimulus_id=f"bert-{uuid4().hex}",
+        )
+        return len(killed) == len(busy) and set(states.values()) <= {"OK"}
 
 
 def _connect(scheduler: str) -> "Client":

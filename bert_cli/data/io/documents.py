@@ -4,6 +4,7 @@
 `text_blocks` has the speed that `bert tokenize` needs.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -192,11 +193,12 @@ def _plain_blocks(part: files.Part) -> Iterator[str]:
         offset = part.start
         if offset:
             file.seek(offset)
-        while size := BLOCK_BYTES if part.stop is None else min(BLOCK_BYTES, part.stop - offset):
-            data = file.read(size)
+        while True:
+            left = math.inf if part.stop is None else part.stop - offset
+            data = file.read(int(min(BLOCK_BYTES, left)))
             if not data:
                 return
-            if part.stop is None or offset + size < part.stop:
+            if left > BLOCK_BYTES:
                 data += file.readline()
             text = data.removesuffix(b"\n")
             yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)

@@ -79,8 +79,9 @@ def find_files(source: Path, manifest: Manifest) -> list[Path]:
     else:
         files = visible_files(source)
     if not files:
-        problem = "holds no files" if source.exists() else "does not exist"
-        raise DataError(where, problem, "use a text, or the output folder of the previous step")
+        if not source.exists():
+            raise DataError(where, "does not exist", "check the path")
+        raise DataError(where, "holds no files", "name a folder with text files")
     return files
 
 

@@ -34,10 +34,12 @@ def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
     mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
     kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
     if match := COMPRESSED.match(head):
-        kind, remedy = f"{match.lastgroup} in another compression", "unpack it first"
+        kind = f"{match.lastgroup} in another compression"
+        remedy = "unpack it first"
     with suppress(tarfile.HeaderError):  # the sum of a header's bytes is in the header
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "replace")
-        kind, remedy = "a tar archive", "unpack it first, as with `tar xf FILE`"
+        kind = "a tar archive"
+        remedy = "unpack it first, as with `tar xf FILE`"
     is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
     if kind and not (is_plain and is_printable):
         raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))

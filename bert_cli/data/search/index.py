@@ -34,7 +34,7 @@ converts them ten times as fast."""
 AROUND = 200  # passages of a document on each side of one
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 BUSY_SECONDS = 60.0  # while another process commits
-NO_INDEX = "was not made by `bert search make`", "choose another file"
+NO_INDEX = "was not made by `bert search make`", "make one with `bert search make INDEX TEXT`"
 AGAIN = "move it away and make it again with `bert search make`"
 Half = Literal["words", "meaning"]
 Floats = npt.NDArray[np.float32]
@@ -132,6 +132,11 @@ class Index:
         return int(self._value(f"SELECT count(*) FROM {table}"))
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether the index lacks passages."""
+        return self._value("SELECT 1 FROM passages LIMIT 1") is None
+
+    @property
     def has_vectors(self) -> bool:
         """Return whether every passage has a vector."""
         return 0 < self.count("passages") == self.count("vectors")
@@ -201,7 +206,8 @@ class Index:
         terms = self._terms(question)
         sizes = np.cumsum([self._frequency(term) for term in terms])
         rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
-        first, others = words.any_of(terms[:rare]), words.any_of(terms[rare:])
+        first = words.any_of(terms[:rare])
+        others = words.any_of(terms[rare:])
         for query in [first, f"({first}) AND ({others})"] if others else [first]:
             ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
             if rows := self.table.execute(ranking, [query]).fetchall():
@@ -212,11 +218,13 @@ class Index:
     def _terms(self, question: str) -> list[str]:
         """Return the words of a question, rare ones first, without those to which BM25 gives no weight.
 
-        These are in half of the passages or more. Where all are, all are returned.
+        These are in half of the passages or more; they are returned where no passage has a rarer word.
         """
         self._load()
         terms = sorted(words.words_of(question), key=self._frequency)
-        return [t for t in terms if 2 * self._frequency(t) < len(self._numbers)] or terms
+        present = [t for t in terms if self._frequency(t)]
+        rare = [t for t in present if 2 * self._frequency(t) < len(self._numbers)]
+        return rare or present or terms
 
     def _frequency(self, term: str) -> int:
         """Return the number of passages with a word."""

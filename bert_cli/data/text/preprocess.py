@@ -127,7 +127,10 @@ def _shards(
 
 
 def report_joined_lines(
-    command: str, parts: Sequence[files.Part], reading: files.Reading, remedy: str
+    command: str,
+    parts: Sequence[files.Part],
+    reading: files.Reading,
+    remedy: str = "to keep them, use the output of `bert preprocess --line-breaks keep`",
 ) -> None:
     """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines.
 

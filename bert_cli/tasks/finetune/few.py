@@ -36,28 +36,32 @@ def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | Non
     train = task.train
     if train is None:
         return task
-    # The file beside the weights has the class for BERT alone, whose names have no prefix.
+    # The class that an export has for PyTorch is of BERT, whose classes have no prefix.
     if source is None or ARCHITECTURES[source.config.architecture].hf_prefix:
-        remedy = "pass --pretrained-ckpt-path of a BERT, or leave --few out"
+        remedy = "pass --pretrained-ckpt-path of a BERT, or do not pass --few"
         raise ConfigError("few", "needs the vectors of a trained BERT", remedy)
     size = settings.global_batch.micro_batch_size
-    for problem, is_problem in {
-        "learns one label of a text": task.has_several_labels,
-        "needs all pairs of a step in one micro-batch": size != settings.global_batch.examples,
-    }.items():
-        if is_problem:
-            raise ConfigError("few", problem, "change it, or leave --few out")
+    if task.has_several_labels:
+        raise ConfigError("few", "learns one label of a text, not several", "do not pass --few")
+    if size != settings.global_batch.examples:
+        remedy = "do not set replicas and grad_acc_steps_per_replica"
+        raise ConfigError("few", "needs all pairs of a step in one micro-batch", remedy)
     contrast = Contrast(size, 2, TEMPERATURE, (settings.bert_config.hidden_size,))
-    pairs = train.take(pairs_of(train.labels["labels"], settings.seed))
-    # As numbers of texts, because texts with the same label are no negatives of one another.
-    numbers = {"text_numbers": pairs.labels["labels"]}
+    pairs_of(train.labels["labels"], settings.seed)  # raises before the model is built
     return replace(
         task,
-        train=replace(pairs, labels=numbers),
+        draw=partial(draw, train),
         reader=PackReader,
         prepare=partial(add_candidates, contrast),
         fit=partial(fit, source, train),
     )
+
+
+def draw(train: Features, seed: int) -> Features:
+    """Return pairs of the training texts."""
+    pairs = train.take(pairs_of(train.labels["labels"], seed))
+    # As numbers of texts, because texts with the same label are no negatives of one another.
+    return replace(pairs, labels={"text_numbers": pairs.labels["labels"]})
 
 
 def pairs_of(labels: Column, seed: int) -> Numbers:
@@ -70,7 +74,7 @@ def pairs_of(labels: Column, seed: int) -> Numbers:
     sizes = [len(row) // 2 * 2 for row in rows]
     if not any(sizes):
         problem = "no label has two texts, and pairs of one label train the vectors"
-        raise DataError("train_file", problem, "add texts, or leave --few out")
+        raise DataError("train_file", problem, "add texts, or do not pass --few")
     turns = []
     for _ in range(-(-2 * PAIRS // sum(sizes))):
         each = [drawn.permutation(row)[:size] for row, size in zip(rows, sizes, strict=True)]
@@ -85,9 +89,7 @@ def fit(source: models.Source, train: Features, weights: Mapping[str, Value]) ->
     predictor = replace(predictor, settings=mean)
     for name, weight in named_weights(predictor.model.blocks).items():
         weight.assign(weights[name].numpy())
-    vectors = np.zeros((len(train), source.config.hidden_size), np.float32)
-    for numbers, _, (values,) in predictor.batches(train, ["train_file"] * len(train)):
-        vectors[numbers] = values
+    vectors = predictor.of_examples(train, ["train_file"] * len(train))
     for name, value in regression(vectors, train.labels["labels"]).items():
         weights[f"{MEAN_CLASSIFICATION.name}/classifier/{name}"].assign(value)
 

@@ -8,7 +8,7 @@ mismatched development set from other sources; the checkpoint is chosen on the m
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax
 
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune import simple
@@ -24,8 +23,8 @@ from bert_cli.data.finetune.features import Features, cached, encode_texts, text
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.labels import (
     Decision,
-    best_temperature,
-    best_thresholds,
+    confidences,
+    decide,
     describe_calibration,
     describe_rare,
     label_counts,
@@ -46,7 +45,7 @@ from bert_cli.data.finetune.tables import (
 from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_error, print_line
-from bert_cli.statistics import Sample
+from bert_cli.statistics import Sample, sample_of
 from bert_cli.tasks.finetune.few import of_pairs
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task, half_of
@@ -54,7 +53,7 @@ from bert_cli.tasks.run.vectors import vectors_within
 from bert_cli.text import count
 
 FEW = 500  # training rows, below which vectors of the start are a baseline
-NOTHING = Decision()
+METRICS = "accuracy", "macro_f1"  # of the user's table
 MOST_PRINTED = 12  # labels of a printed table; files have all
 MOST_CONFUSED = 1000  # labels of a written confusion matrix
 SECONDS = 10.0  # for these vectors
@@ -88,7 +87,8 @@ def build(
     sets = _read(settings, None if scored is None else scored.label_names)
     more = _unlabelled(settings, settings.text_column, tokenizer)
     first = next(iter(sets.values()))
-    labels, names = first.labels, first.label_names
+    labels = first.labels
+    names = first.label_names
     assert labels is not None and names is not None
     features = {
         name: features_of_texts(rows, name, settings, tokenizer) for name, rows in sets.items()
@@ -101,27 +101,21 @@ def build(
             weights = weights_of(labels, names, settings.class_weights)
             each = weights if train.owner is None else weights[train.owner]
             train = replace(train, labels={**train.labels, "label_weights": each})
-    halves = settings.do_validation and settings.validation_file is None
-    is_several = labels.ndim == 2
-    rare = "" if is_several else describe_rare(labels, names)
-    if rare:
+    if rare := describe_rare(labels, names):
         print_line(rare)
     stored = None if scored is None else read_decision(scored.folder)
-    evaluate = partial(_evaluate, sets, names, stored)
-    if is_several:
-        evaluate = partial(_evaluate_several, sets, names, stored, halves)
     task = Task(
         len(names),
         names,
         train,
         features,
-        evaluate,
-        "macro_f1" if is_several or rare else "accuracy",
+        partial(_evaluate, sets, stored),
+        "macro_f1" if rare or labels.ndim == 2 else "accuracy",
         held_out=_digest(sets),
         train_unlabelled=more,
-        baselines=partial(_baselines, sets, evaluate, source, weights),
-        halves=halves,
-        has_several_labels=is_several,
+        baselines=partial(_baselines, sets, METRICS, source, weights),
+        halves=settings.do_validation and settings.validation_file is None,
+        has_several_labels=labels.ndim == 2,
     )
     return of_pairs(task, settings, source) if settings.few else task
 
@@ -154,49 +148,71 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
     if not settings.do_validation:
         return {"train": train}
     fraction = settings.held_out_fraction
-    print_line(f"validation: {fraction:.0%} of {train_file}, held out by the seed")
+    remarks = _listed(train.remarks)
+    print_line(f"validation: {fraction:.0%} of {train_file}, held out by the seed{remarks}")
     rest, held_out = hold_out(train, fraction, settings.seed)
     return {**({"train": rest} if settings.do_training else {}), "validation": held_out}
 
 
-def _evaluate(
-    sets: Mapping[str, TextExamples],
-    names: Sequence[str],
-    stored: Decision | None,
-    logits: Logits,
-) -> Result:
-    """Return accuracy and macro F1; half of the held-out texts choose the temperature, unless it is stored."""
+def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits: Logits) -> Result:
+    """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
+
+    Only what is written is kept of the logits, which may be larger than the model.
+    """
     held_out = sets["validation"]
     values = logits["validation"]
     labels = held_out.labels
-    assert labels is not None
+    names = held_out.label_names
     examples = held_out.examples
-    predictions = np.argmax(values, axis=1)
-    samples = samples_of(("accuracy", "macro_f1"), labels, predictions, examples)
-    decision = stored
-    choosing, reported = (half_of(examples, choosing=which) for which in (True, False))
-    if decision is None:
-        temperature = best_temperature(values[choosing], labels[choosing])
-        decision = Decision(temperature=temperature)
-    is_small = len(names) <= MOST_CONFUSED
-    counts = confusion(labels, predictions, len(names)) if is_small else []
+    assert labels is not None and names is not None
+    decision, answers = _decided(held_out, values, stored)
+    reported = half_of(examples, choosing=False)
+    calibration: list[Sample] = []
+    probabilities = None
+    if labels.ndim == 2:
+        title = f"labels of {reported.sum():,} texts"
+        header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
+        columns = zip(*scores_of_labels(labels[reported], answers[reported]), strict=True)
+        rows = [*zip(names, *columns, decision.thresholds_of(len(names)), strict=True)]
+        file = "labels.jsonl"
+        lines = [dict(zip(header, row, strict=True)) for row in rows]
+    else:
+        title = f"confusion of all {len(held_out):,} held-out texts (columns: predicted)"
+        header = ["true", *names]
+        counts = confusion(labels, answers, len(names)) if len(names) <= MOST_CONFUSED else []
+        rows = [(name, *row) for name, row in zip(names, counts, strict=False)]
+        axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
+        file = "confusion.json"
+        lines = [{**axes, "counts": counts}] if counts else []
+        probabilities = confidences(values, decision.temperature)
+        for column in (probabilities, confidences(values)):
+            sample = sample_of(examples, "calibration_error", column, answers == labels)
+            calibration.append(sample.take(reported))
 
     def write(folder: Path, _: Logits) -> None:
-        axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
-        if counts:
-            write_lines(folder / "confusion.json", [json.dumps({**axes, "counts": counts})])
+        if lines:
+            write_lines(folder / file, map(json.dumps, lines))
         else:
-            print_line(f"confusion.json: left out, it would have {len(names):,} rows and columns")
-        temperature = decision.temperature
-        print_line(describe_calibration(temperature, values, labels, examples, reported))
-        write_predictions(folder, "validation", held_out, values / np.float32(temperature))
+            print_line(f"{file} is not written: it would have {len(names):,} rows and columns")
+        if calibration:
+            print_line(describe_calibration(decision.temperature, *calibration))
+        write_predictions(folder, "validation", held_out, answers, probabilities)
 
-    chosen = None if stored is not None else decision
-    if len(names) > MOST_PRINTED:
-        return Result(samples, write, decision=chosen)
-    title = f"confusion of {len(held_out):,} texts (columns: predicted)"
-    rows = [(name, *row) for name, row in zip(names, counts, strict=True)]
-    return Result(samples, write, _table(title, ["true", *names], rows), decision=chosen)
+    table = _table(title, header, rows) if len(names) <= MOST_PRINTED else ""
+    samples = _score(METRICS, sets, {"validation": answers})
+    return Result(samples, write, table, decision=None if stored else decision)
+
+
+def _decided(
+    held_out: TextExamples, logits: Floats, stored: Decision | None = None
+) -> tuple[Decision, Column]:
+    """Return the `stored` decision, or the one that half of the texts choose, and the answers by it."""
+    labels = held_out.labels
+    names = held_out.label_names
+    assert labels is not None and names is not None
+    choosing = half_of(held_out.examples, choosing=True)
+    decision = stored or decide(logits[choosing], labels[choosing], names)
+    return decision, decision.answers(logits, several=labels.ndim == 2)
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -205,44 +221,6 @@ def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) 
     cells = [[form(c) if isinstance(c, float) else str(c) for c in row] for row in (header, *rows)]
     width = max(len(cell) for row in cells for cell in row)
     return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in row) for row in cells)])
-
-
-def _evaluate_several(
-    sets: Mapping[str, TextExamples],
-    names: Sequence[str],
-    stored: Decision | None,
-    halves: bool,
-    logits: Logits,
-) -> Result:
-    """Return micro and macro F1 at the stored thresholds, or at those that the held-out texts choose, half of them."""
-    held_out = sets["validation"]
-    values = logits["validation"]
-    labels = held_out.labels
-    assert labels is not None
-    probabilities = expit(values)
-    choosing, reported = (
-        half_of(held_out.examples, choosing=which) if halves else np.ones(len(labels), np.bool_)
-        for which in (True, False)
-    )
-    decision = stored
-    if decision is None:
-        best = best_thresholds(labels[choosing], probabilities[choosing]).tolist()
-        decision = Decision(thresholds=dict(zip(names, best, strict=True)))
-    thresholds = decision.thresholds_of(names)
-    predictions = probabilities > thresholds
-    scores = scores_of_labels(labels[reported], predictions[reported])
-    header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
-    rows = [[*row] for row in zip(names, *zip(*scores, strict=True), thresholds, strict=True)]
-
-    def write(folder: Path, _: Logits) -> None:
-        each = (json.dumps(dict(zip(header, row, strict=True))) for row in rows)
-        write_lines(folder / "labels.jsonl", each)
-        write_predictions(folder, "validation", held_out, values, decision)
-
-    samples = several_samples(labels, predictions, held_out.examples)
-    table = _table(f"labels of {reported.sum():,} texts", header, rows)
-    shown = table if len(names) <= MOST_PRINTED else ""
-    return Result(samples, write, shown, decision=decision if stored is None else None)
 
 
 # --- GLUE and CLUE
@@ -267,15 +245,14 @@ def build_glue(
         for split, examples in sets.items()
     }
     names = sets["validation"].label_names
-    evaluate = partial(_evaluate_glue, name, sets)
     return Task(
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
         train_unlabelled=more,
         development={n: columns for n, columns in features.items() if n.startswith("validation")},
-        evaluate=evaluate,
-        baselines=partial(_baselines, sets, evaluate, source),
+        evaluate=partial(_evaluate_glue, name, sets),
+        baselines=partial(_baselines, sets, about.metrics, source),
         best=about.best,
         held_out=_digest(sets),
         unlabelled={n: columns for n, columns in features.items() if n in about.server_files},
@@ -283,26 +260,23 @@ def build_glue(
 
 
 def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Result:
-    """Return the metrics of each development set; names of the mismatched set's metrics have a suffix."""
-    samples: dict[str, Sample] = {}
-    for split, values in logits.items():
-        labels = sets[split].labels
-        suffix = split.removeprefix("validation")
-        assert labels is not None
-        predictions = _predictions(values, sets[split].label_names)
-        metrics = samples_of(TASKS[name].metrics, labels, predictions, sets[split].examples)
-        samples |= {f"{metric}{suffix}": sample for metric, sample in metrics.items()}
+    """Return the metrics of each development set, with what writes predictions."""
+
+    def predictions(logits: Logits) -> dict[str, Column]:
+        return {n: _predictions(values, sets[n].label_names) for n, values in logits.items()}
+
+    answers = predictions(logits)
+    probabilities = {split: confidences(values) for split, values in logits.items()}
 
     def write(folder: Path, test_logits: Logits) -> None:
-        for split, values in logits.items():
-            write_predictions(folder, split, sets[split], values)
-        for split, values in test_logits.items():
+        for split, column in answers.items():
+            write_predictions(folder, split, sets[split], column, probabilities[split])
+        for split, column in predictions(test_logits).items():
             path = folder / TASKS[name].server_files[split]
-            predictions = _predictions(values, sets[split].label_names)
-            write_server_file(path, name, sets[split], predictions)
-            print_line(f"{split}: {len(predictions):,} predictions in {path}")
+            write_server_file(path, name, sets[split], column)
+            print_line(f"{split}: {len(column):,} predictions in {path}")
 
-    return Result(samples, write)
+    return Result(_score(TASKS[name].metrics, sets, answers), write)
 
 
 def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArray[Any]:
@@ -318,9 +292,32 @@ def _digest(sets: Mapping[str, TextExamples]) -> str:
     return " ".join(digests)
 
 
+def _score(
+    metrics: Sequence[str], sets: Mapping[str, TextExamples], answers: Mapping[str, Column]
+) -> dict[str, Sample]:
+    """Return the metrics of the answers to sets; names of the mismatched set's metrics have a suffix.
+
+    Answers are numbers of labels, or scores; of several labels 0 and 1, or log odds that half of the texts decide on.
+    """
+    samples: dict[str, Sample] = {}
+    for split, column in answers.items():
+        labels = sets[split].labels
+        examples = sets[split].examples
+        assert labels is not None
+        if labels.ndim == 1:
+            scored = samples_of(metrics, labels, column, examples)
+        else:
+            is_decided = column.dtype.kind != "f"
+            each = column if is_decided else _decided(sets[split], column)[1]
+            scored = several_samples(labels, each, examples)
+        suffix = split.removeprefix("validation")
+        samples |= {f"{metric}{suffix}": sample for metric, sample in scored.items()}
+    return samples
+
+
 def _baselines(
     sets: Mapping[str, TextExamples],
-    evaluate: Callable[[Logits], Result],
+    metrics: Sequence[str],
     source: models.Source | None,
     weights: Column | None = None,
 ) -> dict[str, Result]:
@@ -334,35 +331,30 @@ def _baselines(
     names = [name for name in sets if name.startswith("validation")]
     held_out = [text for name in names for text in sets[name].joined]
     usual = simple.most_frequent(labels, len(held_out))
-    columns = {"mean": usual[:, None]}
+    columns = {"mean" if train.label_names is None else "majority class": usual}
+    inputs: dict[str, Any] = {}
     if train.label_names is not None:
-        size = len(train.label_names)
         rows = simple.sample_of(train.joined, labels)
         texts = [train.joined[row] for row in rows]
-        predicted = {"majority class": usual}
-        inputs: dict[str, Any] = {"words": (texts, held_out)}
+        inputs["words"] = texts, held_out
         if len(train) < FEW and source is not None:
             vectors = vectors_within(SECONDS, source, [*held_out, *texts])
             inputs["vectors of the start"] = np.split(vectors, [len(held_out)])[::-1]
-        for name, (learned, tested) in inputs.items():
-            if len(learned) == 0:
-                print_line(f"baseline, regression on {name}: left out, it takes too long")
-                continue
-            note = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
-            used = rows[: len(learned)]
-            each = None if weights is None else weights[used]
-            column = simple.by_regression(learned, labels[used], tested, each)
-            predicted[f"regression on {name}{note}"] = column
-        # As logits, which those of several labels are.
-        columns = {
-            name: column
-            if labels.ndim == 2
-            else (column[:, None] == np.arange(size)).astype(np.float32)
-            for name, column in predicted.items()
-        }
+    for name, (learned, tested) in inputs.items():
+        if len(learned) == 0:
+            print_line(f"baseline, regression on {name}: not computed, it takes too long")
+            continue
+        note = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
+        used = rows[: len(learned)]
+        each = None if weights is None else weights[used]
+        column = simple.by_regression(learned, labels[used], tested, each)
+        columns[f"regression on {name}{note}"] = column
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     parts = {name: np.split(column, ends) for name, column in columns.items()}
-    return {name: evaluate(dict(zip(names, of, strict=True))) for name, of in parts.items()}
+    return {
+        name: Result(_score(metrics, sets, dict(zip(names, of, strict=True))))
+        for name, of in parts.items()
+    }
 
 
 def _unlabelled(
@@ -402,44 +394,44 @@ def features_of_texts(
     remarks = dict(examples.remarks)
     if cut := int(arrays["cut"]):
         remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
-    more = "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
+    more = _listed(remarks)
     features = Features.of(arrays)
     windows = "" if features.owner is None else f" in {len(features):,} windows"
     print_line(f"{name}: {len(examples):,} {noun}{windows}{more}")
     return features
 
 
+def _listed(remarks: Mapping[str, int]) -> str:
+    return "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
+
+
 def write_predictions(
-    folder: Path, name: str, examples: TextExamples, logits: Floats, decision: Decision = NOTHING
+    folder: Path, name: str, examples: TextExamples, answers: Column, probabilities: Column | None
 ) -> None:
-    """Write the prediction of each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
+    """Write the answer to each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
-    write_lines(path, (json.dumps(row) for row in _rows(examples, logits, decision)))
+    write_lines(path, (json.dumps(row) for row in _rows(examples, answers, probabilities)))
     print_line(f"{name}: {len(examples):,} predictions in {path}")
 
 
 def _rows(
-    examples: TextExamples, logits: Floats, decision: Decision
+    examples: TextExamples, answers: Column, probabilities: Column | None
 ) -> Iterator[Mapping[str, object]]:
     assert examples.labels is not None
     names = examples.label_names
-    second = examples.second
     for number, text in enumerate(examples.first):
         row: dict[str, object] = {"id": examples.ids[number], "text": text}
-        if second is not None:
-            row["second"] = second[number]
+        if examples.second is not None:
+            row["second"] = examples.second[number]
         label = examples.labels[number]
-        if label.ndim == 1:
-            assert names is not None
-            has = expit(logits[number]) > decision.thresholds_of(names)
-            sides = {"labels": label, "predicted": has}
-            yield row | {n: [names[k] for k in np.flatnonzero(of)] for n, of in sides.items()}
-            continue
+        answer = answers[number]
         if names is None:
             # As in the file: 3.8, and not the nearest float32 in 16 digits.
-            yield row | {"label": float(str(label)), "predicted": float(logits[number, 0])}
-            continue
-        best = int(np.argmax(logits[number]))
-        probability = round(float(softmax(logits[number])[best]), 6)
-        row |= {"label": names[int(label)], "predicted": names[best]}
-        yield row | {"probability": probability}
+            row |= {"label": float(str(label)), "predicted": float(answer)}
+        elif probabilities is None:
+            sides = {"labels": label, "predicted": answer}
+            row |= {n: [names[k] for k in np.flatnonzero(of)] for n, of in sides.items()}
+        else:
+            row |= {"label": names[label], "predicted": names[answer]}
+            row["probability"] = round(float(probabilities[number]), 6)
+        yield row

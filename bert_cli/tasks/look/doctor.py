@@ -113,9 +113,11 @@ def _has_engine(engine: str, report: Report) -> bool:
 
 def _described(processes: Processes) -> str:
     """Return the number of processes as text, and where it was read from if there are several."""
+    number = count(processes.count, "process")
+    if processes.count == 1:
+        return number
     local = len(processes.local_ranks)
-    where = f", {local} on this host, according to {processes.source}"
-    return count(processes.count, "process") + where * (processes.count > 1)
+    return f"{number}, {local} on this host, according to {processes.source}"
 
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:

@@ -24,6 +24,7 @@ from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.corpus import number_of_copies, read_corpus
 from bert_cli.data.tokens.tokenizer import TokenizerFolder, has_tokenizer
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
@@ -80,16 +81,13 @@ def with_sizes_of_records(
     return changed(order, **sizes) if sizes else order
 
 
-def describe_vocabulary(
-    configured: PretrainSettings, order: PretrainSettings, stream: ExampleStream
-) -> Iterator[str]:
+def describe_vocabulary(configured: BertConfig, rows: int, stream: ExampleStream) -> Iterator[str]:
     """Yield lines on rows of the word embeddings that differ from the settings or the vocabulary of the records."""
-    before = configured.bert_config.vocab_size
-    rows = order.bert_config.vocab_size
+    before = configured.vocab_size
     pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
     if rows != before:
         origin = "in the records" if rows == pieces else "in the model"
-        is_changed = is_set(configured.bert_config, "vocab_size")
+        is_changed = is_set(configured, "vocab_size")
         instead = f", instead of {before:,}" if is_changed else ""
         yield f"bert_config.vocab_size: {rows:,}, as {origin}{instead}"
     if rows > pieces:
@@ -159,10 +157,10 @@ def _open_stage(
     return Mixture(list(zip(sources, weights, strict=True)), batching, order.seed)
 
 
-def text_checks(stream: ExampleStream, order: PretrainSettings) -> Iterator[Check]:
-    """Yield checks, estimated from a sample: repeated text in each corpus, and the size of the vocabulary.
+def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check]:
+    """Yield checks, estimated from a sample: repeated text in each corpus, and the size of a new vocabulary.
 
-    The vocabulary of a pretrained model is not checked, because the model has learnt it already.
+    A pretrained model has learnt its vocabulary already: `new_pieces` is None.
     """
     tokens = 0.0
     for source in stream.sources:
@@ -177,8 +175,8 @@ def text_checks(stream: ExampleStream, order: PretrainSettings) -> Iterator[Chec
         yield Check("repeated text", is_much, text, WITHOUT_COPIES, {"repeats": often})
         mean = np.count_nonzero(rows["input_mask"]) / len(rows["input_mask"])
         tokens += mean * len(source) / copies
-    if tokens and order.pretrained_ckpt_path is None:
-        yield of_vocabulary(order.bert_config.vocab_size, tokens)
+    if tokens and new_pieces is not None:
+        yield of_vocabulary(new_pieces, tokens)
 
 
 def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStream | None:

@@ -130,6 +130,8 @@ def prepare(
         if order.head.needs and source.architecture != needed:
             raise _another_model(source, f"was not trained for this task, which needs a {needed}")
     task = build(order, tokenizer, source)
+    for examples in filter(None, (task.train, *task.development.values())):
+        models.check_segments(order.bert_config, examples)
     if (taught := order.teacher_of_labels) is not None:
         task = with_teacher(taught, workload_of(order), task, tokenizer, order.cache_dir)
     if task.teach is not None:
@@ -259,7 +261,8 @@ def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) ->
     """Return the training run of one seed, which `scorer` scores."""
     order = draft.order
     assert task.train is not None
-    plan, reader, sample = open_features(order, task.train, draft.mesh, task.reader)
+    examples = task.train if task.draw is None else task.draw(order.seed)
+    plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
     sets = {**task.development, **task.unlabelled}
     digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
     assert reader.epoch_size is not None
@@ -390,9 +393,8 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     new, _ = start.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
-    if source.has_several_labels != task.has_several_labels:
-        trained = "several labels" if source.has_several_labels else "one label"
-        raise _another_model(source, f"was trained for {trained} a text, unlike these rows")
+    if problem := models.labels_problem(source, several=task.has_several_labels):
+        raise _another_model(source, problem)
     scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:

@@ -234,7 +234,9 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     order = draft.order
     processes = draft.processes
     stream = corpora.open_stream(order, processes.rank, processes.count, draft.read)
-    draft.lines += corpora.describe_vocabulary(draft.configured or order, order, stream)
+    rows = order.bert_config.vocab_size
+    configured = draft.configured or order
+    draft.lines += corpora.describe_vocabulary(configured.bert_config, rows, stream)
     source = draft.start.source
     if stream.folder is not None:
         draft.tokenizer = draft.read(stream.folder)
@@ -252,7 +254,9 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     draft.stream = stream
     if draft.tokenizer is None:
         return "synthetic examples"
-    draft.checks += corpora.text_checks(stream, order)
+    draft.checks += corpora.text_checks(
+        stream, rows if order.pretrained_ckpt_path is None else None
+    )
     paths = ", ".join(order.dataset_paths)
     return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 
@@ -288,7 +292,9 @@ def read_pairs(draft: Draft[PretrainSettings]) -> str:
     order = draft.order
     if not order.SAVES or order.probe is None or draft.stream is None or draft.tokenizer is None:
         return ""
-    pairs = draft.pairs = probe.read_probe(order, draft.tokenizer)
+    size = order.global_batch.micro_batch_size
+    pairs = probe.read_probe(order.probe, draft.tokenizer, order.max_seq_length, size)
+    draft.pairs = pairs
     draft.lines.append(f"probe: {pairs.describe()}")
     return pairs.describe()
 

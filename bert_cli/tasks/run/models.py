@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import PositiveInt, field_validator
 
 from bert_cli.data.finetune.embeddings import read_embedding
+from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.labels import read_decision
 from bert_cli.data.finetune.squad_windows import WindowSizes, read_window_sizes
 from bert_cli.data.tokens import hub
@@ -153,6 +154,25 @@ def as_trained(source: Source) -> Source:
     }
     temperature = read_decision(source.folder).temperature
     return replace(source, described=described, temperature=temperature)
+
+
+def check_segments(config: BertConfig, examples: Features) -> None:
+    """Raise ConfigError for examples of two texts and a model with one segment type."""
+    has_one = "type_vocab_size" in type(config).model_fields and config.type_vocab_size == 1
+    if has_one and examples.segments.any():
+        problem = "a pair of texts, or a question with its context, needs two segment types"
+        remedy = "use another model, or join the texts of a pair into one"
+        raise ConfigError("bert_config.type_vocab_size (1)", problem, remedy)
+
+
+def labels_problem(source: Source, *, several: bool) -> str:
+    """Return what is wrong with a model of one label per text for rows with several, or with the reverse, else ""."""
+    theirs, ours = (
+        "several labels" if each else "one label" for each in (source.has_several_labels, several)
+    )
+    return (
+        "" if theirs == ours else f"was trained for {theirs} per text, but these rows have {ours}"
+    )
 
 
 def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:
@@ -314,10 +334,12 @@ def _download(name: str, where: str) -> Path:
         return folder
     except ConnectionError as error:
         problem = "is neither a folder nor in the hub's cache, and the hub cannot be reached"
-        raise CheckpointError(where, problem, "check the network and HF_HUB_OFFLINE") from error
+        raise CheckpointError(
+            where, problem, "check the path, the network and HF_HUB_OFFLINE"
+        ) from error
     except Exception as error:  # the hub's client raises a dozen kinds
         problem = "is neither a folder nor a model on the hub"
-        raise CheckpointError(where, problem, "check the name and the network") from error
+        raise CheckpointError(where, problem, "check the path or name, and the network") from error
 
 
 def _refuse_keras(path: Path) -> None:

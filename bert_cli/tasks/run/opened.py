@@ -200,7 +200,7 @@ def open_model(
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config,
-        seed=0,
+        seed=None,  # the file has all weights that are read
         policy=precision,
         last_blocks=last_blocks,
         operations=LibraryOperations() if uses_library else PLAIN,
@@ -261,7 +261,9 @@ class Place:
 
     def move(self, done: int, inputs: int, total: int) -> None:
         """Say that the next call has `inputs`, after those that are done."""
-        self.done, self.inputs, self.total = done, inputs, total
+        self.done = done
+        self.inputs = inputs
+        self.total = total
 
 
 @dataclass(frozen=True)
@@ -341,10 +343,12 @@ class Predictor:
 
         Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
+        models.check_segments(self.model.source.config, features)
         is_jax = self.model.is_compiled
         examples = len(features)
         place = self.place
-        total, inputs = place.total or examples, place.inputs or examples
+        total = place.total or examples
+        inputs = place.inputs or examples
         read = 0
         with TerminalBar(sys.stderr, f"{total:,} texts", total, place.done) as bar:
             bar.shown &= total > self.settings.batch_size
@@ -379,27 +383,20 @@ class Predictor:
         stride = self.settings.doc_stride
         features, is_cut = encode(max_seq_length=self.max_seq_length, doc_stride=stride)
         owner = range(len(inputs)) if features.owner is None else features.owner
-        rows: list[Any] = [None] * len(features)
-        for numbers, _, (values,) in self.batches(features, [inputs[n].where for n in owner]):
-            for number, value in zip(numbers, values, strict=True):
-                rows[number] = value
-        return features.by_text(np.stack(rows)), is_cut
+        return features.by_text(
+            self.of_examples(features, [inputs[n].where for n in owner])
+        ), is_cut
 
-    def of_positions(
-        self,
-        features: Features,
-        owner: npt.NDArray[np.generic],
-        inputs: Sequence[Input],
-        outputs: int,
+    def of_examples(
+        self, features: Features, where: Sequence[str], *, by_position: bool = False
     ) -> Floats:
-        """Return the logits [T, outputs] of all positions; `owner` has the input of each example."""
-        logits = np.zeros((len(features.tokens), outputs), np.float32)
-        where = [inputs[number].where for number in owner]
+        """Return the outputs [n, ...] of examples, or [T, ...] of their positions; `where` as in `batches`."""
+        rows: list[Any] = [None] * len(features)
         for numbers, columns, (values,) in self.batches(features, where):
-            inside = columns["input_mask"] > 0
-            positions = features.starts[numbers, None] + np.arange(inside.shape[1])
-            logits[positions[inside]] = values[inside]
-        return logits
+            is_token = columns["input_mask"] > 0
+            for number, value, inside in zip(numbers, values, is_token, strict=True):
+                rows[number] = value[inside] if by_position else value[None]
+        return np.concatenate(rows).astype(np.float32, copy=False)
 
 
 def row_of(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:

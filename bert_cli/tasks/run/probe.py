@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax
 
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import MULTIPLE
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.features import Features, encode_texts
@@ -55,10 +54,14 @@ class Probe:
         return f"{pairs:,} pairs, {rows:,} masked sentences of up to {self.sequence_length} tokens"
 
 
-def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
-    """Read the pairs with the tokenizer of the records. Raises DataError, with the line, for an invalid pair."""
-    name = str(settings.probe)
-    room = settings.max_seq_length - 2
+def read_probe(
+    name: str, records: TokenizerFolder, sequence_length: int, micro_batch_size: int
+) -> Probe:
+    """Read the pairs of a file with the tokenizer of the records; a batch has the tokens of a micro-batch.
+
+    Raises DataError, with the line, for an invalid pair.
+    """
+    room = sequence_length - 2
     path = SHIPPED if name == ENGLISH else Path(name)
     if not path.is_file():
         remedy = f"use a file of JSON lines, or {ENGLISH} for the pairs of this tool"
@@ -80,10 +83,10 @@ def read_probe(settings: PretrainSettings, records: TokenizerFolder) -> Probe:
             pieces = " ".join(tokenizer.pieces[token] for token in good[1:-1])
             problem = f"'good' and 'bad' are the same tokens in {records.folder} ({pieces})"
             raise DataError(where, problem, "change one, or leave out the pair")
-    # One short length and one batch size, so that there is one trace. A batch has the tokens of a micro-batch.
+    # One short length and one batch size, so that there is one trace.
     longest = -(-int(sentences.lengths.max()) // MULTIPLE) * MULTIPLE
-    length = min(longest, settings.max_seq_length)
-    size = settings.global_batch.micro_batch_size * settings.max_seq_length // length
+    length = min(longest, sequence_length)
+    size = micro_batch_size * sequence_length // length
     return Probe(sentences, tokenizer.special.mask, length, size)
 
 

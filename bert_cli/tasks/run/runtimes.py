@@ -65,9 +65,6 @@ class Light(Opened):
 
 def open_light(source: models.Source, task: str, texts: int) -> Light | None:
     """Return what answers so many texts without TensorFlow, None if nothing does."""
-    # The graph of a ModernBERT scores all pairs of positions.
-    if type(source.config) is not BertConfig:
-        return None
     return (open_numpy(source, task) if texts <= FEW else None) or open_graph(source, task)
 
 
@@ -147,7 +144,8 @@ def open_numpy(source: models.Source, task: str) -> Light | None:
     """Open a BERT; None for anything unusual, about which `open_model` knows more."""
     config = source.config
     head = head_for(source, task)
-    if head and not {*head.before} <= {GATHER.name, POOL.name}:
+    before = {*head.before} if head else set()
+    if type(config) is not BertConfig or not before <= {GATHER.name, POOL.name}:
         return None
     tensors = source.tensors().items()
     weights = {n.removeprefix("bert."): np.asarray(v, np.float32) for n, v in tensors}
@@ -190,7 +188,8 @@ def run_graph(path: Path) -> Graph:
 
 def open_graph(source: models.Source, task: str) -> Light | None:
     """Return the graph beside a model; None if there is none that was made from its weights for this task."""
-    head, trained = head_for(source, task), head_of(source)
+    head = head_for(source, task)
+    trained = head_of(source)
     is_same = trained is not None and bool(trained.needs) == bool(head)
     # A graph scores words at all positions, not at the masks alone.
     if not is_same or (head and head.fills_masks) or not importlib.util.find_spec("onnxruntime"):

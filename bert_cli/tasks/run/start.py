@@ -106,7 +106,7 @@ def load_pretrained(
     if new:
         parts.append(f"new weights from the seed: {', '.join(new)}")
     if left_out:
-        parts.append(f"left out: {', '.join(left_out)}")
+        parts.append(f"not loaded: {', '.join(left_out)}")
     return "; ".join(parts)
 
 

@@ -97,6 +97,8 @@ class Task:
     """Computes the results of simple methods on the development sets, by their names."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
+    draw: Callable[[int], Features] | None = None
+    """Returns the examples that a run with a seed trains on, instead of `train`."""
     fit: Callable[[Mapping[str, Value]], None] | None = None
     """Sets the weights that no step trains, from the others, before the model is scored."""
     digits: int = 17
@@ -198,4 +200,5 @@ class Scorer:
                     logits[(starts[numbers, None] + np.arange(length))[inside]] = values[inside]
                 else:
                     logits[numbers] = values
-        return group.all_reduce(logits).astype(np.float32)
+        # The sum of float64 would need three times the memory.
+        return logits if group.world_size == 1 else group.all_reduce(logits).astype(np.float32)

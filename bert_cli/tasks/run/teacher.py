@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -52,14 +51,11 @@ def with_teacher(
     assert examples is not None
     source = models.find_source(str(distillation.teacher), "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
-    problem = ""
+    problem = models.labels_problem(source, several=task.has_several_labels)
     if task_of(source, None) != work.head.task:
         problem = f"is a {source.architecture}, not a model for {work.head.task}"
     elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
-    elif source.has_several_labels != task.has_several_labels:
-        trained = "several labels" if source.has_several_labels else "one label"
-        problem = f"was trained for {trained} a text, unlike these rows"
     if problem:
         raise ConfigError(where, problem, "use a model that was trained for the task")
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
@@ -131,14 +127,9 @@ def _logits(
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
     model = open_model(source, work.head.task)
     predictor = Predictor(model, tokenizer, reading, work.max_seq_length)
-    results: list[Any] = [None] * len(examples)
     names = [f"example {number} of the teacher" for number in range(len(examples))]
-    for numbers, columns, (values,) in predictor.batches(examples, names):
-        for row, number in enumerate(numbers):
-            tokens = columns["input_mask"][row] > 0
-            is_per_position = work.head.is_per_position
-            results[number] = values[row, tokens] if is_per_position else values[row : row + 1]
-    return {"logits": np.concatenate(results).astype(np.float32)}
+    by_position = work.head.is_per_position
+    return {"logits": predictor.of_examples(examples, names, by_position=by_position)}
 
 
 def with_vectors(

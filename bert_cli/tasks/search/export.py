@@ -24,11 +24,13 @@ def run(settings: SearchExportSettings) -> None:
     if settings.out.exists():
         raise DataError(f"out ({settings.out})", "exists", "choose a new file")
     index = open_index(settings.index)
-    integer, string = pyarrow.int64(), pyarrow.string()
+    integer = pyarrow.int64()
+    string = pyarrow.string()
     kinds = (integer, string, string, integer, integer, string, pyarrow.list_(pyarrow.float32()))
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     with index.snapshot():
-        passages, has_vectors = index.count("passages"), index.has_vectors
+        passages = index.count("passages")
+        has_vectors = index.has_vectors
         fields = list(zip(COLUMNS, kinds, strict=True))
         schema = pyarrow.schema(fields[: None if has_vectors else -1])
         with atomic_file(settings.out) as partial, parquet.ParquetWriter(partial, schema) as writer:

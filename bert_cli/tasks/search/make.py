@@ -44,7 +44,7 @@ def run(settings: SearchMakeSettings) -> None:
         else:
             print_line(
                 "search: questions are answered by their words (BM25); with --model also by their meaning, which "
-                "finds passages with other words (nDCG@10 of questions on Wikipedia: 0.86 and 0.89)"
+                "finds passages with other words (in our test on Wikipedia nDCG@10 was 0.86, with --model 0.89)"
             )
 
 
@@ -59,14 +59,15 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     gone = known.keys() - marks.keys()
     new = {path: mark for path, mark in marks.items() if known.get(path) != mark}
     reading = files.Reading(*form, line_breaks="auto")
+    if new or gone:
+        with index.table:
+            index.record(lacks_text=True)  # until every file is read, whatever ends this call
     recognised = {path: files.recognise(Path(path), reading) for path in new}
     parts = [part for part in recognised.values() if part is not None]
     if parts:
         inputs.refuse_without_effect(parts, settings.model_fields_set)
     parts = recognise_lines(parts, reading)
-    report_joined_lines(
-        "search", parts, reading, "`bert preprocess --line-breaks keep` splits at each line"
-    )
+    report_joined_lines("search", parts, reading)
     if new or gone:
         print_line(f"search: reads {count(len(new), 'new or changed file')}, forgets {len(gone):,}")
     with index.table:
@@ -77,6 +78,9 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
             file = index.add_file(path, names[Path(path)], mark)
             if part := readable.get(Path(path)):
                 _add(index, file, documents_of(part, reading))
+    if index.fact("lacks_text"):
+        with index.table:
+            index.record(lacks_text=False)
     if not index.count("passages"):
         raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
 
@@ -115,5 +119,6 @@ def _embed(index: Index, model: Model) -> None:
             seconds = (time.monotonic() - begun) / (done - first) * (missing - done)
             left = f"; {format_duration(seconds)} left"
         else:
-            first, begun = done, time.monotonic()
+            first = done
+            begun = time.monotonic()
         print_line(f"search: {done:,} of {missing:,} vectors{left}")

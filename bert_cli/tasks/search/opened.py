@@ -11,12 +11,14 @@ from pathlib import Path
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.search import index
 from bert_cli.data.search.index import Floats, Half, Index
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import file_crc32c, json_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models, runtimes
 from bert_cli.tasks.run.opened import Input, one_device
 from bert_cli.tasks.run.vectors import Embedding, open_vectors
+
+TO_ITS_END = "run `bert search make` to its end"
 
 
 class Model:
@@ -58,16 +60,24 @@ class Model:
 def open_index(path: str | Path, half: Half | None = None) -> Index:
     """Return an index with the model of its vectors, unless the half is words; `ask` of it ranks passages.
 
-    Without vectors it ranks by words alone; a warning says so where only some are missing. Raises DataError for a file
-    that is no index, ConfigError for vectors of another model, CheckpointError without the model.
+    Without vectors it ranks by words alone; a warning says so where only some are missing, or where not all of the text
+    was read. Raises DataError for a file that is not an index or has no passages, ConfigError for vectors of another
+    model, CheckpointError without the model.
     """
     opened = index.open_index(Path(path))
+    if opened.is_empty:
+        raise DataError(str(path), "has no passages", TO_ITS_END)
+    if opened.fact("lacks_text"):
+        problem = (
+            "may lack some text, because the last `bert search make` did not finish or still runs"
+        )
+        print_error(f"warning: {path} {problem}; {TO_ITS_END}")
     name = opened.fact("model")
     if name is None or half == "words":
         return opened
     if not opened.has_vectors:
         problem = "lacks some vectors, and ranks by words alone"
-        print_error(f"warning: {path} {problem}; run `bert search make` to its end")
+        print_error(f"warning: {path} {problem}; {TO_ITS_END}")
         return opened
     opened.embed = model = Model(name)
     opened.weights = model.weights

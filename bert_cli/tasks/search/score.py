@@ -123,10 +123,13 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
     `gains` has the nDCG of each question and weight [n, W], `groups` the document of each question.
     """
     is_choosing = chooses(groups)
-    choosing, confirming = np.flatnonzero(is_choosing), np.flatnonzero(~is_choosing)
-    if min(len(np.unique(groups[half])) for half in (choosing, confirming)) < MIN_DOCUMENTS:
+    choosing = np.flatnonzero(is_choosing)
+    confirming = np.flatnonzero(~is_choosing)
+    halves = [len(np.unique(groups[half])) for half in (choosing, confirming)]
+    if min(halves) < MIN_DOCUMENTS:
         return (
-            f"weight {index.weight}: questions about {2 * MIN_DOCUMENTS} documents could choose it"
+            f"weight stays {index.weight}: choosing one needs questions about at least {2 * MIN_DOCUMENTS} documents, "
+            f"{MIN_DOCUMENTS} in each half; yours name {halves[0]} and {halves[1]}"
         )
     tried = gains[choosing].mean(0)
     best = int(np.argmax(tried))

@@ -87,7 +87,7 @@ def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> No
         if (settings := newest.parent / SETTINGS).is_file():
             shutil.copyfile(settings, partial / SETTINGS)
         if (readme := partial / card.CARD).is_file():
-            text = card.without_decision(readme.read_text(encoding="utf-8"))
+            text = card.without(readme.read_text("utf-8"), card.CALIBRATION, card.THRESHOLDS)
             readme.write_text(f"{text}| weights | mean of {names} |\n", encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
+from bert_cli.facts.modernbert import QUERIES, ModernBertConfig
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
@@ -53,8 +54,9 @@ LARGEST_DIFFERENCE = 1e-4
 """Largest difference of an output in float32, relative to the largest output if that is above 1."""
 LARGEST_OUTPUT = 1e3
 """Limit of the largest output in this comparison: logits and hidden states of a sound model are below 100."""
-SHAPES = ((1, 7), (3, 16))
-"""Examples and positions of the compared batches; both vary, to detect an export with a fixed size."""
+SHAPES = ((1, 7), (3, 16), (1, QUERIES + 100))
+"""Examples and positions of the compared batches; both vary, to detect an export with a fixed size. The last has more
+positions than are scored together."""
 INT8_SHAPES = ((int8.BATCH, 32),) * 16
 """The same for an int8 export, unless it is compared on texts."""
 
@@ -263,8 +265,12 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     """Write an ONNX graph of transformers' model; opened by ONNX Runtime."""
     import torch
 
+    from bert_cli.tasks.use import long_attention
+
     path = folder / GRAPH
-    model = _write_hf_files(served.model, folder)
+    is_long = isinstance(served.model.source.config, ModernBertConfig)
+    attention = long_attention.register() if is_long else "eager"
+    model = _write_hf_files(served.model, folder, attention)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
     inputs = inputs_of(served.model.source.config)
 
@@ -294,6 +300,8 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             external_data=False,
             verbose=False,
         )
+    if is_long:
+        long_attention.add_functions(path)
     (folder / checkpoint.MODEL).unlink()  # The graph has the weights.
     return run_graph(path)
 
@@ -307,7 +315,7 @@ FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] =
 """Format -> its writer, and the packages of the extra that it needs."""
 
 
-def _write_hf_files(model: Opened, folder: Path) -> Any:
+def _write_hf_files(model: Opened, folder: Path, attention: str = "eager") -> Any:
     """Write a Hugging Face folder; return its model in PyTorch, float32."""
     import torch
     import transformers
@@ -317,8 +325,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
     if source.weights.name == checkpoint.MODEL and source.temperature == 1.0:
         shutil.copyfile(source.weights, weights)
     else:
-        tensors = {name: np.ascontiguousarray(v) for name, v in source.tensors().items()}
-        checkpoint.write_tensors(weights, tensors)
+        checkpoint.write_tensors(weights, source.tensors())
     write_model_files(source, model.architecture, folder)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
@@ -328,7 +335,7 @@ def _write_hf_files(model: Opened, folder: Path) -> Any:
         is_own = bool(hf.class_files(source.config, model.head))
         options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
         opens = getattr(transformers, kind)
-        return opens.from_pretrained(folder, attn_implementation="eager", **options).eval()
+        return opens.from_pretrained(folder, attn_implementation=attention, **options).eval()
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
 from scipy.stats import spearmanr
 
 from bert_cli.config.use import PredictSettings
@@ -22,6 +21,7 @@ from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.processes import print_error
+from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import INPUTS, Input, Opened, inputs_of
 from bert_cli.tasks.use import predict
 from bert_cli.tasks.use.predictions import predictors
@@ -80,6 +80,7 @@ def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[C
     tokenizer = read_tokenizer(model.source.folder)
     length = min(model.source.config.max_position_embeddings, MAX_TOKENS)
     features, _ = encode_texts(tokenizer, columns[0], second, {}, max_seq_length=length)
+    models.check_segments(model.source.config, features)
     inputs = inputs_of(model.source.config)
     for first in range(0, len(features), BATCH):
         rows = np.arange(first, min(first + BATCH, len(features)))
@@ -144,8 +145,7 @@ def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[A
     if model.label_names is None and logits.shape[1:] == (1,):
         return logits[:, 0]
     if model.source.has_several_labels:
-        thresholds = model.decision.thresholds_of(model.label_names or ())
-        return (expit(logits) > thresholds).reshape(-1)
+        return model.decision.answers(logits, several=True).reshape(-1)
     best = logits.argmax(-1)
     return best[is_real] if best.ndim == 2 else best
 

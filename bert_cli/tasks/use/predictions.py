@@ -112,11 +112,12 @@ class TextClassification(Predictor):
         """Return the most probable label and every label's probability; for regression the score."""
         names = self.model.label_names
         several = self.model.source.has_several_labels
-        thresholds = self.model.decision.thresholds_of(names or ())
         logits, is_cut = self.of_texts(inputs)
+        answers = self.model.decision.answers(logits, several=several)
         probabilities = expit(logits) if several else softmax(logits, -1)
         rows = []
-        for item, scores, values, cut in zip(inputs, logits, probabilities, is_cut, strict=True):
+        columns = zip(inputs, logits, probabilities, answers, is_cut, strict=True)
+        for item, scores, values, answer, cut in columns:
             row: Row = {"scores": list(map(exact, scores))}
             if names is not None:
                 best = int(np.argmax(values))
@@ -124,7 +125,7 @@ class TextClassification(Predictor):
                 label = names[best] if is_sure else "none"
                 row = {"label": label, "probability": exact(values[best])}
                 if several:
-                    row = {"labels": [names[k] for k in np.flatnonzero(values > thresholds)]}
+                    row = {"labels": [names[k] for k in np.flatnonzero(answer)]}
                 row["probabilities"] = dict(zip(names, map(exact, values), strict=True))
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
@@ -169,7 +170,8 @@ class QuestionAnswering(Predictor):
         windows = make_windows(
             questions, self.tokenizer, max_seq_length=self.max_seq_length, training=False, **sizes
         )
-        logits = self.of_positions(windows.features, windows.question, inputs, 2)
+        where = [inputs[number].where for number in windows.question]
+        logits = self.of_examples(windows.features, where, by_position=True)
         limits = settings.model_dump(include={"max_answer_length", "version_2"})
         result = answers(questions, windows, logits, **limits)
         predictions = result.predictions
@@ -219,7 +221,8 @@ class TokenClassification(Predictor):
         stride = self.settings.doc_stride or max(1, (length - QUESTION_SPECIALS) // 2)
         features, _ = conll.word_features(sentences, self.tokenizer, length, stride)
         assert features.owner is not None
-        logits = self.of_positions(features, features.owner, inputs, len(names))
+        where = [inputs[number].where for number in features.owner]
+        logits = self.of_examples(features, where, by_position=True)
         probabilities = softmax(logits, -1)
         predicted = np.argmax(probabilities, axis=1)
         labels = sentences.names(conll.of_words(sentences, features, predicted))

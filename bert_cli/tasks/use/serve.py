@@ -198,7 +198,8 @@ def refusal(request: Request, token: str | None) -> tuple[int, str]:
     Another page that has pointed its name at this machine does not know the token.
     """
     remedy = "open the address that bert serve printed"
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
     if token is None and not LOOPBACK.fullmatch(host):
         return 421, f"this page is not at the host {host!r}: {remedy}"
     if origin is not None and origin.partition("://")[2] != host:

@@ -103,9 +103,7 @@ def piece_vectors(predictor: Embedding, size: int) -> Floats:
     )
     ends = 3 * np.arange(1, len(pieces) + 1)
     features = Features(rows.reshape(-1), np.zeros(rows.size, np.int8), ends)
-    vectors = np.zeros((len(pieces), predictor.model.source.config.hidden_size), np.float32)
-    for numbers, _, (values,) in predictor.batches(features, tokenizer.pieces):
-        vectors[numbers] = values
+    vectors = predictor.of_examples(features, tokenizer.pieces)
     is_text = ~np.isin(pieces, [*vars(special).values()])
     table = np.zeros((len(pieces), min(size, is_text.sum(), vectors.shape[1])), np.float32)
     # The solver that is chosen by default draws random numbers for many pieces.

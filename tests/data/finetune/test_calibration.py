@@ -47,6 +47,17 @@ def test_the_temperature_is_that_of_a_fine_grid_and_of_pytorch(too_sure):
     assert best == pytest.approx(float(torch.exp(logarithm.detach())), rel=1e-5)
 
 
+def test_texts_are_computed_a_few_at_a_time_with_equal_results(monkeypatch):
+    logits, labels = answers(400)
+
+    def results():
+        return calibration.best_temperature(logits, labels), *calibration.confidences(logits, 1.7)
+
+    at_once = results()
+    monkeypatch.setattr(calibration, "CELLS_AT_ONCE", 28)
+    assert results() == at_once
+
+
 def test_few_texts_or_texts_without_an_error_choose_no_temperature():
     logits, labels = answers(calibration.LEAST)
     assert calibration.best_temperature(logits, labels) != 1.0
@@ -71,7 +82,14 @@ def test_the_report_has_the_error_before_and_after_and_what_is_answered_how_well
     examples = identify(range(900))
     reported = np.arange(900) >= 400
     temperature = calibration.best_temperature(logits[~reported], labels[~reported])
-    text = calibration.describe_calibration(temperature, logits, labels, examples, reported)
+
+    def described(rows):
+        right = logits.argmax(1) == labels
+        sides = (calibration.confidences(logits, each) for each in (temperature, 1.0))
+        samples = (sample_of(examples, "calibration_error", side, right) for side in sides)
+        return calibration.describe_calibration(temperature, *(each.take(rows) for each in samples))
+
+    text = described(reported)
     first, _, *rows = text.splitlines()
     after, *_, before, _, _, _ = map(float, re.findall(r"\d[\d.]*", first))
     assert after < 0.06 < 0.12 < before and first.endswith("without; n 500")
@@ -82,4 +100,7 @@ def test_the_report_has_the_error_before_and_after_and_what_is_answered_how_well
         is_sure = probability >= level
         assert answered == pytest.approx(100 * is_sure.mean(), abs=0.051)
         assert accuracy == pytest.approx(right[is_sure].mean(), abs=5e-5)
+    reported[449:] = False
+    few = described(reported)
+    assert re.fullmatch(r"calibration error .* at temperature [\d.]+; n 49", few)
     assert table[0, 1] == 100 and table[-1, 1] < 50 and table[-1, 2] > table[0, 2]

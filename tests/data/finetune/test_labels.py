@@ -36,10 +36,13 @@ def test_a_table_of_weights_has_1_for_labels_that_it_lacks_and_knows_every_name(
     assert weights_of(ONE, NAMES, {"spam": 4.0})[[0, 90, 99]].tolist() == [1, 4, 1]
     assert weights_of(ONE, NAMES, {"ham": 0.5})[[0, 90, 99]].tolist() == [1, 2, 2]
     for name, remedy in (("Spam", "did you mean 'spam'"), ("x", "the labels are 'ham', 'spam'")):
-        with pytest.raises(ConfigError, match=rf"class_weights \({name}\): is no label .*{remedy}"):
+        with pytest.raises(
+            ConfigError, match=rf"class_weights \({name}\): is not a label in .*{remedy}"
+        ):
             weights_of(ONE, NAMES, {name: 2.0})
 
 
+@pytest.mark.slow
 def test_no_threshold_has_a_better_f1_and_one_that_gains_nothing_is_a_half():
     probabilities = np.round(1 / (1 + np.exp(-LOGITS)), 2)  # some are equal
     thresholds = best_thresholds(SEVERAL, probabilities)
@@ -85,7 +88,12 @@ def test_what_accuracy_hides_is_said_where_a_label_has_less_than_a_fifth_of_its_
 
 def test_a_model_without_a_decision_has_the_usual_thresholds_and_a_damaged_one_is_refused(tmp_path):
     assert of_texts.read_decision(tmp_path) == Decision()
-    assert Decision(thresholds={"spam": 0.2}).thresholds_of(NAMES).tolist() == [0.5, 0.2, 0.5]
+    assert Decision().thresholds_of(3) == [0.5, 0.5, 0.5]
+    # A label that config.json renames keeps its threshold, which is of its output.
+    chosen = Decision(thresholds={"a": 0.5, "b": 0.2, "c": 0.9})
+    assert chosen.answers(np.zeros((1, 3)), several=True).tolist() == [[False, True, False]]
+    with pytest.raises(CheckpointError, match="has 3 thresholds for 2 labels; copy the model"):
+        chosen.answers(np.zeros((1, 2)), several=True)
     (tmp_path / "decision.json").write_text('{"thresholds": [1]}')
     with pytest.raises(CheckpointError, match=r"decision\.json \(thresholds\)"):
         of_texts.read_decision(tmp_path)

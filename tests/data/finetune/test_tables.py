@@ -240,7 +240,7 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("a.csv", "text,label\n", ": contains no rows"),
         ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),
         ("a.jsonl", f'{good}\n{{"text": "b"}}', r"\(line 2\): has no column 'label'"),
-        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): has one label and the first row a list, or"),
+        ("a.jsonl", f'{good}\n{{"text": "b", "label": []}}', r"\(line 2\): differs from the first row: only one"),
         ("a.jsonl", f'{good}\n{{"text": 3, "label": 1}}', r"\(line 2\): 'text' is not a string"),
         ("a.jsonl", f"{good}\n\n{good}", r"\(line 2\): is not JSON"),
         ("a.jsonl", f"{good}\n[1]\n{good}", r"\(line 2\): is not a JSON object"),
@@ -286,14 +286,17 @@ def test_several_labels_of_a_text_are_a_list_or_have_a_separator_or_a_column_eac
         ("a.csv", "text,x,y\na,1,0\nb,2,0\n", ("x", "y"), r"\(line 3\): 'x' is '2', not 0 or 1; write 1"),
         ("a.csv", "text,x,y\na,1,0\nb,,0\n", ("x", "y"), r"\(line 3\): 'x' is empty"),
         ("a.jsonl", '{"text": "a", "label": ["x", null]}', ("label",), r"\(line 1\): 'label' is empty"),
-        ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": "x"}', ("label",), "the first row a list"),
+        ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": "x"}', ("label",), "differs from the first"),
         ("a.jsonl", '{"text": "a", "label": []}', ("label",), r"\(label\): has no label in any row"),
         ("a.jsonl", '{"text": "a", "label": ["x", "X"]}', ("label",), r"label 'X' is spelled 'x'"),
+        ("a.jsonl", '{"text": "a", "label": ["x", "y", "z"]}\n' * 2, ("label",),
+         r"\(label\): has 2 texts with 3 labels, too many for a table; remove rare labels, .* at most 5"),
     ],
 )  # fmt: skip
-def test_a_row_without_a_readable_list_of_labels_is_reported_with_its_line(
-    name, text, labels, message, tmp_path
+def test_rows_without_a_readable_list_of_labels_or_with_too_many_are_reported(
+    name, text, labels, message, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(tables, "MOST_CELLS", 5)
     with pytest.raises(DataError, match=message):
         read_several(put(tmp_path, name, text), labels)
 
@@ -304,7 +307,7 @@ def test_a_text_with_two_labels_is_a_warning_that_names_its_rows(form, tmp_path,
     lines = [{"text": t, "label": of if form == "one label" else [of]} for t, of in rows]
     read_several(put(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines))))
     err = capsys.readouterr().err
-    assert "warning: 7 rows with the text of an earlier one and another label: " in err
+    assert "warning: 7 rows with the same text as an earlier row, but another label: " in err
     assert f"{tmp_path}/a.jsonl (line 4) has y, and {tmp_path}/a.jsonl (line 1) x;" in err
     assert err.count(" has y") == 5 and err.endswith("; and 2 more\n")
 
@@ -388,5 +391,7 @@ def test_an_undefined_metric_is_zero_and_gives_no_warning():
 def test_a_separator_that_stands_in_no_label_is_named(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("text,label\na,x|y\nb,y\n")
-    with pytest.raises(DataError, match=r"label_separator \(';'\): stands in no label"):
+    with pytest.raises(
+        DataError, match=r"label_separator \(';'\): does not separate labels: no text has two"
+    ):
         tables.read_table(path, text_columns=["text"], label_columns=["label"], label_separator=";")

@@ -178,9 +178,11 @@ def test_ctrl_c_ends_the_run(tmp_path, cluster):
     process = start_shout(tmp_path, cluster.file, 0.5)
     wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")), 30.0)
     process.send_signal(signal.SIGINT)
-    _, printed = process.communicate(timeout=15)
+    _, printed = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert printed.startswith("shout: interrupted,") and len(printed.splitlines()) == 1
+    # Workers that still start are no part of this claim.
+    lines = [line for line in printed.splitlines() if "has no workers; waiting" not in line]
+    assert lines[0].startswith("shout: interrupted,") and len(lines) == 1
 
 
 def test_ctrl_c_leaves_the_workers_of_other_users_alone(tmp_path, cluster):
@@ -214,7 +216,7 @@ def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(
     with pytest.raises(SystemExit, match="130"):
         run(interrupted_shards(), tmp_path / "out", shout, empty_cluster.file)
     printed = capsys.readouterr().err
-    assert "shout: the workers were not stopped within 0.5 s; they may go on" in printed
+    assert "shout: not all workers were stopped within 0.5 s; they may go on" in printed
     assert "shout: interrupted, 0 shards" in printed
 
 
@@ -260,6 +262,7 @@ def test_a_scheduler_that_cannot_be_reached_is_an_error_with_a_remedy(tmp_path, 
         run(make_inputs(tmp_path, 1), tmp_path / "out", shout, "tcp://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_folders_or_versions_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(dask_backend, "SECONDS_TO_APPEAR", 0.0)
     versions, function = package_versions(["numpy"]), cloudpickle.dumps(shout)

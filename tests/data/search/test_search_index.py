@@ -115,6 +115,14 @@ def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_p
     assert index.ask("coffee")[0].title == "Title 5"
 
 
+def test_words_of_half_of_the_passages_answer_where_the_others_are_in_none(tmp_path):
+    index = make(
+        tmp_path / "index", ["My front tyre is flat again.", "Bake the bread for an hour."]
+    )
+    (hit,) = index.ask("How do I fix a flat tyre?")
+    assert hit.text == "My front tyre is flat again." and hit.score > 0
+
+
 def test_a_change_by_another_process_is_seen(tmp_path):
     index = make(tmp_path / "index")
     assert index.ask("zebra") == []
@@ -229,7 +237,7 @@ def test_other_files_and_versions_are_refused(tmp_path):
     assert not (tmp_path / "empty").stat().st_size
     (tmp_path / "text").write_text("This is a text, which nothing may overwrite.\n" * 99)
     for opened in (open_index, lambda path: write_index(path).__enter__()):
-        with pytest.raises(DataError, match="was not made by `bert search make`; choose another"):
+        with pytest.raises(DataError, match="was not made by `bert search make`; make one with"):
             opened(tmp_path / "text")
     with sqlite3.connect(tmp_path / "other") as table:
         table.execute("CREATE TABLE t(x)")

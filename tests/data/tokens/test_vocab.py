@@ -261,6 +261,7 @@ def find_all(tmp_path, endpoint, *names):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
     model = ("someone/model", True)
     others = ("someone/model", False), ("someone/bare", False), ("someone/else", False)

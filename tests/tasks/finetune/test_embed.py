@@ -70,10 +70,8 @@ def trained(home):
     return home / "trained"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "2 replicas")) for name in LAYOUTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_path):
     flags = LAYOUTS[name]
     accumulation = 2 if "--global-batch.replicas" in flags else 4
@@ -116,6 +114,7 @@ def test_a_run_of_an_earlier_version_without_packs_is_refused(home, trained, tmp
 # --- scores and use
 
 
+@pytest.mark.slow
 def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
     """Spearman's correlation, and the ranking of documents, after and before."""
     judged = ["--validation-file", str(home / "sts.csv")]
@@ -151,6 +150,7 @@ def test_an_epoch_has_every_row_once_however_many_texts_it_has(changes, epochs, 
     assert plan.epochs == pytest.approx(12 * steps / reader.epoch_size)
 
 
+@pytest.mark.slow
 def test_simcse_trains_on_texts_with_themselves(home):
     words = ["--objective", "simcse", "--train-file", str(home / "texts.txt"), "--no-do-validation"]
     assert main(arguments(home, "simcse", *words, "--num-epochs", "4")) == 0

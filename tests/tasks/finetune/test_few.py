@@ -1,5 +1,6 @@
 """Labels of few texts: pairs train the vectors, and the classifier is scikit-learn's regression on them."""
 
+import json
 import shutil
 
 import numpy as np
@@ -92,6 +93,13 @@ def test_a_run_resumes_bit_for_bit_and_its_scores_are_found_again(base, trained,
     words += ["--save-ckpt-path", scored, "--cache-dir", "null", "--max-seq-length", "40"]
     assert main([*map(str, words)]) == 0
     assert last_line(capsys) == scores_of(trained)
+
+
+def test_each_seed_trains_on_pairs_of_its_own(base, tmp_path):
+    words = ["--seeds", "2", "--num-epochs", "0.1"]
+    assert main(arguments(base, tmp_path, *words)) == 0
+    states = [json.loads(path.read_text()) for path in tmp_path.glob("seed_*/step_*/state.json")]
+    assert len({state["fixed"]["corpus"] for state in states}) == 2
 
 
 def test_pairs_are_of_one_label_and_bounded():

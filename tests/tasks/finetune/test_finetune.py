@@ -116,7 +116,10 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
     assert [row["predicted"] for row in rows] == [row["predicted"] for row in expected]
-    assert f"scores {best_checkpoint(trained)}" in out and "confusion of 61 texts (columns" in out
+    assert (
+        f"scores {best_checkpoint(trained)}" in out
+        and "confusion of all 61 held-out texts (columns" in out
+    )
     assert main(["predict", str(trained), rows[0]["text"]]) == 0
     assert last_line(capsys)["label"] == rows[0]["predicted"]
 
@@ -222,6 +225,7 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 # --- interruptions and layouts
 
 
+@pytest.mark.slow
 def test_a_run_ends_after_evaluations_without_a_better_score(base, capsys):
     run = base / "early"
     rate = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-7"]  # changes no score
@@ -328,7 +332,7 @@ def test_without_a_length_the_tokenizers_is_used_and_a_classifier_for_other_labe
     out = capsys.readouterr().out
     assert "max_seq_length is 24 (default)" in out
     assert "longer than 24 tokens, cut" in out
-    assert "new weights from the seed: glue_head; left out: classifier" in out
+    assert "new weights from the seed: glue_head; not loaded: classifier" in out
 
 
 def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):

@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from scipy.special import expit
 from sklearn.metrics import f1_score
+from support.hf_models import need
 from support.metrics import printed_scores, scores_of
 from support.runs import continues_bit_for_bit, last_line, lines_of, run_command
 from support.tiny_models import OTHERS, TINY, metrics_of, write_model
@@ -43,6 +45,7 @@ def write_posts(path, rows, rare=0.4):
 def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("several")
     write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
+    write_model(base / "one_segment", TINY.model_copy(update={"type_vocab_size": 1}))
     write_posts(base / "posts.jsonl", 240)
     write_posts(base / "rare.jsonl", 240, rare=0.05)
     return base
@@ -61,6 +64,7 @@ def trained(base):
     return run
 
 
+@pytest.mark.slow
 def test_a_text_gets_the_labels_whose_chosen_threshold_it_passes(base, trained, capsys):
     rows = lines_of(trained / "predictions.jsonl")
     names = sorted(WORDS.values())
@@ -125,7 +129,42 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
         ]
 
 
-@pytest.mark.parametrize("column", ["label", pytest.param("mood", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_onnx_runtime_has_the_probabilities_of_bert_predict(
+    precision, base, trained, tmp_path, capsys
+):
+    need("torch", "onnx", "onnxscript", "onnxruntime")
+    import onnxruntime
+    import transformers
+
+    rows, out, texts = lines_of(trained / "predictions.jsonl"), tmp_path / "out", tmp_path / "texts"
+    texts.with_suffix(".txt").write_text("\n".join(row["text"] for row in rows))
+    words = ["--format", "onnx", "--precision", precision]
+    words += ["--compare-on", f"{texts}.txt"] if precision == "int8" else []
+    assert main(["export", str(trained), str(out), *words]) == 0
+    said = capsys.readouterr().out
+    assert main(["predict", str(trained), "--input", f"{texts}.txt"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = np.array([[*answer["probabilities"].values()] for answer in answers])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    session = onnxruntime.InferenceSession(out / "model.onnx")
+    inputs = ({n: np.array([v]) for n, v in tokenizer(row["text"]).items()} for row in rows)
+    found = expit(np.concatenate([session.run(["logits"], columns)[0] for columns in inputs]))
+    thresholds = json.loads((out / "decision.json").read_text())["thresholds"]
+    names = json.loads((out / "config.json").read_text())["id2label"].values()
+    assert [*thresholds] == [*names] == [*answers[0]["probabilities"]]
+    has = found > [*thresholds.values()]
+    wanted = np.array([[name in answer["labels"] for name in names] for answer in answers])
+    if precision == "float32":
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert np.array_equal(has, wanted)
+    else:
+        equal = float(said.partition("fraction of equal predictions ")[2].partition(",")[0])
+        assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["label", "mood"])
 def test_weighted_labels_give_the_same_run_in_every_layout_engine_and_after_a_stop(
     column, base, tmp_path, capsys
 ):
@@ -160,7 +199,7 @@ def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, c
     words = ["--label-column", "mood", "--held-out-fraction", "0.3", "--num-epochs", "2"]
     assert main(arguments(base, tmp_path, *words, file="rare.jsonl")) == 0
     out = capsys.readouterr().out
-    assert "texts are 'blame'; to answer 'praise' always has an accuracy of 0.9" in out
+    assert "texts are 'blame'; always answering 'praise' has an accuracy of 0.9" in out
     assert "confusion of" in out and "macro_f1" in printed_scores(out)
     assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
     # A score by another metric, of a run that an older version began, is not compared.
@@ -172,29 +211,35 @@ def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, c
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--label-column", "mood", "--no-do-training"], 2, "was trained for several labels a text, unlike these rows"),
+        (["--label-column", "mood", "--no-do-training"], 2, "for several labels per text, but these rows have one"),
         (["--class-weights", "balance"], 2, "got 'balance'; input should be 'balanced'"),
         (["--class-weights", '{"praise": 0}'], 2, "greater than 0"),
-        (["--class-weights", '{"prase": 2}'], 2, "(prase): is no label of train_file; did you mean 'praise'?"),
+        (["--class-weights", '{"prase": 2}'], 2, "(prase): is not a label in train_file; did you mean 'praise'?"),
         (["--class-weights", "balanced", "--no-do-training"], 2, "has no effect without do_training"),
         (["--label-column", "label", "--label-column", "mood"], 3, "'label' is empty or not a label"),
         (["--label-column", "a,b", "--label-separator", "|"], 2, "has no effect with a column for each label"),
+        (["--class-weights", "{}"], 2, "should have at least 1 item"),
+        (["--pretrained-ckpt-path", "BASE/one_segment", "--text-column", "text,mood"], 2,
+         "bert_config.type_vocab_size (1): a pair of texts, or a question with its context, needs"),
     ],
 )  # fmt: skip
 def test_mistakes_about_labels_say_what_to_do(more, code, message, base, trained, tmp_path, capsys):
     start = ["--pretrained-ckpt-path", str(trained)]
+    more = [word.replace("BASE", str(base)) for word in more]
     assert main(arguments(base, tmp_path, *start, *more)) == code
     assert message in capsys.readouterr().err
 
 
 def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, capsys):
     rows = [{"text": f"good {n}", "label": "a" if n % 2 else "b"} for n in range(20)]
-    rows += [{"text": "film", "label": "alone"}]
+    rows += [{"text": "film", "label": "alone"}, {"text": " ", "label": "a"}]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     words = ["--dry-run", "--num-epochs", "1", "--train-file", str(path)]
     assert main(arguments(base, tmp_path / "run", *words)) == 0
-    assert "warning: 1 label with one training text: 'alone'" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "warning: 1 label with one training text: 'alone'" in printed.err
+    assert "held out by the seed; 1 rows with an empty text, included" in printed.out
     # One of several labels may have all its texts among those that are held out.
     dev = tmp_path / "dev.csv"
     dev.write_text("text,a,b\ngood,0,1\nfilm,1,1\n")

@@ -57,6 +57,18 @@ def answered(base):
     return train(base, "squad", "squad", "--dataset-dir", base, *SQUAD)
 
 
+def test_a_model_of_one_segment_refuses_questions(base, answered, tmp_path, capsys):
+    changes = {"bert.embeddings.token_type_embeddings.weight": lambda weights: weights[:1]}
+    model = change_weights(best_checkpoint(answered), tmp_path / "one_segment", changes)
+    config = read(model / "config.json")
+    (model / "config.json").write_text(json.dumps(config | {"type_vocab_size": 1}))
+    asked = ["predict", model, "--question", "who?", "--context", "the actor was good"]
+    files = ["--pretrained-ckpt-path", model, "--save-ckpt-path", tmp_path / "run", *COMMON]
+    for words in (asked, ["squad", "--dataset-dir", base, *SQUAD, *files, "--cache-dir", "null"]):
+        assert main(list(map(str, words))) == 2
+        assert "question with its context, needs two segment types" in capsys.readouterr().err
+
+
 def official_scores(dev, predictions, *, version_2=False):
     questions, _ = read_squad(dev, version_2=version_2, training=False)
     return values(squad_samples(gold_of(questions), read(predictions)))

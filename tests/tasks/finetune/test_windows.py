@@ -127,6 +127,7 @@ def test_every_prediction_reads_the_windows_of_the_run(name, base, exported, cap
     assert "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_short_texts_are_read_as_without_windows(base, capsys):
     plain, windows = (
         train(base, "classify", run, "--max-seq-length", "64", *more)

@@ -32,6 +32,7 @@ def test_the_list_of_targets_needs_no_run(capsys):
     assert all(about.title in printed for about in ACCELERATORS.values())
 
 
+@pytest.mark.slow
 def test_an_absent_compiler_is_an_error_that_names_its_extra(tmp_path):
     """The packages are replaced by modules that cannot be imported."""
     for name in ("libtpu", "jax_plugins"):

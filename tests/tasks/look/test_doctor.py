@@ -227,7 +227,7 @@ def test_text_that_repeats_itself_is_a_warning(tmp_path):
     ):
         folder = write_folder(tmp_path / f"{kind}_{len(shard)}", kind, [shard], PIECES)
         settings = settings_of(tmp_path, generated_dataset=False, dataset_dir=folder)
-        checks = corpora.text_checks(corpora.open_stream(settings), settings)
+        checks = corpora.text_checks(corpora.open_stream(settings), len(PIECES))
         assert [one.level for one in findings(doctor.add_checks, checks)][:1] == levels
 
 

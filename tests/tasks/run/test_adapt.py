@@ -97,6 +97,7 @@ def test_a_new_row_is_the_mean_of_those_that_its_piece_replaces_and_all_else_sta
     assert models.extended(source, TokenizerFolder(home / "same")) is source  # the same bytes
 
 
+@pytest.mark.slow
 def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_records(home, capsys):
     assert pretrain(home) == 0
     out = capsys.readouterr().out
@@ -121,7 +122,8 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     assert "continues from" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
 def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
     flags = ["--new-rows-only-steps", "4", "--engine", engine]
     run = f"rows_{engine}"

@@ -33,20 +33,13 @@ def records(parity, tmp_path_factory):
     return parity.make_records(tmp_path_factory.mktemp("sample"))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "steps", "fall"),
-    [
-        ("AdamW", 10, None),
-        pytest.param("AdamW", 100, 1.0, marks=pytest.mark.slow),
-        pytest.param("LAMB", 30, 0.3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "steps", "fall"), [("AdamW", 100, 1.0), ("LAMB", 30, 0.3)])
 def test_the_losses_are_those_of_pytorch_at_every_step(optimizer, steps, fall, parity, records):
     ours, theirs = parity.compare(records, optimizer, steps, MICRO_BATCH_SIZE)
     assert ours.shape == theirs.shape == (steps,)
     assert np.abs(ours - theirs).max() <= parity.LIMIT
-    # In the long form the model also learns.
-    assert fall is None or ours[-5:].mean() < ours[0] - fall
+    assert ours[-5:].mean() < ours[0] - fall
 
 
 def test_the_table_has_a_column_for_each_side(parity, tmp_path):

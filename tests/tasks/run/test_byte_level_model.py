@@ -41,6 +41,7 @@ def pretrain(home, run, records="records", **changes):
     return main(["pretrain", *flags_of(flags | folders, **changes)])
 
 
+@pytest.mark.slow
 def test_masks_are_filled_as_by_transformers(home, capsys):
     """By the published model, and by the checkpoint of a run that continued it."""
     import transformers

@@ -15,6 +15,7 @@ from support.tiny_models import SENTENCES, pretrain_words, write_base, write_mod
 from bert_cli.cli import main
 from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.embeddings import Retrieval, retrieval_of_pairs, retrieval_samples
+from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import chooses
 from bert_cli.statistics import mean_of
@@ -161,7 +162,7 @@ def test_each_development_set_is_scored_by_the_metrics_of_its_task():
         "validation_mismatched": examples_of(rows[4:9], 1 - labels[4:9], names),
         "test": examples_of(rows, None, names),
     }
-    found = texts._baselines(sets, lambda logits: texts._evaluate_glue("mrpc", sets, logits), None)
+    found = texts._baselines(sets, TASKS["mrpc"].metrics, None)
     assert [*found] == ["majority class", "regression on words"]
     for name, predicted in (("majority class", 0 * labels), ("regression on words", labels)):
         scores = found[name].scores
@@ -174,14 +175,9 @@ def test_similarities_have_the_mean():
     labels = np.array([0.0, 2.5, 5.0, 4.0], np.float32)
     rows = [(f"text {n}", f"other {n}") for n in range(4)]
     sets = {name: examples_of(rows, labels, None) for name in ("train", "validation")}
-    seen = []
-
-    def evaluate(logits):
-        seen.append(logits["validation"])
-        return Result()
-
-    assert [*texts._baselines(sets, evaluate, None)] == ["mean"]
-    assert (seen[0] == labels.mean()).all() and seen[0].shape == (4, 1)
+    found = texts._baselines(sets, ("pearson",), None)
+    assert [*found] == ["mean"]
+    assert (found["mean"].samples["pearson"].columns[:, 1] == labels.mean()).all()
 
 
 def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
@@ -245,6 +241,7 @@ def test_words_have_their_most_frequent_labels(base, tmp_path):
     assert (scores["precision"], scores["recall"]) == (1.0, 0.5)
 
 
+@pytest.mark.slow
 def test_a_masked_model_is_compared_with_the_frequencies_of_tokens(tmp_path, capsys, monkeypatch):
     write_model(tmp_path / "model")
     write_records(tmp_path / "records", SENTENCES * 2, tmp_path / "model", masking="static")

@@ -78,6 +78,7 @@ SIZES |= {"global_batch": {"micro_batch_size": 4, "grad_acc_steps_per_replica": 
 settings_of = partial(small_run, merged(RUN, SIZES))
 
 
+@pytest.mark.slow
 def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_path, capsys):
     pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
     config = json.loads((complete_checkpoints(adapted)[-1] / "config.json").read_text())
@@ -93,6 +94,7 @@ def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_
     assert list((tmp_path / "cache").rglob("corpus.json"))
 
 
+@pytest.mark.slow
 def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CORPORA", str(home))
     monkeypatch.setattr(health, "TOKENS", 0)  # so that a run of 12 steps is compared
@@ -142,6 +144,7 @@ def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_pat
     assert vocab.read_bytes() == (home / "single" / "vocab.txt").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_packed_run_is_scored_without_packs_or_next_sentences(home, tmp_path, capsys):
     for name in ("single", "static"):
         words = ["--dataset-dir", home / "one", "--validation-dir", home / name]

@@ -31,9 +31,11 @@ FLAGS = {
     "optimizer-opts.beta-2": 0.98,
     "optimizer-opts.learning-rate.max-learning-rate": 3e-3,
     "optimizer-opts.learning-rate.warmup-frac": 0.05,
-    "total-num-train-samples": 64 * 1400,
-    "log-every-steps": 1000,
+    "total-num-train-samples": 64 * 400,
+    "log-every-steps": 200,
 }
+TOKENS = 5e5
+"""Tokens after which a run is judged here: what healthy runs need, a quarter of `health.TOKENS`."""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,7 @@ def test_a_run_with_a_fault_has_a_warning_and_a_healthy_one_has_none(
         return columns
 
     monkeypatch.setattr(source, "mask_examples", mask)
+    monkeypatch.setattr(health, "TOKENS", TOKENS)
     folder = tmp_path / name
     words = ["--dataset-dir", str(records), "--save-ckpt-path", str(folder)]
     assert main(["pretrain", *words, *flags_of(FLAGS, **changes)]) == 0

@@ -57,6 +57,7 @@ def trained(home):
     return home / "run"
 
 
+@pytest.mark.slow
 def test_packs_are_trained_and_a_mask_is_filled(trained, capsys):
     losses = [line["mlm_loss"] for line in metrics_of(trained)]
     assert len(losses) > 1 and losses[-1] < losses[0]
@@ -86,6 +87,7 @@ def test_an_export_is_compared_where_a_position_reads_a_token(trained, tmp_path,
     assert written["model_input_names"] == ["input_ids", "attention_mask"]
 
 
+@pytest.mark.slow
 def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, trained, capsys):
     start = {"pretrained_ckpt_path": trained, "bert_config__global_rope_theta": 320000}
     assert pretrain(home, "longer", **start) == 0

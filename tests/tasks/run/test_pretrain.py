@@ -134,6 +134,7 @@ def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, c
     assert f"dry run ended at step {step + 2:,}" in text
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_the_micro_batch_that_it_chose(
     complete, tmp_path, monkeypatch, capsys
 ):
@@ -163,6 +164,7 @@ def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path
     assert "warning: the run takes" in after
 
 
+@pytest.mark.slow
 def test_only_several_stages_are_traced_before_the_first_step(tmp_path, capsys):
     names = [["emb"], ["hid", "enc_out", "pool"], ["heads"]]
     stages = {"pipeline_stages": names, "pipeline_device_mapping": [0, 1, 0]}
@@ -227,6 +229,7 @@ def test_a_finished_run_changes_nothing(complete, capsys):
     assert len(metrics_of(complete)) == STEPS and documented <= set(metrics_of(complete)[0])
 
 
+@pytest.mark.slow
 def test_replicas_and_accumulation_are_the_same_run(complete, tmp_path, capsys):
     """One replica of two micro-batches reads, masks and drops the same as two of one."""
     pretrain(tmp_path / "run", global_batch__replicas=2, global_batch__grad_acc_steps_per_replica=1)

@@ -11,8 +11,6 @@ import pytest
 from support.tiny_models import metrics_of, pretrain_words, write_model, write_records
 
 from bert_cli.cli import main
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.training import GlobalBatch
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.tables import json_lines, read_lines
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
@@ -192,15 +190,9 @@ def test_the_shipped_pairs_differ_in_a_word_or_the_order_and_name_their_phenomen
         "reflexive", "irregular_form", "argument_structure", "negative_polarity_item",
         "quantifier", "gap_and_question", "pronoun_case", "word_order",
     }  # fmt: skip
-    settings = PretrainSettings.model_construct(
-        probe="english",
-        max_seq_length=64,
-        global_batch=GlobalBatch(micro_batch_size=4),
-    )
     # Also with a vocabulary of little but letters.
-    assert len(probe.read_probe(settings, TokenizerFolder(home / "records")).sentences) == 2 * len(
-        rows
-    )
+    pairs = probe.read_probe("english", TokenizerFolder(home / "records"), 64, 4)
+    assert len(pairs.sentences) == 2 * len(rows)
 
 
 @pytest.mark.parametrize(

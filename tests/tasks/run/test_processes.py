@@ -108,13 +108,10 @@ def assert_same_run(a: Path, b: Path, tolerance: float = 1e-5) -> None:
         assert np.linalg.norm(left[name] - value) <= tolerance * np.linalg.norm(value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "layout"),
-    [
-        (2, {**SHARDED, **STAGES}),
-        pytest.param(4, {**SHARDED, **STAGES}, marks=pytest.mark.slow),
-        pytest.param(2, JAX, marks=pytest.mark.slow),
-    ],
+    [(2, {**SHARDED, **STAGES}), (4, {**SHARDED, **STAGES}), (2, JAX)],
 )
 def test_a_run_continues_in_processes_and_back(replicas, layout, tmp_path, start, capsys):
     """Two processes with sharded values, of three stages or on JAX, and one device of TensorFlow."""
@@ -143,13 +140,10 @@ def test_a_run_continues_in_processes_and_back(replicas, layout, tmp_path, start
     assert_same_run(back, single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "size", "layout"),
-    [
-        (0, 2, {}),
-        pytest.param(2, 3, {}, marks=pytest.mark.slow),
-        pytest.param(0, 2, JAX, marks=pytest.mark.slow),
-    ],
+    [(0, 2, {}), (2, 3, {}), (0, 2, JAX)],
 )
 def test_kill_9_of_a_process_ends_a_run_that_continues(rank, size, layout, tmp_path, start, capsys):
     """Rank 0 coordinates the others."""
@@ -169,6 +163,7 @@ def test_kill_9_of_a_process_ends_a_run_that_continues(rank, size, layout, tmp_p
     assert f"(step {stopped_at})" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_named_and_sigterm_to_any_ends_all(tmp_path, start):
     flags = {"cluster__report_waiting_after_seconds": 1, "cluster__lost_after_seconds": 60}
     flags |= {"checkpoint_every_steps": 100_000, **SHARDED}

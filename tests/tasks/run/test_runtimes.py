@@ -87,7 +87,8 @@ def test_weights_that_do_not_fit_are_left_to_the_model_that_knows_why(change, fo
     assert main(["predict", str(tmp_path), TEXT]) == 4
 
 
-@pytest.mark.parametrize("name", ["text", pytest.param("question", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["text", "question", "modern"])
 def test_a_graph_beside_the_model_answers_many_texts_until_the_model_changes(
     name, folders, tmp_path, capsys
 ):
@@ -97,7 +98,7 @@ def test_a_graph_beside_the_model_answers_many_texts_until_the_model_changes(
     for path in folders[name].iterdir():
         (model / path.name).write_bytes(path.read_bytes())
     context = {"question": "where sat the cat", "context": TEXT}
-    row = json.dumps({"text": TEXT} if name == "text" else context)
+    row = json.dumps(context if name == "question" else {"text": TEXT})
     (tmp_path / "texts.jsonl").write_text(f"{row}\n" * (runtimes.FEW + 1))
     words = ["predict", str(model), "--input", str(tmp_path / "texts.jsonl")]
     assert main(["export", str(model), str(model / "onnx"), "--format", "onnx"]) == 0

@@ -54,6 +54,7 @@ def pretrain(folder, flags=CHANGING, **changes):
     return run_command(words)
 
 
+@pytest.mark.slow
 def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     complete = tmp_path / "complete"
     assert pretrain(complete) == 0
@@ -67,6 +68,7 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_epochs_and_their_number_of_examples_are_the_same_run(tmp_path, capsys):
     records, *_ = write_corpora(tmp_path)
     number = corpora.read_corpus(records)["records"]
@@ -92,6 +94,7 @@ def test_jax_does_the_same_and_resumes_exactly_too(tmp_path):
     continues_bit_for_bit(theirs, partial(pretrain, engine="jax"), 8)
 
 
+@pytest.mark.slow
 def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_path, capsys):
     flags = {**TINY_RUN, "checkpoint-every-steps": 1, "total-num-train-samples": 20}
     name = "optimizer-opts.learning-rate.schedule-name"

@@ -157,6 +157,7 @@ def test_a_padded_model_is_trained_further_and_stays_padded(home, padded, tmp_pa
     assert "nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_settings_with_fewer_tokens_than_the_records_train_and_more_are_padding(
     home, tmp_path, capsys
 ):

@@ -329,7 +329,10 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     assert index.weight == 0.5 and text.endswith(
         "the best weight is 0.5, as usual; the index has it"
     )
-    assert "questions about 20 documents" in score.choose_weight(index, better[:20], groups[:20])
+    assert (
+        "about at least 20 documents, 10 in each half; yours name 5 and 5"
+        in score.choose_weight(index, better[:20], groups[:20])
+    )
 
 
 @pytest.mark.parametrize(
@@ -386,6 +389,25 @@ def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
     assert len(read) > 4 and all(read)
 
 
+def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, capsys):
+    shutil.copy(sys.executable, manuals / "z.dat")
+    for index, code in (("new", 3), ("old", 0)):
+        if index == "old":
+            (manuals / "z.dat").rename("z.dat")
+            main(["search", "make", index, "manuals"])
+            Path("z.dat").rename(manuals / "z.dat")
+        assert main(["search", "make", index, "manuals"]) == 3
+        capsys.readouterr()
+        assert main(["search", "ask", index, "disk"]) == code
+        assert "`bert search make` to its end" in capsys.readouterr().err
+    (manuals / "z.dat").unlink()
+    for index in ("new", "old"):
+        assert main(["search", "make", index, "manuals"]) == 0
+        capsys.readouterr()
+        assert main(["search", "ask", index, "disk"]) == 0
+        assert not capsys.readouterr().err
+
+
 def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
     Path("empty").mkdir()
     Path("blank").mkdir()
@@ -393,15 +415,17 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
     main(["search", "make", "index", "manuals"])
     capsys.readouterr()
     for words, code, message in (
-        (["make", "new", "empty"], 3, "holds no files"),
+        (["make", "new", "empty"], 3, "holds no files; name a folder with text files"),
         (["make", "new2", "blank"], 3, "has no text; use files with sentences"),
-        (["make", "new3", "absent"], 3, "does not exist"),
+        (["make", "new3", "absent"], 3, "does not exist; check the path"),
         (["make", "manuals/index", "manuals"], 3, "is inside manuals"),
         (["make", "manuals/mount.txt", "manuals/shell"], 3, "was not made by `bert search make`"),
         (["make", "index", "manuals", "--text-field", "body"], 3, "'body'"),
         (["make", "index"], 2, "text"),
         (["ask", "absent", "disk"], 3, "no such index"),
         (["ask", "manuals/mount.txt", "disk"], 3, "was not made by `bert search make`"),
+        (["ask", "new3", "disk"], 3, "no such index"),
+        (["ask", "new2", "disk"], 3, "new2: has no passages; run `bert search make`"),
         (["ask", "index", "disk", "--words", "--meaning"], 2, "cannot be combined"),
         (["ask", "index", "disk", "--meaning"], 2, "has no vectors"),
         (["ask", "index", "how", "many"], 2, "too many arguments"),
@@ -437,6 +461,7 @@ def test_search_alone_lists_its_commands(capsys):
     assert "bert search ask manuals.index" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_sqlite_of_tensorflow_is_an_error_with_its_remedy(manuals):
     code = (

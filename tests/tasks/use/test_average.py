@@ -40,6 +40,7 @@ def copied(home, tmp_path):
     return shutil.copytree(home.path / "run", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoint(home):
     out, paths = home.path / "mean", complete_checkpoints(home.path / "run")
     assert len(paths) == 6 and not list(home.path.glob(".*"))
@@ -57,6 +58,7 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
     assert (out / MODEL).stat().st_mode == (out / "config.json").stat().st_mode
 
 
+@pytest.mark.slow
 def test_the_mean_opens_in_transformers_and_starts_a_run(home, tmp_path, capsys):
     import transformers
 

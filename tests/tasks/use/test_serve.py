@@ -33,6 +33,7 @@ CONTEXT = "😀 The cats sat on the mat. We like to eat in Paris."
 ROWS = {
     "masked": {"text": "The cat [MASK] on the [MASK]."},
     "text": {"text": "the cat", "second": "a dog"},
+    "several": {"text": "the cat"},
     "token": {"text": "Unknown cats sat in paris 😀"},
     "bare": {"text": "the cat"},
     "question": {"question": "Where do we eat?", "context": CONTEXT},
@@ -126,7 +127,7 @@ def test_a_wrong_request_is_answered_with_what_is_wrong(sent, status, message, l
 def test_other_addresses_and_methods_are_answered_in_json(labels):
     assert post(f"{labels}api/nothing", json={}).status_code == 404
     answer = get(f"{labels}api/predict")
-    assert answer.status_code == 405 and answer.json() == {"error": "Method Not Allowed"}
+    assert (answer.status_code, answer.json()) == (405, {"error": "Method Not Allowed"})
 
 
 @pytest.mark.parametrize(
@@ -150,21 +151,17 @@ def test_another_page_and_a_name_that_points_here_cannot_ask(headers, status, la
     assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
 
 
+@pytest.mark.slow
 def test_a_page_for_other_machines_needs_its_token(models, tmp_path):
     log = tmp_path / "log"
     with served(models["text"], "--host", "0.0.0.0", log=log) as address:
         host, port, token = re.fullmatch(r"http://(.*):(\d+)/\?token=(\S{22})", address).groups()
         assert host == socket.gethostname()
         page = f"http://127.0.0.1:{port}/"
-        row = {"text": "the cat"}
-        for query, status in (
-            ("", 401),
-            ("?token=", 401),
-            ("?token=é", 401),
-            (f"?token={token}", 200),
-        ):
+        queries = {"": 401, "?token=": 401, "?token=é": 401, f"?token={token}": 200}
+        for query, status in queries.items():
             assert get(f"{page}{query}").status_code == status
-            assert post(f"{page}api/predict{query}", json=row).status_code == status
+            assert post(f"{page}api/predict{query}", json=ROWS["several"]).status_code == status
     assert "warning: host (0.0.0.0): everyone on the network" in log.read_text()
 
 
@@ -187,9 +184,8 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
     error = capsys.readouterr().err
     assert f"port ({port}): Address already in use; choose another, such as --port 0" in error
     assert main(["serve", str(models["text"]), "--host", "192.0.2.1"]) == 2
-    assert (
-        "host (192.0.2.1), port (8321): Cannot assign requested address" in capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert "host (192.0.2.1), port (8321): Cannot assign requested address" in error
     assert main(["serve", str(models["text"]), "--host", "a..b"]) == 2
     assert "host (a..b), port (8321): is not a host name; choose" in capsys.readouterr().err
 
@@ -233,9 +229,8 @@ def found(index) -> Iterator[str]:
 def test_a_search_is_answered_as_open_index_answers(half, index, found):
     answer = post(f"{found}api/search", json={"question": "leaves of tea", "half": half})
     hits = answer.json()["hits"]
-    expected = json.loads(
-        json.dumps([hit._asdict() for hit in open_index(index).ask("leaves of tea", 10, half)])
-    )
+    found_here = open_index(index).ask("leaves of tea", 10, half)
+    expected = json.loads(json.dumps([hit._asdict() for hit in found_here]))
     assert hits == [{n: v for n, v in hit.items() if n != "file"} for hit in expected]
     assert hits and str(index.parent) not in answer.text
     about = get(f"{found}api/about").json()
@@ -247,8 +242,7 @@ def test_a_document_is_read_around_its_passage(index, found):
     (hit,) = open_index(index).ask("boats", 1, "words")
     answer = post(f"{found}api/document", json={"passage": hit.passage}).json()
     assert " ".join(answer["passages"]).split() == TEXTS["boats.txt"].split()
-    answer = post(f"{found}api/document", json={"passage": 10**6})
-    assert answer.json() == {"passages": []}
+    assert post(f"{found}api/document", json={"passage": 10**6}).json() == {"passages": []}
 
 
 @pytest.mark.parametrize(
@@ -278,9 +272,7 @@ def test_an_index_of_words_is_served_without_meaning(tmp_path, capsys):
         answer = post(f"{address}api/search", json={"question": "tea", "half": "meaning"})
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert error.startswith(
-            "meaning: the index has no vectors of all passages by its model; run"
-        )
+        assert error.startswith("meaning: the index has no vectors of all passages by its model")
         assert str(tmp_path) not in error
     (tmp_path / "no.index").write_text("no index")
     assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
@@ -384,6 +376,18 @@ def test_labels_are_shown_with_bars_and_hostile_ones_as_text(models, tmp_path, p
         assert page.locator("img, script").count() == 1  # its own
 
 
+@pytest.mark.parametrize(("name", "level"), [("several", None), ("text", "0.99")])
+def test_the_page_has_several_labels_or_none(name, level, models, page):
+    with served(models[name], *(["--none-below", level] if level else [])) as address:
+        open_page(page, address)
+        page.get_by_label("Text", exact=True).fill("the cat")
+        shown = bars_of(page)
+        answer = post(f"{address}api/predict", json={"text": "the cat"}).json()
+        assert dict(shown) == {n: percent(p) for n, p in answer["probabilities"].items()}
+        label = "none" if level else ", ".join(answer["labels"])
+        assert page.locator("#result h2").text_content() == label != ""
+
+
 def test_the_entities_of_a_text_are_marked(models, page):
     # After an emoji, which is one character in Python and two units in a browser.
     text = "😀 Unknown cats sat in paris , france 😀"
@@ -416,9 +420,8 @@ def test_texts_are_ranked_by_similarity(address_of, page):
     open_page(page, address_of("bare"))
     page.keyboard.type("the cat")
     page.get_by_label("Texts to compare with").fill("a dog sat on\nthe cat\nin france")
-    (best, cosine), *others = bars_of(page)
-    assert (best, cosine) == ("the cat", "1.000")
-    assert len(others) == 2
+    best, *others = bars_of(page)
+    assert best == ("the cat", "1.000") and len(others) == 2
 
 
 def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
@@ -470,10 +473,8 @@ def test_a_hostile_document_is_shown_as_text(found, page):
     text = hit.text_content()
     assert "<b>evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
     hit.click()
-    opened = page.locator(
-        "#document", has_text="The <script>alert(2)</script> swims &amp; 😀 dives."
-    )
-    opened.wait_for()
+    shown = "The <script>alert(2)</script> swims &amp; 😀 dives."
+    page.locator("#document", has_text=shown).wait_for()
     marks = page.locator("#document .here mark").all_text_contents()
     assert {"swims", "dives"} <= {*marks}  # after an emoji too
     assert page.locator("img, script").count() == 1  # its own
@@ -491,6 +492,7 @@ def test_a_server_that_fails_or_refuses_is_told_on_the_page(address_of, page):
     page.get_by_text("the request is too large: send at most 100,000 bytes").wait_for()
 
 
+@pytest.mark.slow
 def test_the_page_is_dark_where_the_system_is(labels, page):
     colours = []
     for scheme in ("light", "dark"):
