@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Measure how processor time and memory of the data steps grow with the size of the text.
+"""Measure how processor time and memory of data steps, and of many labels, grow with the size of the text.
 
     scripts/bench_growth.py TEXT --megabytes 1 4 16 64 --steps preprocess vocab tokenize search
+    scripts/bench_growth.py TEXT --megabytes 1 10 --steps labels --model MODEL
 
 TEXT is a folder of plain text. Each size is made of its paragraphs, repeated with one word of six replaced by another
 word of the text, so that copies are no near-duplicates. Every step is a process of its own, on one core. The last
-column has the exponent between the smallest and the largest size: 1 is linear, 0 a fixed amount.
+column has the exponent between the smallest and the largest size: 1 is linear, 0 a fixed amount. The step `labels`
+does not read TEXT: it makes 1,000 texts for each megabyte, each with a label of its own, trains MODEL on them for a
+step, and scores it.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from turns import first_cores
 
 CHANGED = 6
 """One word of so many is replaced."""
+LABELS = "labels"
 
 
 def paragraphs_of(text: Path) -> list[str]:
@@ -62,8 +66,15 @@ def write_text(paragraphs: list[str], folder: Path, megabytes: int) -> None:
             file.write(f"{text}\n\n")
 
 
-def commands_of(home: Path) -> dict[str, list[str]]:
+def write_labels(file: Path, number: int) -> None:
+    """Write so many texts, each with a label of its own."""
+    rows = ({"text": f"text {n}", "label": f"label {n}"} for n in range(number))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def commands_of(home: Path, model: str = "") -> dict[str, list[str]]:
     """Return the arguments of each step, in the order in which they need one another's output."""
+    labelled = str(home / "labels.jsonl")
     one = ["--processes", "1"]
     text, sentences = str(home / "text"), str(home / "sentences")
     return {
@@ -83,15 +94,24 @@ def commands_of(home: Path) -> dict[str, list[str]]:
             *("--masking", "dynamic", "--sequence-length", "128", "--mask-tokens", "20", *one),
         ],
         "search": ["search", "make", str(home / "text.index"), text],
+        LABELS: [
+            *("classify", "--train-file", labelled, "--validation-file", labelled),
+            *("--pretrained-ckpt-path", model, "--save-ckpt-path", str(home / "run")),
+            *("--total-num-train-samples", "32", "--max-seq-length", "16", "--no-baselines"),
+        ],
     }
 
 
 def measure(words: list[str]) -> tuple[float, float]:
-    """Run `bert` on one core; return its seconds of processor time and the largest memory of a process in MB."""
+    """Run `bert` on one core; return its seconds of processor time and its largest memory in MB.
+
+    With one process all work is in the process itself.
+    """
     program = (
         "import json, resource as r, sys; from bert_cli.cli import main; code = main(sys.argv[1:]);"
         "of = [r.getrusage(who) for who in (r.RUSAGE_SELF, r.RUSAGE_CHILDREN)];"
-        "print(); print(json.dumps([sum(x.ru_utime + x.ru_stime for x in of), max(x.ru_maxrss for x in of)]));"
+        "from bert_cli.tasks.look.machine import resident_bytes;"
+        "print(); print(json.dumps([sum(x.ru_utime + x.ru_stime for x in of), resident_bytes()[1]]));"
         "sys.exit(code)"
     )
     command = ["taskset", "--cpu-list", first_cores(1), sys.executable, "-c", program, *words]
@@ -99,8 +119,8 @@ def measure(words: list[str]) -> tuple[float, float]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.exit(f"bert {' '.join(words)}: {done.stderr}")
-    seconds, kilobytes = json.loads(done.stdout.splitlines()[-1])
-    return seconds, kilobytes / 1000
+    seconds, size = json.loads(done.stdout.splitlines()[-1])
+    return seconds, size / 1e6
 
 
 def exponent(values: dict[int, float]) -> float:
@@ -117,8 +137,11 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1, 4, 16, 64])
     names = [*commands_of(Path())]
-    parser.add_argument("--steps", nargs="+", choices=names, default=names)
+    parser.add_argument("--steps", nargs="+", choices=names, default=names[:-1])
+    parser.add_argument("--model", help="a small model, for the step labels")
     options = parser.parse_args()
+    if LABELS in options.steps and options.model is None:
+        parser.error("--model: is missing; pass a model for the step labels")
     if len(options.megabytes) < 2:
         parser.error("--megabytes: pass two sizes or more")
     paragraphs = paragraphs_of(options.text)
@@ -127,8 +150,9 @@ def main() -> None:
         home = Path(tempfile.mkdtemp(prefix="growth."))
         try:
             write_text(paragraphs, home / "text", megabytes)
+            write_labels(home / "labels.jsonl", megabytes * 1000)
             for step in options.steps:
-                results[step][megabytes] = measure(commands_of(home)[step])
+                results[step][megabytes] = measure(commands_of(home, options.model)[step])
                 print(f"{megabytes} MB, {step}: {results[step][megabytes]}", flush=True)
         finally:
             shutil.rmtree(home)

@@ -2,18 +2,19 @@
 """Compare ModernBERT on TensorFlow with transformers' in PyTorch on long texts, in time and memory, on one core.
 
     scripts/bench_long.py --lengths 512 2048 8192 --rounds 3
+    scripts/bench_long.py --sides graph eager-graph --layers 6 --lengths 16 128 512 2048 8192
 
-A model with random weights, which both sides read from the same folder, computes the hidden states of one text without
-padding, in float32. transformers runs with attention `sdpa` and `eager`. Every side is a process for itself, and they
-run alternately. The table shows medians of processor time, the largest memory of a process, and the memory that the
-pass added to the process with the model loaded.
+A model with random weights, which all sides read from the same folder, computes the hidden states of one text without
+padding, in float32. transformers runs with attention `sdpa` and `eager`. `graph` is the ONNX graph of `bert export`,
+and `eager-graph` the same of transformers' eager attention, both in ONNX Runtime. Every side is a process for itself,
+and they run alternately. The table shows medians of processor time, the largest memory of a process, and the memory
+that the pass added to the process with the model loaded.
 """
 
 import argparse
 import itertools
 import json
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -25,9 +26,12 @@ from typing import Any
 import numpy as np
 from turns import first_cores, in_a_process
 
+from bert_cli.tasks.look.machine import resident_bytes
+
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1"}
 SIDES = ("ours", "sdpa", "eager")
+GRAPHS = ("graph", "eager-graph")
 VOCABULARY = 4096
 
 
@@ -92,14 +96,47 @@ def theirs(options: argparse.Namespace) -> Callable[[Any], Any]:
     return run
 
 
+def write_graphs(folder: Path) -> None:
+    """Export the model in a folder as ONNX graphs, into a folder for each kind of attention."""
+    from bert_cli.tasks.run.models import find_source
+    from bert_cli.tasks.run.opened import open_model
+    from bert_cli.tasks.use import export, long_attention
+
+    model = export.Served(open_model(find_source(str(folder)), "embed"))
+    for side in GRAPHS:
+        (folder / side).mkdir()
+        if side == "eager-graph":
+            long_attention.register = lambda: "eager"
+            long_attention.add_functions = lambda path: None
+        export.write_onnx(model, folder / side)
+
+
+def graph(options: argparse.Namespace) -> Callable[[Any], Any]:
+    import onnxruntime
+
+    threads = onnxruntime.SessionOptions()
+    threads.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(options.folder / options.side / "model.onnx", threads)
+
+    def run(ids: Any) -> Any:
+        columns = {
+            "input_ids": ids.astype(np.int64),
+            "attention_mask": np.ones(ids.shape, np.int64),
+        }
+        return session.run(None, columns)[0]
+
+    return run
+
+
 def used_memory() -> float:
     """Return the largest memory of this process so far in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    return resident_bytes()[1] / 1e6
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the processor time of each pass but the first, the memory, and some of the outputs."""
-    run = (ours if options.side == "ours" else theirs)(options)
+    opens = {"ours": ours, **dict.fromkeys(GRAPHS, graph)}
+    run = opens.get(options.side, theirs)(options)
     ids = np.random.default_rng(0).integers(5, VOCABULARY, (1, options.length), dtype=np.int32)
     run(ids[:, :16])
     before = used_memory()
@@ -123,7 +160,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--sides", nargs="+", choices=(*SIDES, *GRAPHS), default=SIDES)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -131,14 +169,16 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     print(
-        "| tokens | side | processor time | of ours | memory | added by the pass | largest difference |"
+        "| tokens | side | processor time | of the first side | memory | added by the pass | largest difference |"
     )
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), options)
+        if {*GRAPHS} & {*options.sides}:
+            write_graphs(Path(folder))
         command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
         for length in options.lengths:
-            sides: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+            sides: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}
             for _ in range(options.rounds):
                 for side, results in sides.items():
                     words = [*command, "--length", str(length), "--side", side]
@@ -148,10 +188,10 @@ def main() -> None:
                 for side, results in sides.items()
             }
             for side, results in sides.items():
-                first = np.array(sides["ours"][0]["values"])
+                first = np.array(sides[options.sides[0]][0]["values"])
                 difference = np.abs(np.array(results[0]["values"]) - first).max()
                 memory, added = (max(r[name] for r in results) for name in ("memory", "added"))
-                ratio = median[side] / median["ours"]
+                ratio = median[side] / median[options.sides[0]]
                 print(
                     f"| {length:,} | {side} | {median[side]:.3f} s | {ratio:.2f} | {memory:,.0f} MB | "
                     f"{added:,.0f} MB | {difference:.1e} |",
