@@ -21,18 +21,22 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "layouts", "serve", "pretrain", "processes", "embed", "finetune", "engine", "damage", "export", "bench",
-    "task_commands", "extract", "beside_pytorch", "corpora", "dask_backend", "data", "launch", "slurm", "trackers",
-    "documents", "embed_loss", "embed_teacher", "mistakes", "runner", "preprocess", "duplicates", "own_text", "remote",
-    "torture", "architectures",
+    "pretrain", "damage", "serve", "layouts", "export", "finetune", "engine", "task_commands", "extract", "probe",
+    "model", "dask_backend", "jax_layouts", "scaling", "streams", "modernbert", "calibrated", "search", "windows",
+    "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_features", "jax_mesh", "few", "card",
+    "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
+    "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
+    "own_text", "remote", "torture", "architectures",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
 SLOW_FIRST = (
-    "docs", "slurm_cluster", "faults", "jax_layouts", "jax_features", "pretrain", "streams", "wheel", "plan_command",
-    "processes", "export_card", "scaling", "modernbert_commands",
+    "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export_card", "init",
+    "faults", "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "export", "several_labels",
+    "verdict_controls", "embed", "serve", "beside_pytorch", "windows", "architectures", "embed_teacher", "jax_mesh",
+    "ahead_of_time", "modernbert_commands", "optimizers", "adapt",
 )  # fmt: skip
-"""Files that take a minute or more with `--slow`: one that began late would keep a worker busy alone."""
+"""Files that take half a minute or more with `--slow`: one that began late would keep a worker busy alone."""
 
 
 WORTH_COLLECTING = 150_000_000
@@ -60,7 +64,7 @@ class SkipTensorFlow(MetaPathFinder):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "slow: a second, fuller check that takes more than 10 s; run by --slow"
+        "markers", "slow: a second, fuller check that takes more than six seconds; run by --slow"
     )
     config.addinivalue_line("markers", "tensorflow: starts a process that imports TensorFlow")
     if config.getoption("--fast"):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.bert import write_program
 from support.command_lines import JOBS, load_command
 
 from bert_cli import errors
@@ -97,9 +98,9 @@ def run_page(name: str, tmp_path: Path) -> str:
         programs.mkdir()
         for folder in ("data", "configs", "examples"):
             (tmp_path / folder).symlink_to(ROOT / folder)
-    for program, words in {"bert": '-m bert_cli "$@"', "python3": '"$@"'}.items():
-        (programs / program).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n")
-        (programs / program).chmod(0o755)
+        write_program(programs)
+        (programs / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        (programs / "python3").chmod(0o755)
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     blocks = [part.partition("```")[0] for part in page.split(RUN)[1:]]
     assert len(blocks) > 5

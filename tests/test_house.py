@@ -202,6 +202,13 @@ def test_no_variable_stands_for_any_noun():
         assert not vague & stored, path
 
 
+def test_a_statement_assigns_one_value():
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            is_pair = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+            assert not (is_pair and isinstance(node.targets[0], ast.Tuple)), f"{path}:{node.lineno}"
+
+
 def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict():
     for path in sorted((PACKAGE / "config").glob("[a-z]*.py")):
         module = importlib.import_module(f"bert_cli.config.{path.stem}")

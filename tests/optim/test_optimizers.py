@@ -47,8 +47,9 @@ COMPLETE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("engine", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
 def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_path):
     configs = {
         "sharded": CONFIG,

@@ -220,6 +220,7 @@ def submit_task(submit, tmp_path):
     assert not list(tmp_path.glob("dask-*.json"))
 
 
+@pytest.mark.slow
 def test_the_tasks_of_an_array_prepare_data_together_and_all_end(submit_task, sentences, tmp_path):
     words = tokenize(sentences, tmp_path / "out")
     (tmp_path / "dask-4700.json").write_text("")  # left by an earlier start of the first task

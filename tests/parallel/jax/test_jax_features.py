@@ -86,6 +86,7 @@ def test_a_dynamic_loss_scale_skips_the_same_steps(jax):
     )
 
 
+@pytest.mark.slow
 def test_packs_and_what_they_are_evaluated_and_predicted_to_be(jax):
     """Also five of them, which two replicas do not divide."""
     options = {"max_sequences_per_pack": 2, "scores": True, **ADAMW}

@@ -149,6 +149,7 @@ def start(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_two_processes_sum_wait_for_a_slow_one_and_end_at_different_times(start, tmp_path):
     ranks = start("normal")
     assert ranks.end(60) == [0, 0], ranks.texts

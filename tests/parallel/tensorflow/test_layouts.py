@@ -105,6 +105,7 @@ def moments_of(state: State) -> dict[str, np.ndarray]:
     return {name: moment.numpy().copy() for name, moment in state.slots.items()}
 
 
+@pytest.mark.slow
 def test_some_steps_of_replicated_pipelines_are_those_of_one_device():
     run, expected = run_of("2x2", **LAMB), run_of("1x1", **LAMB)
     for micro_batches, (sums, gradient) in run.gradients.items():
@@ -163,7 +164,8 @@ def test_sharded_moments_of_lamb_give_the_same_weights():
         np.testing.assert_allclose(sharded.moments[name], moment, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("options", [CLIPPED, slow(ROUNDED)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [CLIPPED, ROUNDED])
 def test_sharded_and_offloaded_moments_give_the_same_bits(options):
     """With clipping, and with random rounding: a shard is rounded as in the complete weight."""
     expected = run_of("2x1", **options)
@@ -243,7 +245,8 @@ def test_compiled_updates_are_the_plain_ones(monkeypatch, layout, parallel):
             np.testing.assert_allclose(moment, expected, rtol=1e-4, atol=1e-6 * largest)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float16", 2e-3), slow("bfloat16", 1e-2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "tolerance"), [("float16", 2e-3), ("bfloat16", 1e-2)])
 def test_gradients_may_be_all_reduced_in_16_bits(precision, tolerance):
     _, expected = first_step(*engine_of("2x1", model=SHALLOW))
     short = engine_of("2x1", model=SHALLOW, parallel={"reduce_precision": precision})
