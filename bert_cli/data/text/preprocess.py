@@ -22,7 +22,6 @@ from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.io.margins import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
-from bert_cli.data.text.duplicates import find_duplicates, new_signature
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
@@ -62,6 +61,8 @@ def run(settings: PreprocessSettings) -> None:
     report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:
+        from bert_cli.data.text.duplicates import new_signature
+
         new_signature()  # fails early where rensa is not installed
     outputs = plan_outputs(settings.input, parts, reading)
     splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
@@ -114,6 +115,8 @@ def _shards(
     threshold = settings.near_duplicates
     if not settings.deduplicate and threshold is None:
         return [files.shard_of(path, parts) for path, parts in outputs], []
+    from bert_cli.data.text.duplicates import find_duplicates  # its NumPy is a fifth of a start
+
     duplicates = find_duplicates(outputs, reading, settings.out, workers, threshold)
     exact, near = (sum(map(len, numbers)) for numbers in zip(*duplicates, strict=True))
     note = f"dropped {exact:,} documents that equal an earlier document"
