@@ -1,19 +1,17 @@
-"""Memory, idle time and traffic of a layout against the real model and the literature, and proposals."""
+"""Weights, idle time and traffic of a layout against the real model and the literature, and proposals."""
 
 import math
 import re
-from typing import Any
 
 import pytest
 from support.settings import small_run
 
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.finetune import ClassifySettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.parse.load import Loaded, configs_folder, load, validate
+from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of
@@ -45,26 +43,18 @@ def shipped(name: str, *flags: str) -> Workload:
     return workload_of(load(PretrainSettings, ["--config", name, *flags], "bert pretrain")[0])
 
 
-def order(
-    replicas: int = 1,
-    accumulation: int = 8,
-    precision: str = "float32",
-    config: BertConfig = TINY,
-    **parallel: object,
-) -> PretrainSettings:
+def settings(
+    replicas: int = 1, accumulation: int = 8, config: BertConfig = TINY, **parallel: object
+) -> Workload:
     batch = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
-    return small_run(
+    run = small_run(
         bert_config={**config.model_dump(), "num_hidden_layers": 4},
         max_seq_length=128,
         max_predictions_per_seq=20,
         global_batch={"micro_batch_size": 4, **batch},
-        precision=precision,
         parallel=parallel,
     )
-
-
-def settings(**changes: Any) -> Workload:
-    return workload_of(order(**changes))
+    return workload_of(run)
 
 
 @pytest.mark.parametrize("config", [TINY, GROUP, GROUP.model_copy(update={"ffn_groups": 1})])
@@ -87,68 +77,6 @@ def test_the_published_groupbert_has_its_weights():
     # In 16 bits the 321.7 MB of the published file.
     parameters = layout.parameters(shipped("pretrain_groupbert_base_128_phase1"))
     assert parameters == pytest.approx(160.85e6, abs=5e4)
-
-
-def test_the_shared_word_embeddings_count_once_and_have_an_accumulator_for_each_stage():
-    table = TINY.vocab_size * TINY.hidden_size
-    apart = estimate(settings(**ON_THREE))[0]
-    together = memory.on_device(settings(), [["emb", "enc_out", "pool", "heads"]], [0], 0)
-    assert apart.weights == together.weights
-    assert apart.accumulators - together.accumulators == 4 * table
-
-
-def test_every_text_of_a_row_counts_as_a_sequence():
-    """Four rows of three texts are twelve texts, as twelve examples of a classifier."""
-
-    def of_task(kind, size, **more):
-        given = {"bert_config": TINY.model_dump(), "max_seq_length": 128, **more}
-        given |= {"pretrained_ckpt_path": "x", "train_file": "y.tsv"}
-        values = given | {"global_batch": {"micro_batch_size": size}}
-        return workload_of(validate(kind, Loaded(values, {})))
-
-    rows = of_task(EmbedSettings, 4, text_column=["a", "b", "c"])
-    twice = of_task(EmbedSettings, 6, objective="simcse", train_file="y.txt")
-    texts = of_task(ClassifySettings, 12)
-    saved = [memory.saved_bytes(one, "hid", stashed=False) for one in (rows, twice, texts)]
-    assert saved == [saved[0]] * 3 and estimate(rows)[0].working == estimate(twice)[0].working
-
-
-def test_1f1b_saves_fewer_micro_batches_from_stage_to_stage_and_gpipe_all():
-    alternating = estimate(settings(**ON_THREE))
-    gpipe = estimate(settings(schedule="GPipe", **ON_THREE))
-    assert alternating[1].stashes / alternating[2].stashes == pytest.approx(3 / 2, rel=1e-3)
-    assert gpipe[1].stashes == gpipe[2].stashes
-    assert gpipe[1].stashes / alternating[1].stashes == pytest.approx(8 / 3, rel=1e-3)
-    few = estimate(settings(accumulation=2, **ON_THREE))
-    assert few[1].stashes == few[2].stashes
-
-
-def test_recomputation_saves_inputs_only_and_by_stage_the_fewest():
-    saved, by_layer, by_stage = (
-        estimate(settings(**ON_THREE, **more))
-        for more in ({}, {"recompute": True}, {"recompute": True, "recompute_by": "stage"})
-    )
-    hidden = 4 * 4 * 128 * 64
-    assert by_layer[1].stashes == pytest.approx(memory.GAPS * 3 * 2 * hidden, rel=1e-3)
-    assert by_stage[1].stashes == pytest.approx(memory.GAPS * 3 * 1 * hidden, rel=1e-3)
-    assert saved[1].stashes > 20 * by_layer[1].stashes
-    assert by_layer[1].working < by_stage[1].working
-    assert max(one.total for one in by_layer) < max(one.total for one in saved)
-
-
-def test_moments_are_replicated_sharded_or_offloaded_and_formats_change_sizes():
-    replicated = estimate(settings(replicas=4))[0]
-    assert replicated.moments == 2 * replicated.weights
-    sharded = estimate(settings(replicas=4, replicated_tensor_sharding=True))[0].moments
-    assert sharded == pytest.approx(replicated.moments / 4, abs=8)
-    assert estimate(settings(replicated_tensor_sharding=True))[0].moments == replicated.moments
-    assert estimate(settings(optimizer_state_offload=True))[0].moments == 0
-    wide, mixed, narrow = (
-        estimate(settings(precision=name))[0] for name in ("float32", "mixed_bfloat16", "float16")
-    )
-    assert wide.weights == mixed.weights == 2 * narrow.weights
-    assert wide.moments == mixed.moments == narrow.moments
-    assert narrow.working < mixed.working < wide.working
 
 
 def test_the_bubble_is_that_of_the_literature():
