@@ -7,7 +7,7 @@ Nakajima 2012); others go to the library, and so do all lines for byte-level BPE
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain, compress, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,8 +141,8 @@ class _Table:
     """Numbers strings in the order of their first occurrence, and holds the tokens of each."""
 
     def __init__(self, dtype: type[np.unsignedinteger]) -> None:
-        self._numbers: defaultdict[str, int] = defaultdict()
-        self._numbers.default_factory = self._numbers.__len__
+        # Not its own length, which is a cycle: a cleared table would stay in memory, because no garbage is collected.
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._tokens: Ids = np.zeros(0, dtype)
         self._starts = np.zeros(0, np.int64)
         self._lengths = np.zeros(0, np.int64)
