@@ -1,5 +1,6 @@
 """The choice of `bert init`, for texts and machines that are not here."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
+from bert_cli.parse.load import merge
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose, flops_of
 from bert_cli.tasks.init.run import commands
 
-PAGE = Path(__file__).parents[3] / "docs" / "init-rules.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "init-rules.md"
 MACHINES = {
     "2 cores": Machine("CPU", 1, "mixed_bfloat16", 2 * 0.3e12),
     "8 cores": Machine("CPU", 1, "mixed_bfloat16", 8 * 0.3e12),
@@ -65,6 +68,17 @@ def test_the_page_shows_the_choice(start):
         rows = [line.replace(" |  | ", " | ") for line in rows]
     missing = [line for line in rows if line not in printed]
     assert not missing, "docs/init-rules.md lacks\n" + "\n".join(rows)
+
+
+def test_the_speedrun_measures_the_plan_of_a_new_model():
+    recipes = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
+    measured = merge(recipes["init-before"], recipes["init"])["settings"]
+    planned = pick(51, "2 cores", hours=0.5).configs["pretrain"]
+    for group in ("bert_config", "masking", "global_batch", "optimizer_opts", "precision"):
+        complete = planned[group]
+        if group == "bert_config":
+            complete = {name: complete[name] for name in measured[group]}
+        assert measured[group] == complete
 
 
 def test_the_page_shows_the_table_of_rules():
