@@ -284,11 +284,9 @@ def _optional_parts(config: BertConfig) -> dict[str, str]:
 
 
 def _join(parts: Mapping[int, Array]) -> Array:
-    """Return the tensor that consists of parts, by their numbers, with its own bytes in order."""
+    """Return the tensor that consists of parts, by their numbers."""
     ordered = [parts[number] for number in range(len(parts))]
-    joined = ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
-    # safetensors writes the bytes of a transposed array as they lie in memory.
-    return np.ascontiguousarray(joined)
+    return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
 
 
 def _split(value: Array, part: Part) -> Array:

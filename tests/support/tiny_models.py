@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from bert_cli.cli import main
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
@@ -90,13 +89,14 @@ def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3, blocks: 
     """Write a pre-training checkpoint of new weights, or of `blocks`, which transformers can open."""
     from bert_cli.model.bert import build_blocks, named_weights
     from bert_cli.model.hf import class_files, hf_config, to_hf
+    from bert_cli.train.checkpoint import MODEL, write_tensors
 
     folder.mkdir(parents=True)
     weights = named_weights(blocks or build_blocks(config, seed=seed, policy="float32"))
     tensors = to_hf({name: weight.numpy() for name, weight in weights.items()}, config)
     for name, content in class_files(config).items():
         (folder / name).write_bytes(content)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / MODEL, tensors)
     (folder / "config.json").write_text(json.dumps(hf_config(config)))
     write_vocabulary(folder, "".join(f"{piece}\n" for piece in PIECES).encode(), Normalization())
     return folder

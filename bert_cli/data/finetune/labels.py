@@ -46,7 +46,8 @@ class Decision(BaseModel):
         thresholds = [*self.thresholds.values()] or [USUAL_THRESHOLD] * size
         if len(thresholds) != size:
             problem = f"has {count(len(thresholds), 'threshold')} for {count(size, 'label')}"
-            raise CheckpointError(DECISION, problem, "copy the model again")
+            remedy = "list a threshold for each label, in their order, or copy the model again"
+            raise CheckpointError(DECISION, problem, remedy)
         return thresholds
 
     def answers(self, logits: Floats, *, several: bool) -> Column:

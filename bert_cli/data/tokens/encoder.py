@@ -141,7 +141,7 @@ class _Table:
     """Numbers strings in the order of their first occurrence, and holds the tokens of each."""
 
     def __init__(self, dtype: type[np.unsignedinteger]) -> None:
-        # Not its own length, which is a cycle: a cleared table would stay in memory, because no garbage is collected.
+        # A counter: its own __len__ would make the table refer to itself, and nothing collects cycles meanwhile.
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._tokens: Ids = np.zeros(0, dtype)
         self._starts = np.zeros(0, np.int64)

@@ -92,7 +92,9 @@ def test_a_model_without_a_decision_has_the_usual_thresholds_and_a_damaged_one_i
     # A label that config.json renames keeps its threshold, which is of its output.
     chosen = Decision(thresholds={"a": 0.5, "b": 0.2, "c": 0.9})
     assert chosen.answers(np.zeros((1, 3)), several=True).tolist() == [[False, True, False]]
-    with pytest.raises(CheckpointError, match="has 3 thresholds for 2 labels; copy the model"):
+    with pytest.raises(
+        CheckpointError, match="has 3 thresholds for 2 labels; list a threshold for each"
+    ):
         chosen.answers(np.zeros((1, 2)), several=True)
     (tmp_path / "decision.json").write_text('{"thresholds": [1]}')
     with pytest.raises(CheckpointError, match=r"decision\.json \(thresholds\)"):
