@@ -18,6 +18,7 @@ from scipy.special import erf, softmax
 
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import GATHER, POOL, Head
+from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.files import file_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
@@ -212,7 +213,7 @@ def made_of(source: models.Source) -> str:
 
     Earlier graphs of a ModernBERT score all pairs of positions at once, 4.7 GB for 8,192 tokens; its graphs say so.
     """
-    form = " in-blocks" if source.config.architecture == "modernbert" else ""
+    form = " in-blocks" if isinstance(source.config, ModernBertConfig) else ""
     return f"{file_crc32c(source.weights)} {source.temperature}{form}"
 
 

@@ -59,7 +59,8 @@ def test_texts_of_different_lengths_have_the_vectors_that_each_has_alone(folders
     mask = (ids > 0).astype(np.int32)
     columns = {"input_ids": ids, "input_mask": mask, "segment_ids": np.zeros_like(ids)}
     alone = model.hidden({name: column[1:, :3] for name, column in columns.items()})
-    np.testing.assert_allclose(model.hidden(columns)[1:, :3], alone, atol=1e-6)
+    # Products of another size are rounded in another order: 1.5e-6 on one processor. Padding that is seen changes 1.1.
+    np.testing.assert_allclose(model.hidden(columns)[1:, :3], alone, atol=1e-5)
 
 
 def test_a_prediction_of_one_text_loads_neither_keras_nor_tensorflow(folders):
