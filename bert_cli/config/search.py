@@ -18,7 +18,7 @@ class SearchSettings(Settings):
 
     `make` reads text into an index, one file; `ask` prints the best passages; `score` measures how well your own
     questions are answered; `export` writes passages and vectors for a database. `bert search ask --help` lists the
-    options of `ask`, and so for each.
+    options of `ask`; each command has its own help.
     Example: bert search make manuals.index manuals --model runs/vectors
     Example: bert search ask manuals.index "how do I mount a disk?"
     """

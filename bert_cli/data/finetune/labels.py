@@ -51,7 +51,7 @@ class Decision(BaseModel):
         return thresholds
 
     def answers(self, logits: Floats, *, several: bool) -> Column:
-        """Return from logits [n, L] the label of each text [n], or of several those that it has [n, L]."""
+        """Return the label of each text [n] from logits [n, L]; with several labels, whether it has each [n, L]."""
         if not several:
             return logits.argmax(1)
         has: Column = expit(logits) > self.thresholds_of(logits.shape[1])

@@ -167,12 +167,11 @@ def check_segments(config: BertConfig, examples: Features) -> None:
 
 def labels_problem(source: Source, *, several: bool) -> str:
     """Return what is wrong with a model of one label per text for rows with several, or with the reverse, else ""."""
-    theirs, ours = (
-        "several labels" if each else "one label" for each in (source.has_several_labels, several)
-    )
-    return (
-        "" if theirs == ours else f"was trained for {theirs} per text, but these rows have {ours}"
-    )
+    if source.has_several_labels == several:
+        return ""
+    if several:
+        return "was trained for one label per text, but these rows have several labels"
+    return "was trained for several labels per text, but these rows have one label"
 
 
 def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:

@@ -383,9 +383,8 @@ class Predictor:
         stride = self.settings.doc_stride
         features, is_cut = encode(max_seq_length=self.max_seq_length, doc_stride=stride)
         owner = range(len(inputs)) if features.owner is None else features.owner
-        return features.by_text(
-            self.of_examples(features, [inputs[n].where for n in owner])
-        ), is_cut
+        outputs = self.of_examples(features, [inputs[n].where for n in owner])
+        return features.by_text(outputs), is_cut
 
     def of_examples(
         self, features: Features, where: Sequence[str], *, by_position: bool = False

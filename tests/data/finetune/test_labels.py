@@ -89,7 +89,7 @@ def test_what_accuracy_hides_is_said_where_a_label_has_less_than_a_fifth_of_its_
 def test_a_model_without_a_decision_has_the_usual_thresholds_and_a_damaged_one_is_refused(tmp_path):
     assert of_texts.read_decision(tmp_path) == Decision()
     assert Decision().thresholds_of(3) == [0.5, 0.5, 0.5]
-    # A label that config.json renames keeps its threshold, which is of its output.
+    # A threshold belongs to an output, so a label that config.json renames keeps it.
     chosen = Decision(thresholds={"a": 0.5, "b": 0.2, "c": 0.9})
     assert chosen.answers(np.zeros((1, 3)), several=True).tolist() == [[False, True, False]]
     with pytest.raises(

@@ -340,7 +340,7 @@ def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
 
 
 def test_opening_a_model_draws_no_weights_and_copies_no_kernel(models, monkeypatch):
-    """ModernBERT with 20 MB of weights took 77 MB to open, of which these were 26."""
+    """ModernBERT with 20 MB of weights took 77 MB to open; random values and copies were 26 of them."""
     monkeypatch.setattr(bert, "initial_value", None)
     source = find_source(str(models["bare"]))
     shapes = {n: w.shape for n, w in bert.named_weights(open_model(source, "embed").blocks).items()}
