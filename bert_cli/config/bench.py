@@ -5,14 +5,15 @@ line measures it. A standard benchmark of configs/benchmarks.json is a named com
 runs it, and flags after the name override its own.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import Field, TypeAdapter, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import JsonFile, Needs, Positive, SettingError, Settings, Unless
+from bert_cli.config.settings import JsonSettings, Needs, Positive, SettingError, Settings, Unless
 from bert_cli.errors import ConfigError, nearest
 from bert_cli.parse.load import BENCHMARKS, configs_folder
 
@@ -38,7 +39,7 @@ class BenchSettings(Settings):
             raise SettingError("NAME", "is missing", remedy)
 
 
-class Measuring(Settings):
+class Measuring(JsonSettings):
     """Settings of a measurement."""
 
     NEEDS: ClassVar[Needs] = {"dry_run": Unless(lambda _: False, "on a measurement")}
@@ -60,7 +61,6 @@ class Measuring(Settings):
     checkpoint: bool = True
     """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes. It is written
     into the folder of temporary files (TMPDIR) and deleted."""
-    json_file: JsonFile = None
 
     @model_validator(mode="before")
     @classmethod
@@ -99,29 +99,13 @@ class BenchSquadSettings(Measuring, SquadSettings):
     REAL_EXAMPLES = ("dataset_dir", "train_file")
 
 
-class Benchmark(Settings):
-    """A named command line."""
-
-    about: str
-    """One sentence: what is measured, and for what."""
-    kind: str
-    """The measurement: pretrain or squad."""
-    config: str | None = None
-    """Name of a shipped config."""
-    flags: list[str] = []
-    """More flags, each followed by its value."""
-
-    @property
-    def words(self) -> list[str]:
-        """Return the words after `bert`."""
-        config = ["--config", self.config] if self.config else []
-        return ["bench", self.kind, *config, *self.flags]
-
-
-def benchmarks() -> dict[str, Benchmark]:
-    """Return the standard benchmarks by name, in the file's order."""
-    text = (configs_folder() / BENCHMARKS).read_text(encoding="utf-8")
-    return TypeAdapter(dict[str, Benchmark]).validate_json(text)
+def benchmarks() -> dict[str, tuple[str, list[str]]]:
+    """Return each standard benchmark by name: what it measures, and the words after `bert`."""
+    rows = json.loads((configs_folder() / BENCHMARKS).read_text(encoding="utf-8"))
+    return {
+        name: (row["about"], ["bench", row["kind"], "--config", row["config"], *row["flags"]])
+        for name, row in rows.items()
+    }
 
 
 def expand_benchmark(words: Sequence[str]) -> list[str]:
@@ -142,7 +126,8 @@ def expand_benchmark(words: Sequence[str]) -> list[str]:
     overridden = {word.partition("=")[0] for word in rest if word.startswith("--")}
     expanded = []
     flag = ""
-    for word in known[name].words:
+    _, standard = known[name]
+    for word in standard:
         if word.startswith("--"):
             flag = word
         if flag not in overridden:

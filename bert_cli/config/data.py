@@ -8,10 +8,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.config.markers import IfSet, PathOrName, Positional, Recorded, RecordedIfSet
-from bert_cli.config.settings import SettingError, Settings, Size, Unless
+from bert_cli.config.settings import (
+    OutSettings,
+    SettingError,
+    Settings,
+    Shared,
+    Size,
+    Unless,
+)
 from bert_cli.processes import cpu_count
 
-Processes = Annotated[int, Field(ge=1, default_factory=cpu_count)]
 Splitter = Literal["auto", "punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
 LineBreaks = Literal["auto", "keep", "join"]
@@ -29,7 +35,42 @@ class TextSettings(Settings):
     """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
 
 
-class ExecutorSettings(Settings):
+class DocumentSettings(Shared):
+    """Documents of plain text."""
+
+    documents: RecordedIfSet[Documents] = "blank-lines"
+    """End of a document in plain text: a blank line, or only the end of its file."""
+
+
+class TextInputSettings(Shared):
+    """Text as input."""
+
+    input: Positional[Path]
+    """The output of `bert extract`, or your own text: a folder, a file, or a quoted 'pattern*'."""
+
+
+class SentenceInputSettings(Shared):
+    """Sentences as input."""
+
+    input: Positional[Path]
+    """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
+
+
+class DumpSettings(Shared):
+    """A dump as input."""
+
+    dump: Positional[Path]
+    """A MediaWiki dump: .xml, or compressed as .bz2, .xz, .gz or .zst; or a folder with exactly one dump."""
+
+
+class ProcessSettings(Shared):
+    """Local processes."""
+
+    processes: Annotated[int, Field(ge=1, default_factory=cpu_count)]
+    """Number of local processes; it does not change the results."""
+
+
+class ExecutorSettings(ProcessSettings):
     """Execution: local processes, or a cluster."""
 
     NEEDS = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
@@ -39,8 +80,6 @@ class ExecutorSettings(Settings):
     authenticated: anyone who can reach its ports can run code, so the network must be trusted."""
     scheduler: PathOrName | None = None
     """Address of the dask scheduler, such as tcp://HOST:8786, or its scheduler file."""
-    processes: Processes
-    """Number of local processes; it does not change the results."""
 
     def _check(self) -> None:
         if self.executor == "dask" and self.scheduler is None:
@@ -98,15 +137,13 @@ class Masking(Settings):
         return max(self.probability, self.start_probability or 0.0)
 
 
-class DownloadSettings(Settings):
+class DownloadSettings(OutSettings):
     """Download a Wikipedia dump, or copy the shipped sample; resumable and verified.
 
     Example: bert download data/dump --language en --date latest
     Example: bert download data/dump --language simple --date 20260901
     """
 
-    out: Positional[Path]
-    """Folder of the dump file."""
     language: Recorded[str] = Field("en", pattern=r"^[a-z][a-z0-9_-]*$")
     """Language code of Wikipedia: en, de, simple, zh_yue, ..."""
     date: Recorded[str] = Field("latest", pattern=r"^(latest|\d{8})$")
@@ -131,17 +168,13 @@ class ExtractorSettings(Settings):
     """Accept a damaged or truncated dump: keep its complete articles and exit with 0 instead of 3."""
 
 
-class ExtractSettings(ExtractorSettings, ExecutorSettings):
+class ExtractSettings(OutSettings, DumpSettings, ExtractorSettings, ExecutorSettings):
     """Extract the text of a dump into folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
     Example: bert extract simplewiki.xml.bz2 data/extracted --with wikiextractor
     """
 
-    dump: Positional[Path]
-    """A MediaWiki dump: .xml, or compressed as .bz2, .xz, .gz or .zst; or a folder with exactly one dump."""
-    out: Positional[Path]
-    """Folder of the text."""
     chunk_megabytes: Recorded[Size] = 16
     """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
@@ -163,19 +196,20 @@ class SplittingSettings(Settings):
     document (needs the extra `near-duplicates`)."""
 
 
-class PreprocessSettings(SplittingSettings, TextSettings, ExecutorSettings):
+class PreprocessSettings(
+    OutSettings,
+    TextInputSettings,
+    DocumentSettings,
+    SplittingSettings,
+    TextSettings,
+    ExecutorSettings,
+):
     """Split text into sentences: one on each line, a blank line between documents.
 
     Example: bert preprocess data/extracted data/sentences --language english
     Example: bert preprocess 'books/*.jsonl.gz' data/sentences --text-field body --deduplicate
     """
 
-    input: Positional[Path]
-    """The output of `bert extract`, or your own text: a folder, a file, or a quoted 'pattern*'."""
-    out: Positional[Path]
-    """Folder of the sentences."""
-    documents: RecordedIfSet[Documents] = "blank-lines"
-    """End of a document in plain text: a blank line, or only the end of its file."""
     line_breaks: LineBreaks = "auto"
     """How to treat hard line breaks within paragraphs, for example from a PDF, a manual or an e-mail: `join` lines and
     words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
@@ -224,19 +258,19 @@ class RecipeSettings(Settings):
         check_mask_tokens(self, "mask_tokens", "sequence_length")
 
 
-class TokenizeSettings(RecipeSettings, TextSettings, ExecutorSettings):
+class TokenizeSettings(
+    OutSettings,
+    SentenceInputSettings,
+    DocumentSettings,
+    RecipeSettings,
+    TextSettings,
+    ExecutorSettings,
+):
     """Make records, which are training examples that are tokenized once and saved, from sentences.
 
     Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128
     Example: bert tokenize data/sentences data/512 --vocab bert-base-uncased --sequence-length 512 --masking dynamic
     """
-
-    input: Positional[Path]
-    """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
-    out: Positional[Path]
-    """Folder of the records."""
-    documents: RecordedIfSet[Documents] = "blank-lines"
-    """End of a document in plain text: a blank line, or only the end of its file."""
 
 
 def _check_vocabulary_size(value: object) -> int | str:
@@ -251,18 +285,14 @@ def _check_vocabulary_size(value: object) -> int | str:
     return int(text)
 
 
-class VocabSettings(TextSettings):
-    """Train a WordPiece vocabulary on your own sentences.
+class VocabSettings(OutSettings, SentenceInputSettings, TextSettings):
+    """Train a WordPiece vocabulary on your own sentences; OUT gets vocab.txt and the tokenizer's settings.
 
     Example: bert vocab data/sentences data/vocab --size 30522
     Example: bert vocab data/sentences data/vocab --size 32000 --no-strip-accents
     Example: bert vocab data/sentences data/vocab --extend bert-base-uncased --size +2000
     """
 
-    input: Positional[Path]
-    """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
-    out: Positional[Path]
-    """Folder of vocab.txt and the tokenizer's settings."""
     size: Recorded[Annotated[int | str, BeforeValidator(_check_vocabulary_size)]] = 30522
     """Vocabulary size, including special tokens; with `extend` the number of new pieces, such as +2000."""
     extend: PathOrName | None = None
@@ -284,7 +314,7 @@ class VocabSettings(TextSettings):
             raise SettingError("size", problem, remedy)
 
 
-class IndexSettings(Settings):
+class IndexSettings(ProcessSettings):
     """Write an `offset length` index for each record file, and corpus.json.
 
     Example: bert index data/128
@@ -297,11 +327,16 @@ class IndexSettings(Settings):
     """Vocabulary of records made by another tool (a folder without corpus.json)."""
     check: bool = False
     """Read every record and check the checksums, lengths and values that a run checks."""
-    processes: Processes
-    """Local processes."""
 
 
-class DataChainSettings(ExtractorSettings, SplittingSettings, RecipeSettings, ExecutorSettings):
+class DataChainSettings(
+    OutSettings,
+    DumpSettings,
+    ExtractorSettings,
+    SplittingSettings,
+    RecipeSettings,
+    ExecutorSettings,
+):
     """Run extract, preprocess, tokenize and index in one restartable call.
 
     Example: bert data dump.xml.bz2 data/wikipedia --vocab vocab.txt --sequence-length 128 --mask-tokens 20
@@ -309,13 +344,11 @@ class DataChainSettings(ExtractorSettings, SplittingSettings, RecipeSettings, Ex
     --scheduler tcp://host:8786
     """
 
-    dump: Positional[Path]
-    """A MediaWiki dump, as for `bert extract`."""
     out: Positional[Path]
     """Folder of extracted/, sentences/ and one folder of records per sequence length."""
 
 
-class PackSettings(ExecutorSettings):
+class PackSettings(OutSettings, SentenceInputSettings, ExecutorSettings):
     """Pack several short sequences into one example to reduce padding.
 
     Example: bert pack data/512 data/512_packed --sequence-length 512 --max-sequences-per-pack 3
@@ -323,9 +356,7 @@ class PackSettings(ExecutorSettings):
     """
 
     input: Positional[Path]
-    """Folder of records, static or dynamic, without packs."""
-    out: Positional[Path]
-    """Folder of the packed records, of the same kind."""
+    """Folder of records, static or dynamic, without packs; the packed records are of the same kind."""
     sequence_length: Recorded[int | None] = Field(None, ge=8, le=65535)
     """Sequence length of a pack; at least, and by default, the sequence length of the records."""
     max_sequences_per_pack: Recorded[int] = Field(3, ge=2)

@@ -5,12 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bert_cli.config.data import Documents, TextSettings
-from bert_cli.config.markers import Engine, PathOrName, Positional
-from bert_cli.config.settings import Settings
+from bert_cli.config.data import DocumentSettings, TextInputSettings, TextSettings
+from bert_cli.config.markers import PathOrName, Positional
+from bert_cli.config.settings import DryRunSettings, EngineSettings, OutSettings, Settings
 
 
-class InitSettings(TextSettings):
+class InitSettings(
+    OutSettings, TextInputSettings, DocumentSettings, TextSettings, EngineSettings, DryRunSettings
+):
     """Choose a training run for a text and this machine, and write its configs and commands.
 
     Reads how much text there is, measures how fast this machine trains, and prints what it chooses with the reason.
@@ -21,11 +23,6 @@ class InitSettings(TextSettings):
         --for search
     """
 
-    input: Positional[Path]
-    """Your text, as for `bert preprocess`: a folder, a file, or a quoted 'pattern*'; also sentences or the output of
-    `bert extract`."""
-    out: Positional[Path]
-    """Output folder."""
     start: PathOrName | None = Field(None, alias="from")
     """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
     trained."""
@@ -33,12 +30,6 @@ class InitSettings(TextSettings):
     """Hours that all its commands may take on this machine."""
     goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
     """Purpose of the model: `search` by vectors, your own `labels`, or `fill-mask`, a base for every other task."""
-    documents: Documents = "blank-lines"
-    """End of a document in plain text: a blank line, or only the end of its file."""
-    engine: Engine = "tensorflow"
-    """Framework that trains."""
-    dry_run: bool = False
-    """Print the choice without writing anything."""
 
 
 class VerdictSettings(Settings):

@@ -3,14 +3,18 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bert_cli.config.data import Documents, TextSettings
 from bert_cli.config.markers import PathOrName, Positional
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings
+from bert_cli.config.settings import JsonSettings, Positive, SettingError, Settings, Shared
 
-INDEX_TEXT = "File of the index, as `bert search make` wrote it."
-IndexFile = Annotated[Positional[Path], Field(description=INDEX_TEXT)]
+
+class IndexFileSettings(Shared):
+    """The index."""
+
+    index: Positional[Path]
+    """File of the index, which `bert search make` writes."""
 
 
 class SearchSettings(Settings):
@@ -24,7 +28,7 @@ class SearchSettings(Settings):
     """
 
 
-class SearchMakeSettings(TextSettings):
+class SearchMakeSettings(IndexFileSettings, TextSettings):
     """Read text into an index; again: only what changed.
 
     The index holds the passages of TEXT and of no other files. A second call reads only new and changed files, and
@@ -33,8 +37,6 @@ class SearchMakeSettings(TextSettings):
     Example: bert search make manuals.index 'manuals/*.txt' notes.jsonl --model sentence-transformers/all-MiniLM-L6-v2
     """
 
-    index: Positional[Path]
-    """File of the index."""
     text: Positional[Annotated[list[Path], Field(min_length=1)]]
     """Folders, files or quoted patterns of text, in any format that `bert preprocess` reads."""
     model: PathOrName | None = None
@@ -44,14 +46,13 @@ class SearchMakeSettings(TextSettings):
     """End of a document in plain text: the end of its file, or a blank line."""
 
 
-class SearchAskSettings(Settings):
+class SearchAskSettings(IndexFileSettings, JsonSettings):
     """Print the passages that answer a question best, with title and file.
 
     Example: bert search ask manuals.index "how do I mount a disk?"
     Example: bert search ask manuals.index "mount" --words --top 3
     """
 
-    index: IndexFile
     question: Positional[str]
     """A question, or words."""
     words: bool = False
@@ -60,17 +61,14 @@ class SearchAskSettings(Settings):
     """Rank by vectors alone."""
     top: Positive = 5
     """Number of passages."""
-    json_file: JsonFile = None
 
-    @model_validator(mode="after")
-    def _one_half(self) -> "SearchAskSettings":
+    def _check(self) -> None:
         if self.words and self.meaning:
             problem = "cannot be combined with words"
             raise SettingError("meaning", problem, "leave out both to rank by both")
-        return self
 
 
-class SearchScoreSettings(Settings):
+class SearchScoreSettings(IndexFileSettings):
     """Score the answers to your own questions: nDCG@10, recall@10 and MRR of words, meaning and both.
 
     Documents are ranked by their best passage. Half of the documents choose the weight of the meaning, which the index
@@ -79,20 +77,18 @@ class SearchScoreSettings(Settings):
     Example: bert search score mine/search.index --queries mine/questions.jsonl
     """
 
-    index: IndexFile
     queries: Path
     """Table with the columns `question` and `document`: .csv, .tsv or .jsonl. A document is named by its title, by its
     file, or by file and number, as in `notes.jsonl:17`; a question may have several rows."""
 
 
-class SearchExportSettings(Settings):
+class SearchExportSettings(IndexFileSettings):
     """Write the passages of an index, and their vectors, as a table for a database.
 
     Example: bert search export manuals.index passages.parquet
     Example: bert search export mine/search.index out/passages.parquet --format parquet
     """
 
-    index: IndexFile
     out: Positional[Path]
     """The file to write; new."""
     format: Literal["parquet"] = "parquet"

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from bert_cli.config.markers import is_path, kinds_of
+from bert_cli.config.markers import Engine, Positional, is_path, kinds_of
 from bert_cli.files import is_utf8
 
 Positive = Annotated[int, Field(ge=1)]
@@ -29,8 +29,6 @@ Devices = Annotated[int, Field(ge=1, le=10**6)]
 Depth = Annotated[int, Field(ge=1, le=1000)]
 """A number of layers; each layer costs milliseconds before the memory of a run is checked."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-JSON_TEXT = "Write the results to this file as JSON; `-` prints the JSON instead of the text."
-JsonFile = Annotated[Path | None, Field(alias="json", description=JSON_TEXT)]
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Alternative settings for the length of a run."""
 
@@ -145,6 +143,48 @@ class Settings(BaseModel):
             about = type(self).model_fields.get(name)
             shown = about.alias if about and about.alias else name
             raise SettingError(shown, f"has no effect {need.condition}", need.remedy)
+
+
+class Shared(Settings):
+    """Base of settings that several commands have; the help lists them with those of the class that inherits them.
+
+    Positional arguments come in the order of these base classes from the last to the first.
+    """
+
+
+class JsonSettings(Shared):
+    """Results as JSON."""
+
+    json_file: Annotated[Path | None, Field(alias="json")] = None
+    """Write the results to this file as JSON; `-` prints the JSON instead of the text."""
+
+
+class EngineSettings(Shared):
+    """The framework of a command that builds a model."""
+
+    engine: Engine = "tensorflow"
+    """Framework that trains or runs the model; both have every model."""
+
+
+class DryRunSettings(Shared):
+    """A trial."""
+
+    dry_run: bool = False
+    """Print what the command would do, without writing or starting anything."""
+
+
+class OutSettings(Shared):
+    """The output of a step."""
+
+    out: Positional[Path]
+    """Output folder."""
+
+
+class NewOutSettings(Shared):
+    """The output of a command that does not continue."""
+
+    out: Positional[Path]
+    """Output folder; new or empty."""
 
 
 def _expand(path: Any, is_opened: bool) -> Any:

@@ -8,11 +8,13 @@ from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
-from bert_cli.config.markers import Engine, Hidden, PathOrName, Positional
+from bert_cli.config.markers import Hidden, PathOrName, Positional
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     Devices,
-    JsonFile,
+    DryRunSettings,
+    EngineSettings,
+    JsonSettings,
     MemorySize,
     Needs,
     Positive,
@@ -27,7 +29,7 @@ SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535
 
 
-class InspectSettings(Settings):
+class InspectSettings(JsonSettings):
     """Show the contents of a folder of records, and warn of problems for training.
 
     Example: bert inspect data/wikipedia/128
@@ -51,10 +53,9 @@ class InspectSettings(Settings):
     """Seed of the choice of records, and of the masks of dynamic records."""
     masking: Masking = Masking()
     """Masking of dynamic records for the statistics: use the settings of the run."""
-    json_file: JsonFile = None
 
 
-class DoctorMachineSettings(Settings):
+class DoctorMachineSettings(EngineSettings, JsonSettings):
     """Check this machine, without a run; `bert doctor` without settings of a run does the same.
 
     Example: bert doctor machine
@@ -63,11 +64,8 @@ class DoctorMachineSettings(Settings):
 
     build: bool = True
     """Build the model of a run on the CPU and compare its initial losses with the expected losses."""
-    engine: Engine = "tensorflow"
-    """Framework to check."""
     require_gpu: bool = False
     """Count a machine without a GPU and a TPU as an error."""
-    json_file: JsonFile = None
 
 
 class DoctorSettings(PretrainSettings, DoctorMachineSettings):
@@ -139,7 +137,7 @@ PlanClassifySettings = _plan(
 )
 
 
-class LaunchSettings(Settings):
+class LaunchSettings(DryRunSettings):
     """Start a command as several processes of one run.
 
     Example: bert launch --processes 2 -- pretrain --config pretrain_demo_128_phase1
@@ -165,8 +163,6 @@ class LaunchSettings(Settings):
     pass_variables: list[str] = []
     """Environment variables for the processes on hosts, such as NCCL_DEBUG,HF_HOME; DATASETS_DIR is always
     passed. They are visible in the hosts' list of processes, so pass no passwords."""
-    dry_run: bool = False
-    """Print the command lines without starting them."""
     command: Hidden[list[str]] = []
     """The command and its options, after `--`."""
 
@@ -188,7 +184,7 @@ class LaunchSettings(Settings):
             raise SettingError("port", problem, "lower it")
 
 
-class RunsSettings(Settings):
+class RunsSettings(JsonSettings):
     """List the runs below some folders: progress, losses, and whether they are running.
 
     Reads only the files in the folder of each run and changes nothing.
@@ -198,7 +194,6 @@ class RunsSettings(Settings):
 
     folders: Positional[list[Path]] = [Path(".")]
     """Folders to search, with their subfolders."""
-    json_file: JsonFile = None
 
 
 class PlotSettings(Settings):
@@ -215,7 +210,7 @@ class PlotSettings(Settings):
     """Folder of the pictures and the page; existing files are replaced."""
 
 
-class CompareSettings(Settings):
+class CompareSettings(JsonSettings):
     """Show the differences between two runs in settings and results.
 
     A folder of several seeds (seed_1984/, ...) counts as one run, with mean and deviation.
@@ -227,7 +222,6 @@ class CompareSettings(Settings):
     """Folder of a run."""
     second: Positional[Path]
     """Folder of the other run."""
-    json_file: JsonFile = None
 
 
 class CompletionSettings(Settings):

@@ -6,20 +6,44 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bert_cli.config.finetune import Answering
-from bert_cli.config.markers import Engine, PathOrName, Positional
-from bert_cli.config.settings import JsonFile, Positive, SettingError, Settings, Unless
+from bert_cli.config.markers import PathOrName, Positional
+from bert_cli.config.settings import (
+    EngineSettings,
+    JsonSettings,
+    NewOutSettings,
+    Positive,
+    SettingError,
+    Shared,
+    Unless,
+)
 from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 
-NONE_TEXT = (
-    "Label a text `none` if its most probable label is less probable than this. `bert classify` prints which part of "
-    "the held-out texts is answered then, and how well."
-)
-NoneBelow = Annotated[float | None, Field(ge=0.0, le=1.0, description=NONE_TEXT)]
+
+class ModelSettings(Shared):
+    """The model that a command reads."""
+
+    model: Positional[PathOrName]
+    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
 
 
-class PredictSettings(Answering):
+class ThresholdSettings(Shared):
+    """Texts without a label."""
+
+    none_below: Annotated[float | None, Field(ge=0.0, le=1.0)] = None
+    """Label a text `none` if its most probable label is less probable than this. `bert classify` prints which part of
+    the held-out texts is answered then, and how well."""
+
+
+class RunSettings(Shared):
+    """The run that a command reads."""
+
+    run: Positional[Path]
+    """Folder of a run, whose newest checkpoint is scored, of one of its checkpoints, or of `bert average`."""
+
+
+class PredictSettings(ModelSettings, Answering, ThresholdSettings, EngineSettings):
     """Run a model on texts and print one JSON object per text, in the same order.
 
     The texts are TEXT, the lines of --input, or standard input. The task, the labels and the shape are read from
@@ -30,8 +54,6 @@ class PredictSettings(Answering):
 
     NEEDS = {"question": "context", "context": "question", "second": "text"}
 
-    model: Positional[PathOrName]
-    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
     text: Positional[str | None] = None
     """A single text; for several, use a file or standard input."""
     task: Literal[PREDICT_TASKS] | None = None  # type: ignore[valid-type]
@@ -56,11 +78,8 @@ class PredictSettings(Answering):
     """Maximum length of a text in tokens; by default the length of a run of `bert squad` or `bert embed`, or of one
     with doc_stride, otherwise of the model.
     Longer texts are truncated, unless they are read in windows; their row has `"truncated": true`."""
-    none_below: NoneBelow = None
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """Number format of the matrix products."""
-    engine: Engine = "tensorflow"
-    """Framework that runs the model; both run every model."""
     top: Positive = 5
     """Number of predictions per [MASK], or of texts for similarity, best first."""
     pooling: Literal["mean", "cls"] | None = None
@@ -82,7 +101,7 @@ class PredictSettings(Answering):
             raise SettingError(sources[1], problem, "use one of them")
 
 
-class ServeSettings(Settings):
+class ServeSettings(ThresholdSettings, EngineSettings):
     """Open a page on which to search an index or try a model, and answer the same as JSON.
 
     The page of an index searches as you type. The page of a model has what it was trained for: words in place of
@@ -97,15 +116,12 @@ class ServeSettings(Settings):
     TensorFlow checkpoint."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8321
     """Port of the page; 0 for any free port."""
-    none_below: NoneBelow = None
     host: str | None = None
     """Address of this machine for a page that other machines can open, such as 0.0.0.0 for all its addresses. The
     printed address of the page then has a token, without which nothing is answered."""
-    engine: Engine = "tensorflow"
-    """Framework that runs the model; both run every model."""
 
 
-class ExportSettings(Settings):
+class ExportSettings(NewOutSettings, ModelSettings):
     """Export a model to another runtime, and compare the outputs of both.
 
     Example: bert export runs/mrpc exported/mrpc --format onnx --precision int8 --compare-on texts.txt
@@ -123,10 +139,6 @@ class ExportSettings(Settings):
         ),
     }
 
-    model: Positional[PathOrName]
-    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
-    out: Positional[Path]
-    """Folder of the export; new or empty."""
     format: Literal["hf", "saved-model", "tflite", "onnx", "static"]
     """hf (config, weights and tokenizer), saved-model (TensorFlow), tflite or onnx; static has a vector for each piece
     of the vocabulary, of which model2vec computes vectors of texts. hf and onnx need the extra `export`: PyTorch opens
@@ -144,7 +156,7 @@ class ExportSettings(Settings):
     """License in the model card (README.md), by its name on the Hugging Face hub, such as apache-2.0."""
 
 
-class AverageSettings(Settings):
+class AverageSettings(NewOutSettings, RunSettings, EngineSettings):
     """Average the weights of a run's newest checkpoints, and compare the mean with the newest checkpoint.
 
     The mean is a model folder without an optimizer, for --pretrained-ckpt-path and transformers.
@@ -154,17 +166,13 @@ class AverageSettings(Settings):
 
     run: Positional[Path]
     """Folder of a run that has kept enough checkpoints (--keep-checkpoints or --keep-every-steps)."""
-    out: Positional[Path]
-    """Folder of the averaged model; new or empty."""
     last: int = Field(4, ge=2)
     """Number of newest complete checkpoints to average."""
     validation_dir: PathOrName | None = None
     """Folder of records to score both models on, for a pre-training run; by default the run's validation_dir."""
-    engine: Engine = "tensorflow"
-    """Framework that scores the models; both score every model."""
 
 
-class ShrinkSettings(Settings):
+class ShrinkSettings(NewOutSettings, ModelSettings):
     """Write some of a model's layers as a smaller model, which can learn from the large one.
 
     The embeddings and the head are copied. Train the result before you use it: see `--distillation.teacher`.
@@ -172,10 +180,6 @@ class ShrinkSettings(Settings):
     Example: bert shrink bert-base-uncased small --layers 0,1,2,3
     """
 
-    model: Positional[PathOrName]
-    """A run folder, a checkpoint, a Hugging Face folder or name, or a TensorFlow checkpoint."""
-    out: Positional[Path]
-    """Folder of the smaller model; new or empty."""
     layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Numbers of the layers in ascending order, from 0 at the embeddings."""
 
@@ -184,7 +188,7 @@ class ShrinkSettings(Settings):
             raise SettingError("layers", "are not in ascending order", "sort them")
 
 
-class EvaluateSettings(Settings):
+class EvaluateSettings(RunSettings, EngineSettings, JsonSettings):
     """Score a checkpoint of a pre-training run on records: losses, accuracies and bits per byte.
 
     The masks, the length of the examples and the precision are taken from the run.
@@ -192,14 +196,9 @@ class EvaluateSettings(Settings):
     Example: bert evaluate runs/base_128_phase1/step_00001000 --dataset-dir data/field --json scores.json
     """
 
-    run: Positional[Path]
-    """Folder of a run, whose newest checkpoint is scored, of one of its checkpoints, or of `bert average`."""
     dataset_dir: PathOrName | None = None
     """Folder of records, or its address (s3://...); by default the run's validation_dir."""
     examples: Positive | None = None
     """Number of examples; by default the run's evaluation_examples."""
     baselines: bool = True
     """Also score a model that knows only how frequent each token is in the records of the run."""
-    engine: Engine = "tensorflow"
-    """Framework that scores the model; both score every model."""
-    json_file: JsonFile = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.optimizers import FLOAT32
 from bert_cli.facts.products import BatchShape, Product
 
 LABELS = 2
@@ -23,8 +24,6 @@ class Saved(NamedTuple):
 
     compute: int
     """Bytes of an operand of a matrix product."""
-    wide: int
-    """Bytes of a float32."""
     more: int
     """1 if forward and backward are two functions, which save more tensors than a single function; otherwise 0."""
     bd: int
@@ -114,7 +113,7 @@ POOL = Block(
     parts={"pool": "bert.pooler"},
 )
 MEAN_POOL = Block(
-    name="mean_pool", layer="bert_cli.model.layers:MeanPooling", saved=lambda of: of.wide * of.bsd
+    name="mean_pool", layer="bert_cli.model.layers:MeanPooling", saved=lambda of: FLOAT32 * of.bsd
 )
 PRETRAINING = Head(
     name="heads",
@@ -129,7 +128,7 @@ PRETRAINING = Head(
         Product(shape.examples * shape.masked, config.hidden_size, config.hidden_size),
         Product(shape.examples * shape.masked, config.hidden_size, config.vocab_size),
     ],
-    saved=lambda of: (2 * of.compute + 5 * of.wide) * of.bpd,
+    saved=lambda of: (2 * of.compute + 5 * FLOAT32) * of.bpd,
     hf_names={
         "heads/masked_lm": "cls.predictions",
         "heads/masked_lm/transform": "cls.predictions.transform.dense",
@@ -170,7 +169,7 @@ SEQUENCE_CLASSIFICATION = Head(
     before=(POOL.name,),
     weights=_classifier,
     products=lambda config, shape: [Product(shape.examples, config.hidden_size, LABELS)],
-    saved=lambda of: 2 * of.wide * of.bd,
+    saved=lambda of: 2 * FLOAT32 * of.bd,
     hf_names={"glue_head/classifier": "classifier"},
     parts={"glue_head": "classifier"},
     task="text-classification",
@@ -198,7 +197,7 @@ TOKEN_CLASSIFICATION = Head(
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, LABELS)
     ],
-    saved=lambda of: 2 * of.wide * of.bpd,
+    saved=lambda of: 2 * FLOAT32 * of.bpd,
     hf_names={"token_head/classifier": "classifier"},
     parts={"token_head": "classifier"},
     task="token-classification",

@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import InitErrorDetails
 
-from bert_cli.config.settings import Depth, Positive, Probability, Size
+from bert_cli.config.settings import Depth, Positive, Size
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Block
+from bert_cli.facts.optimizers import FLOAT32
 from bert_cli.facts.products import BatchShape, Product
 from bert_cli.files import JSONObject
 
@@ -54,8 +55,6 @@ class ModernBertConfig(BertConfig):
     vocab_size: Size = 50368
     num_hidden_layers: Depth = 22
     intermediate_size: Size = 1152
-    hidden_dropout_prob: Probability = 0.1
-    """Dropout after the attention output, and before the classifier of a task."""
     max_position_embeddings: Size = 8192
     layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
     local_attention: Annotated[int, Field(ge=2)] = 128
@@ -198,7 +197,7 @@ GATHER = replace(heads.GATHER, layer="bert_cli.model.modernbert:GatherMasked")
 POOL = Block(
     name=heads.POOL.name,
     layer="bert_cli.model.modernbert:Pooling",
-    saved=lambda of: of.wide * of.bsd,
+    saved=lambda of: FLOAT32 * of.bsd,
 )
 PRETRAINING = replace(
     heads.PRETRAINING,

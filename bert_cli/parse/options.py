@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
+from bert_cli.config.settings import Shared
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
@@ -71,10 +72,14 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
     by_class: dict[type[BaseModel], Section] = {}
     groups: dict[type[BaseModel], list[Section]] = {}
     for kind in settings.__mro__:
-        if issubclass(kind, BaseModel):
+        if not issubclass(kind, BaseModel):
+            continue
+        groups[kind] = []
+        if Shared in kind.__bases__:
+            by_class[kind] = next(by_class[heir] for heir in by_class if kind in heir.__bases__)
+        else:
             title = f"options of bert {command}" if kind is settings else _heading(kind)
             by_class[kind] = by_title.setdefault(title, Section(title))
-            groups[kind] = []
     if "about" in settings.model_fields:
         by_class[settings].options.append(CONFIG)
     for name, about in settings.model_fields.items():

@@ -307,7 +307,7 @@ def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
     changed = int(bool(dropout) or work.precision != "float32")
     if block in LAST_BLOCKS:
         pooled, masked = (count_elements(work, shape) for shape in ("BD", "BPD"))
-        saved = Saved(compute, wide, more, pooled, masked, bsd)
+        saved = Saved(compute, more, pooled, masked, bsd)
         return ARCHITECTURES[config.architecture].last_blocks[block].saved(saved)
     if block == "emb":
         return (2 + hidden * (1 + more) + 3 * scaled) * wide * bsd

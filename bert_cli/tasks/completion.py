@@ -51,6 +51,6 @@ def _full_parser() -> argparse.ArgumentParser:
         for action in subparser._actions:
             if action.dest in paths:
                 action.complete = config if action.dest == "config" else shtab.FILE
-    for name, benchmark in benchmarks().items():
-        subparsers["bench"].add_parser(name, add_help=False, help=benchmark.about)
+    for name, (about, _) in benchmarks().items():
+        subparsers["bench"].add_parser(name, add_help=False, help=about)
     return parser

@@ -195,9 +195,9 @@ def test_a_measurement_uses_synthetic_examples_unless_a_flag_names_others(monkey
 def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys):
     assert main(["bench", "--list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    for name, one in benchmarks().items():
+    for name, (_, words) in benchmarks().items():
         command, rest = split_command(expand_benchmark(["bench", name]))
-        assert command == f"bench {one.kind}" and f"bert {command}" in lines[name]
+        assert command == " ".join(words[:2]) and f"bert {command}" in lines[name]
         settings, _ = load(COMMANDS[command].settings_class(), rest, f"bert {command}")
         assert settings.generated_dataset
     for words, message in ((["tiny_129"], "did you mean 'tiny_128'?"), ([], "bert bench --list")):

@@ -24,8 +24,7 @@ Row = JSONObject
 def list_benchmarks(settings: BenchSettings) -> None:
     """Print the table of the standard benchmarks."""
     rows = [
-        (name, benchmark.about, shlex.join(["bert", *benchmark.words]))
-        for name, benchmark in benchmarks().items()
+        (name, about, shlex.join(["bert", *words])) for name, (about, words) in benchmarks().items()
     ]
     print_table(("name", "measures", "command"), rows)
 
