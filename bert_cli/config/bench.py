@@ -109,27 +109,18 @@ def benchmarks() -> dict[str, tuple[str, list[str]]]:
 
 
 def expand_benchmark(words: Sequence[str]) -> list[str]:
-    """Replace `bench NAME ...` by the command line of the benchmark; return other words unchanged.
+    """Replace `bench NAME ...` by the command line of the benchmark, then the other words, which override its flags.
 
-    Flags after the name override the benchmark's flags. Raises ConfigError for an unknown name.
+    Other words stay. Raises ConfigError for an unknown name.
     """
     if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
         return list(words)
     name = words[1]
-    rest = list(words[2:])
     known = benchmarks()
     if name not in known:
         near = nearest(name, [*KINDS, *known])
         remedy = f"did you mean {near!r}?" if near else "see bert bench --list"
         problem = f"is neither a benchmark nor one of {', '.join(KINDS)}"
         raise ConfigError(f"bert bench ({name})", problem, remedy)
-    overridden = {word.partition("=")[0] for word in rest if word.startswith("--")}
-    expanded = []
-    flag = ""
     _, standard = known[name]
-    for word in standard:
-        if word.startswith("--"):
-            flag = word
-        if flag not in overridden:
-            expanded.append(word)
-    return [*expanded, *rest]
+    return [*standard, *words[2:]]

@@ -111,11 +111,6 @@ class FinetuneSettings(TrainSettings):
     """Folder that caches tokenized examples; null for no cache."""
 
     @property
-    def teacher_of_labels(self) -> Distillation | None:
-        """Return how the run learns the outputs of a teacher of the same task; None without such a teacher."""
-        return None
-
-    @property
     def knows_its_model(self) -> bool:
         """Return whether the config has the shape of the model; otherwise the pretrained model has it."""
         return "bert_config" in self.model_fields_set
@@ -159,11 +154,6 @@ class TaskSettings(FinetuneSettings):
     words."""
     distillation: Taught[Distillation] = Distillation()
     """Soft labels of a larger model for a smaller one."""
-
-    @property
-    def teacher_of_labels(self) -> Distillation | None:
-        """Return how the run learns the outputs of its teacher, if it has one."""
-        return None if self.distillation.teacher is None else self.distillation
 
     def _check(self) -> None:
         stride = self.doc_stride

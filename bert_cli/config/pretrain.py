@@ -1,6 +1,5 @@
 """The settings of pre-training: the records, the masks, and what changes over the run."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -13,7 +12,6 @@ from bert_cli.config.training import Scaling, Stage, TrainSettings, WeightedCorp
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.products import BatchShape
 
 CACHE = Path("~/.cache/bert/records")
 
@@ -120,26 +118,13 @@ class PretrainSettings(TrainSettings):
         return [*paths, self.validation_dir] if self.validation_dir else paths
 
     @property
-    def micro_batch_shape(self) -> BatchShape:
-        """Return the shape of a micro-batch."""
-        ((_, masked), *_) = self.masked_in_stages
-        sequences = self.max_sequences_per_pack
-        return super().micro_batch_shape._replace(masked=masked, sequences=sequences)
-
-    @property
-    def masked_in_stages(self) -> Sequence[tuple[Stage, int]]:
+    def masked_in_stages(self) -> list[tuple[Stage, int]]:
         """Return each stage with the masked positions of its examples."""
-        sequences = self.max_sequences_per_pack
-        probability = self.masking.highest_probability
-        return [
-            (
-                stage,
-                packed_predictions(
-                    stage.max_seq_length, sequences, stage.max_predictions_per_seq, probability
-                ),
-            )
-            for stage in self.all_stages
-        ]
+        rows = []
+        for stage in self.all_stages:
+            sizes = stage.max_seq_length, self.max_sequences_per_pack, stage.max_predictions_per_seq
+            rows.append((stage, packed_predictions(*sizes, self.masking.highest_probability)))
+        return rows
 
     @property
     def mask_probabilities(self) -> tuple[float, float] | None:
@@ -147,16 +132,6 @@ class PretrainSettings(TrainSettings):
         first = self.masking.start_probability
         last = self.masking.probability
         return None if first in (None, last) else (first, last)
-
-    @property
-    def unit_scaling(self) -> Scaling | None:
-        """Return the kind of Unit Scaling, by which weights and activations have factors."""
-        return self.scaling
-
-    @property
-    def new_rows(self) -> tuple[int, int]:
-        """Return the initial steps that train only new rows of the word embeddings, and the number of other rows."""
-        return self.new_rows_only_steps, self.known_rows
 
     def _check(self) -> None:
         self._check_scaling()

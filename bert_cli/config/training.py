@@ -27,7 +27,6 @@ from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
 from bert_cli.facts.optimizers import OPTIMIZERS
-from bert_cli.facts.products import BatchShape
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
@@ -303,39 +302,14 @@ class TrainSettings(Settings):
         return self.head.last_blocks
 
     @property
-    def micro_batch_shape(self) -> BatchShape:
-        """Return the shape of a micro-batch."""
-        return BatchShape(self.global_batch.micro_batch_size, self.max_seq_length)
-
-    @property
     def texts_per_example(self) -> int:
         """Return the number of texts of an example that go through the model as separate sequences."""
         return 1
 
     @property
-    def mask_probabilities(self) -> tuple[float, float] | None:
-        """Return the fractions of tokens that the first and the last step mask, if they differ."""
-        return None
-
-    @property
-    def unit_scaling(self) -> Scaling | None:
-        """Return the kind of Unit Scaling, by which weights and activations have factors."""
-        return None
-
-    @property
-    def new_rows(self) -> tuple[int, int]:
-        """Return the initial steps that train only new rows of the word embeddings, and the number of other rows."""
-        return 0, 0
-
-    @property
     def pools_by(self) -> str | None:
         """Return how the vector of a text is computed; None for models that are not trained for vectors."""
         return None
-
-    @property
-    def masked_in_stages(self) -> Sequence[tuple[Stage, int]]:
-        """Return each stage of a run of several with the masked positions of its examples."""
-        return ()
 
     @property
     def knows_its_model(self) -> bool:

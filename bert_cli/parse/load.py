@@ -252,7 +252,13 @@ def load_file(settings: type[Model], path: Path) -> Model:
 
 def _adapted(settings: type[Model], settled: Loaded, flags: Mapping[str, str]) -> Loaded:
     """Return the values that a command can use; `flags` are the flags that set some of them."""
-    defaults = _default_groups(settings)
+    # So that a part of a group can be changed.
+    groups = {
+        name: about.default.model_dump(exclude_unset=True)
+        for name, about in settings.model_fields.items()
+        if isinstance(about.default, BaseModel)
+    }
+    defaults: JSONObject = {name: values for name, values in groups.items() if values}
     for switch, values in getattr(settings, "DEFAULTS_WITH", {}).items():
         defaults = override(defaults, values) if settled.values.get(switch) else defaults
     raw = override(defaults, settled.values)
@@ -269,16 +275,6 @@ def describe(settings: BaseModel, loaded: Loaded) -> str:
     ]
     width = max(len(where) for where, _, _ in rows)
     return "\n".join(f"  {where:<{width}}  {value}  ({origin})" for where, value, origin in rows)
-
-
-def _default_groups(settings: type[BaseModel]) -> JSONObject:
-    """Return the values of a command's default groups, so that a part of a group can be changed."""
-    groups = {
-        name: about.default.model_dump(exclude_unset=True)
-        for name, about in settings.model_fields.items()
-        if isinstance(about.default, BaseModel)
-    }
-    return {name: values for name, values in groups.items() if values}
 
 
 # --- validation

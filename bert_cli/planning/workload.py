@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bert_cli.config.markers import Engine
 from bert_cli.config.parallel import Parallel
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import (
     GlobalBatch,
     OptimizerOpts,
@@ -88,16 +89,15 @@ class Workload(NamedTuple):
 
 def workload_of(order: TrainSettings) -> Workload:
     """Return the work that settings describe; their model is the run's."""
-    shape = order.micro_batch_shape
-    return Workload(
+    work = Workload(
         model=order.bert_config,
         head=order.head,
         last_blocks=order.last_blocks,
         batch=order.global_batch,
         parallel=order.parallel,
         max_seq_length=order.max_seq_length,
-        masked=shape.masked,
-        sequences=shape.sequences,
+        masked=0,
+        sequences=1,
         texts_per_example=order.texts_per_example,
         engine=order.engine,
         precision=order.precision,
@@ -105,10 +105,20 @@ def workload_of(order: TrainSettings) -> Workload:
         seed=order.seed,
         compile=order.compile,
         deterministic=order.deterministic,
-        unit_scaling=order.unit_scaling,
-        new_rows=order.new_rows,
+        unit_scaling=None,
+        new_rows=(0, 0),
+        mask_probabilities=None,
+    )
+    if not isinstance(order, PretrainSettings):
+        return work
+    (_, masked), *later = order.masked_in_stages
+    return work._replace(
+        masked=masked,
+        sequences=order.max_sequences_per_pack,
+        unit_scaling=order.scaling,
+        new_rows=(order.new_rows_only_steps, order.known_rows),
         mask_probabilities=order.mask_probabilities,
-        later=order.masked_in_stages[1:],
+        later=later,
     )
 
 

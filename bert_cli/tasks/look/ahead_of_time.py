@@ -96,10 +96,10 @@ def micro_batch(order: TrainSettings, work: Workload) -> Batch:
 
     size = work.batch.micro_batch_size
     batching = Batching(size, size)
-    for stage, masked in order.masked_in_stages:
-        if (stage.max_seq_length, masked) == (work.max_seq_length, work.masked):
-            assert isinstance(order, PretrainSettings)
-            return corpora.synthetic(order, stage, batching).first_micro_batches(1)
+    if isinstance(order, PretrainSettings):
+        for stage, masked in order.masked_in_stages:
+            if (stage.max_seq_length, masked) == (work.max_seq_length, work.masked):
+                return corpora.synthetic(order, stage, batching).first_micro_batches(1)
     features = synthetic_examples(work, size, work.head.outputs)
     return FeatureReader(features, batching, work.seed, work.max_seq_length)[0]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from bert_cli.config.finetune import FinetuneSettings
+from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
@@ -132,7 +132,8 @@ def prepare(
     task = build(order, tokenizer, source)
     for examples in filter(None, (task.train, *task.development.values())):
         models.check_segments(order.bert_config, examples)
-    if (taught := order.teacher_of_labels) is not None:
+    if isinstance(order, TaskSettings) and order.distillation.teacher is not None:
+        taught = order.distillation
         task = with_teacher(taught, workload_of(order), task, tokenizer, order.cache_dir)
     if task.teach is not None:
         task = task.teach(task=task, group=runtime(order.engine).group_of(draft.mesh))
