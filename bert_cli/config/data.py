@@ -8,14 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.config.markers import IfSet, PathOrName, Positional, Recorded, RecordedIfSet
-from bert_cli.config.settings import (
-    OutSettings,
-    SettingError,
-    Settings,
-    Shared,
-    Size,
-    Unless,
-)
+from bert_cli.config.settings import OutSettings, SettingError, Settings, Shared, Size, Unless
 from bert_cli.processes import cpu_count
 
 Splitter = Literal["auto", "punkt", "sentencex", "lines"]
@@ -54,13 +47,6 @@ class SentenceInputSettings(Shared):
 
     input: Positional[Path]
     """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
-
-
-class DumpSettings(Shared):
-    """A dump as input."""
-
-    dump: Positional[Path]
-    """A MediaWiki dump: .xml, or compressed as .bz2, .xz, .gz or .zst; or a folder with exactly one dump."""
 
 
 class ProcessSettings(Shared):
@@ -166,9 +152,11 @@ class ExtractorSettings(Settings):
     templates."""
     keep_damaged: bool = False
     """Accept a damaged or truncated dump: keep its complete articles and exit with 0 instead of 3."""
+    dump: Positional[Path]
+    """A MediaWiki dump: .xml, or compressed as .bz2, .xz, .gz or .zst; or a folder with exactly one dump."""
 
 
-class ExtractSettings(OutSettings, DumpSettings, ExtractorSettings, ExecutorSettings):
+class ExtractSettings(OutSettings, ExtractorSettings, ExecutorSettings):
     """Extract the text of a dump into folders AA, AB, ... of <doc> blocks.
 
     Example: bert extract data/dump data/extracted
@@ -330,12 +318,7 @@ class IndexSettings(ProcessSettings):
 
 
 class DataChainSettings(
-    OutSettings,
-    DumpSettings,
-    ExtractorSettings,
-    SplittingSettings,
-    RecipeSettings,
-    ExecutorSettings,
+    OutSettings, ExtractorSettings, SplittingSettings, RecipeSettings, ExecutorSettings
 ):
     """Run extract, preprocess, tokenize and index in one restartable call.
 

@@ -1,14 +1,12 @@
-"""Command lines that the settings refuse, each with its message."""
-
-import shlex
+"""Command lines and configs that the settings refuse, each with its message."""
 
 import pytest
-
-from bert_cli.commands import COMMANDS, split_command
-from bert_cli.errors import ConfigError
-from bert_cli.parse.load import load
+from support.orders import order, refusal
+from support.settings import RUN, merged
 
 TINY = "pretrain --config pretrain_tiny_128_phase1"
+OPEN = f"{TINY} --dataset-dir x"
+LONG = "9" * 400
 REFUSALS = [
     ("pretrain --precison float16", "(--precison): no such flag; did you mean '--precision'?"),
     ("pretrain --seed 1 'a b,c' d", "(a b,c d): too many arguments"),
@@ -63,14 +61,144 @@ REFUSALS = [
     ("vocab in out --size +5", "size (--size): got +5 without --extend"),
     ("vocab in out --extend model", "got 30522 with --extend"),
     ("vocab in out --extend model --size many", "got many; use a number from 100 to 9,999,999, or +2000"),
+    ("export a b --format saved-model --texts", "--texts): is always false; leave it out: an export takes token ids "),
+    ("export a b --format hf --push me/mine", "(--push): no such setting; leave it out, and upload the folder of "),
+    ("export a b --format hf --push=me/mine", "the folder of the export: hf upload OWNER/NAME OUT"),
+    (f"{TINY} --train-file 00.tfrecord", "pass --dataset-dir, the folder"),
+    (f"{TINY} --num-train-steps 4", "--total-num-train-samples, the steps times the examples"),
+    (f"{TINY} --ipu-config", "(--ipu-config): is a group of settings; set a value of the group, such as "),
+    (f"{OPEN} --optimizer-opts.epsilon {LONG}", "input should be a finite number"),
+    (f"{OPEN} --checkpoint-every-steps {LONG}", "(--checkpoint-every-steps): has too many digits"),
+    (f"{OPEN} --save-ckpt-path ''", "save_ckpt_path (--save-ckpt-path): is empty"),
+    (f"{OPEN} --validation-dir ''", "validation_dir (--validation-dir): is empty"),
+    (f"{OPEN} --parallel '{{\"tensor\": 1, \"tensor\": 2}}'", "the key 'tensor' occurs twice"),
+    (f"{OPEN} --save-ckpt-path runs/\udcff", "is not UTF-8; rename it"),
+    (f"{OPEN} --parallel.pipeline-stages '[[\"hid*99999999999\"]]'", "which is not a block"),
+    ("pretrain --config .", "--config (.): no such file"),
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSALS)
 def test_a_command_line_that_the_settings_refuse_has_one_message(line, message):
-    command, words = split_command(shlex.split(line))
-    with pytest.raises(ConfigError) as error:
-        load(COMMANDS[command].settings_class(), words, f"bert {command}")
-    assert message in str(error.value)
+    text = refusal(line)
+    assert message in text
     # Without a run `bert doctor` names all settings that are missing.
-    assert len(str(error.value).splitlines()) == 1 or command == "doctor"
+    assert len(text.splitlines()) == 1 or line.startswith("doctor")
+
+
+SMALL = RUN | {"bert_config": {"num_hidden_layers": 2, "max_position_embeddings": 64}}
+LAST = ["enc_out", "pool", "heads"]
+GROUP = {"architecture": "groupbert", "hidden_size": 96, "intermediate_size": 100}
+UNIT = {"scaling": "unit"}
+
+
+def layout(stages: list[list[str]], devices: list[int]) -> dict:
+    return {"parallel": {"pipeline_stages": stages, "pipeline_device_mapping": devices}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seq_length": 65}, "max_seq_length (c.json): 65 is more than bert_config.max_position_embeddings (64)"),
+        ({"max_predictions_per_seq": 30}, "max_predictions_per_seq (c.json): 30 is more than the 13 tokens"),
+        ({"optimizer_opts": {"stochastic_rounding": True}}, "has no effect with precision"),
+        ({"optimizer_opts": {"name": "AdamW", "no_layer_adaptation": []}}, "has no effect with name"),
+        ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir or p"),
+        ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
+        ({"bert_config": {"conv_group_size": 8}}, "conv_group_size (c.json): has no effect with architecture 'bert'"),
+        ({"bert_config": GROUP | {"conv_group_size": 7}}, "conv_group_size (c.json): 7 does not divide hidden_size"),
+        ({"bert_config": GROUP | {"ffn_groups": 6}}, "ffn_groups (c.json): 6 does not divide intermediate_size (100)"),
+        ({"bert_config": GROUP | {"conv_kernel_size": 4}}, "conv_kernel_size (c.json): 4 is even"),
+        ({"bert_config": GROUP | {"conv_groups": 4}}, "conv_groups (c.json): no such setting; did you mean 'conv_"),
+        ({"optimizer_opts": {"learning_rate": {"warmup_power": 0.5}}}, "warmup_power (c.json): has no effect without"),
+        (layout([["emb"], ["hid*2"], LAST], [0, 1, 2]), "[0, 1, 2] separates emb and heads"),
+        (layout([["emb", "hid*3", *LAST]], [0]), "lists emb, hid*3, enc_out, pool, heads; the model has emb, hid*2"),
+        (layout([["emb", "hidden*2", *LAST]], [0]), "stage 0 names 'hidden*2', which is not a block"),
+        (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stage; set one for each stage"),
+        (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
+        ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
+        ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
+        ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): has no effect without records"),
+        ({"engine": "jax", "compile": "nothing"}, "compile (c.json): has no effect without engine tensorflow"),
+        ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),
+        ({"engine": "jax", "parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
+        ({"engine": "jax", "parallel": {"tensor": 0}}, "parallel.tensor"),
+        ({"cluster": {"rank": 0}}, "cluster.rank (c.json): has no effect without workers"),
+        ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
+        (UNIT | {"bert_config": {"architecture": "groupbert"}}, "architecture (c.json): groupbert cannot be combined"),
+        (UNIT | {"bert_config": {"initializer_range": 0.1}}, "initializer_range (c.json): 0.1 cannot be combined with"),
+        (UNIT | {"optimizer_opts": {"max_gradient_norm": 1.0}}, "norm (c.json): 1.0 cannot be combined with"),
+        (UNIT | {"optimizer_opts": {"loss_scaling": 4096.0}}, "loss_scaling (c.json): 4096.0 cannot be combined with"),
+    ],
+)  # fmt: skip
+def test_training_settings_that_contradict_one_another_are_rejected(changes, message):
+    text = refusal("pretrain", merged(SMALL, changes))
+    assert message in text and len(text.splitlines()) == 1
+
+
+TWO_STAGES = layout([["emb", "hid*2"], LAST], [0, 0])["parallel"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel"),
+    [
+        ("tensorflow", TWO_STAGES),
+        ("tensorflow", {"schedule": "GPipe"}),
+        ("tensorflow", {"recompute_by": "stage", "recompute": True}),
+        ("tensorflow", {"optimizer_state_offload": True}),
+        ("tensorflow", {"reduce_precision": "bfloat16"}),
+        ("jax", {"tensor": 2}),
+        ("jax", {"tensor": [2, 2]}),
+        ("jax", {"shard_weights": True}),
+    ],
+)
+def test_a_setting_of_one_engine_is_refused_on_the_other_by_name(engine, parallel):
+    values = SMALL | {"parallel": parallel}
+    assert order("pretrain", values | {"engine": engine})
+    other = {"tensorflow": "jax", "jax": "tensorflow"}[engine]
+    remedy = "pass --parallel.layout auto" if parallel is TWO_STAGES else "leave it out"
+    assert refusal("pretrain", values | {"engine": other}) == (
+        f"parallel.{next(iter(parallel))} (c.json): has no effect without engine {engine}; "
+        f"{remedy}, or pass --engine {engine}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+('"optimizer_opts": {"epsilon": Infinity}', "epsilon (c.json): got inf; input should be a finite"),
+        ('"optimizer_opts": {"weight_decay_rate": 1e999}', "weight_decay_rate (c.json): got inf; input should"),
+        ('"bert_config": {"layer_norm_eps": NaN}', "layer_norm_eps (c.json): got nan; input should be a finite"),
+        ('"budget_hours": 2.0', "budget_hours (c.json): no such setting; leave it out; `bert init TEXT OUT --hours`"),
+        ('"seed": true', "seed (c.json): got true or false; use a value of the kind"),
+        ('"parallel": {"tensor": [true]}', "parallel.tensor (c.json): got true or false"),
+        ('"seed": 1, "seed": 2', "c.json: the key 'seed' occurs twice in an object; change the file"),
+        ('"global_batch": {"replicas": 1, "replicas": 2}', "c.json: the key 'replicas' occurs twice"),
+        (f'"log_every_steps": {LONG}', "log_every_steps (c.json): has too many digits; use a number below 2^63"),
+        (f'"log_every_steps": {12 * LONG}', "c.json: Invalid JSON: number out of range"),
+        ('"bert_config": {"num_hidden_layers": 1000000000}', "should be less than or equal to 1000"),
+        ('"bert_config": {"vocab_size": 1000000000}', "should be less than or equal to 10000000"),
+        ('"pretrained_ckpt_path": ""', "pretrained_ckpt_path (c.json): is empty; use a path"),
+        ('"extends": "."', "extends in c.json (.): no such file"),
+        ('"wandb.enabled": true', "wandb.enabled (c.json): a file nests its settings; write"),
+        ('"extends": "c.json"', "extends (c.json -> c.json): a config extends itself"),
+        ('"dataset_dir": [{"path": "a", "wieght": 3}]', ".0.wieght (c.json): no such setting; did you mean 'weight'"),
+        ('"dataset_dir": ["a", {"path": "b", "weight": 0}]', "dir.1.weight (c.json): got 0; input should be greater"),
+        ('"dataset_dir": ["a", {"weight": 1}]', "dataset_dir.1.path (c.json): is missing; set it there"),
+    ],
+)  # fmt: skip
+def test_a_file_cannot_say_what_json_or_pydantic_would_bend(text, message):
+    if '"extends"' not in text:
+        text = f'"extends": "pretrain_tiny_128_phase1", "generated_dataset": true, {text}'
+    text = refusal("pretrain", f"{{{text}}}")
+    assert message in text and len(text.splitlines()) == 1
+
+
+def test_a_config_is_an_object():
+    assert "c.json: Input should be an object" in refusal("pretrain", "[1]")

@@ -1,207 +1,190 @@
-"""Settings from files and flags: origins, renames, and every mistake at once."""
+"""Settings from files and flags: origins, what overrides what, the shipped configs, and every mistake at once."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from support.orders import order, refusal
+from support.settings import RUN
 
-from bert_cli.commands import COMMANDS
-from bert_cli.config.data import ExtractSettings, IndexSettings, TokenizeSettings, VocabSettings
-from bert_cli.config.finetune import SquadSettings
-from bert_cli.config.init import InitSettings
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import PlotSettings
-from bert_cli.config.use import AverageSettings, ExportSettings, PredictSettings
 from bert_cli.errors import ConfigError
-from bert_cli.parse.load import changed, describe, load, named_configs, read_config
+from bert_cli.parse.load import changed, describe, named_configs, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
 from bert_cli.planning.plan import Length, make_plan
 from bert_cli.planning.workload import workload_of
 
-SMALL = {
-    "max_seq_length": 32,
-    "max_predictions_per_seq": 5,
+SMALL = RUN | {
     "global_batch": {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 3},
-    "optimizer_opts": {"name": "LAMB", "learning_rate": {"max_learning_rate": 0.006}},
     "total_num_train_samples": 540,
 }
+ABOUT = {"what": "base", "command": "bert pretrain --config base.json", "expect": "little"}
+TINY = "pretrain --config pretrain_tiny_128_phase1"
 
 
-def write(path: Path, content: object) -> str:
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return str(path)
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The working directory, with base.json for configs that extend it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    write("base.json", SMALL)
 
 
-def pretrain(*arguments: str):
-    return load(PretrainSettings, arguments, "bert pretrain")
+def write(name: str, content: object) -> None:
+    Path(name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def rejection(*arguments: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        pretrain(*arguments)
-    return str(caught.value)
+def extending(**changes: object) -> dict:
+    return {"extends": "base.json", **changes}
 
 
-def test_a_file_extends_another_one_without_its_description(tmp_path):
-    about = {"what": "base", "command": "bert pretrain --config base.json", "expect": "little"}
-    write(tmp_path / "base.json", {**SMALL, "about": about})
-    more = {"extends": "base.json", "global_batch": {"replicas": 4}, "seed": 7}
-    settings, loaded = pretrain("--config", write(tmp_path / "more.json", more))
+def test_a_file_extends_another_one_without_its_description():
+    write("base.json", SMALL | {"about": ABOUT})
+    settings, loaded = order("pretrain", extending(global_batch={"replicas": 4}, seed=7))
     batch = settings.global_batch
     assert (batch.replicas, batch.micro_batch_size, settings.seed) == (4, 2, 7)
     assert settings.about is None
     assert not [where for where in loaded.origins if where.startswith("about")]
-    part = {"extends": "base.json", "about": {"what": "mine"}}
-    about = pretrain("--config", write(tmp_path / "part.json", part))[0].about
+    about = order("pretrain", extending(about={"what": "mine"}))[0].about
     assert (about.what, about.expect) == ("mine", "little")
 
 
 def test_a_variable_that_is_not_set_is_free_where_no_records_are_opened():
     for corpora in ('["$UNSET/a", "$UNSET/b"]', '[{"path": "$UNSET/a"}, {"path": "$UNSET/b"}]'):
-        words = ["--config", "pretrain_base_128_phase1", "--dataset-dir", corpora]
-        assert pretrain(*words, "--generated-dataset")[0].generated_dataset
-        assert "the variable is not set" in rejection(*words)
+        line = f"pretrain --config pretrain_base_128_phase1 --dataset-dir '{corpora}'"
+        assert order(f"{line} --generated-dataset")[0].generated_dataset
+        assert "the variable is not set" in refusal(line)
 
 
-def test_flags_override_files_and_every_value_has_an_origin(tmp_path):
-    config = write(tmp_path / "c.json", SMALL)
-    settings, loaded = pretrain("--config", config, "--global-batch.replicas", "4", "--dry-run")
-    assert settings.dry_run
-    lines = {line.split()[0]: line for line in describe(settings, loaded).splitlines()}
-    assert lines["global_batch.replicas"].endswith("4  (--global-batch.replicas)")
-    assert lines["global_batch.micro_batch_size"].endswith(f"2  ({config})")
-    assert lines["seed"].endswith("1984  (default)")
+@pytest.mark.parametrize(
+    ("line", "config", "origins"),
+    [
+        (
+            "pretrain --global-batch.replicas 4 --dry-run",
+            SMALL,
+            {
+                "global_batch.replicas": "4  (--global-batch.replicas)",
+                "global_batch.micro_batch_size": "2  (c.json)",
+                "seed": "1984  (default)",
+                "dry_run": "true  (--dry-run)",
+            },
+        ),
+        (
+            "init text out --from model --for search --dry-run",
+            None,
+            {
+                "input": '"text"  (argument)',
+                "from": '"model"  (--from)',
+                "for": '"search"  (--for)',
+                "hours": "8.0  (default)",
+            },
+        ),
+    ],
+    ids=("a config", "arguments, and flags with another name than their setting"),
+)
+def test_flags_override_files_and_every_value_has_an_origin(line, config, origins):
+    lines = {row.split()[0]: row for row in describe(*order(line, config)).splitlines()}
+    for where, ending in origins.items():
+        assert lines[where].endswith(ending)
 
 
-def test_arguments_and_flags_with_another_name_than_their_setting_have_their_origin():
-    words = ["text", "out", "--from", "model", "--for", "search", "--dry-run"]
-    settings, loaded = load(InitSettings, words, "bert init")
-    lines = {line.split()[0]: line for line in describe(settings, loaded).splitlines()}
-    assert lines["input"].endswith('"text"  (argument)')
-    assert lines["from"].endswith('"model"  (--from)')
-    assert lines["for"].endswith('"search"  (--for)')
-    assert lines["hours"].endswith("8.0  (default)")
-
-
-def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it(tmp_path):
-    shape = {"bert_config": {"num_hidden_layers": 2}}
+def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it():
     first = {"pipeline_stages": [["emb", "hid*2", "enc_out", "pool", "heads"]]}
-    config = write(tmp_path / "c.json", {**SMALL, **shape, "parallel": first})
-    stages = '[["emb"],["hid*2","enc_out","pool","heads"]]'
-    flags = ["--parallel.pipeline-stages", stages, "--parallel.pipeline-device-mapping", "[0,0]"]
-    settings, _ = pretrain("--config", config, *flags)
+    config = SMALL | {"bert_config": {"num_hidden_layers": 2}, "parallel": first}
+    flag = "--parallel.pipeline-stages"
+    stages = '\'[["emb"],["hid*2","enc_out","pool","heads"]]\''
+    line = f"pretrain {flag} {stages} --parallel.pipeline-device-mapping [0,0]"
     expected = [["emb"], ["hid", "hid", "enc_out", "pool", "heads"]]
-    assert settings.parallel.pipeline_stages == expected
-    settings, _ = pretrain("--config", config, "--parallel.pipeline-stages", "null")
-    assert settings.parallel.pipeline_stages is None
+    assert order(line, config)[0].parallel.pipeline_stages == expected
+    assert order(f"pretrain {flag} null", config)[0].parallel.pipeline_stages is None
 
 
-def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name(tmp_path):
+def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name():
     bad = {"global_batch": {"micro_batch_size": 0, "acumulation": 3}, "precison": "float16"}
     bad |= {"replicas": 4, "optimizer_opts": {**SMALL["optimizer_opts"], "name": "LAMP"}}
-    config = write(tmp_path / "bad.json", SMALL | bad | {"compile": "all"})
-    text = rejection("--config", config, "--no-compile-only")
-    origin = str(tmp_path / "bad.json")
+    text = refusal("pretrain --no-compile-only", SMALL | bad | {"compile": "all"})
     assert len(text.splitlines()) == 6
-    assert f"compile ({origin}): got 'all'" in text  # not by --compile-only, which begins alike
-    assert "did you mean 'global_batch.replicas'?" in text
-    assert f"precison ({origin}): no such setting; did you mean 'precision'?" in text
-    assert f"global_batch.acumulation ({origin}): no such setting" in text
-    assert f"global_batch.micro_batch_size ({origin}): got 0" in text
-    assert f"optimizer_opts.name ({origin}): got 'LAMP'" in text
-    text = rejection("--generated-dataset")
-    assert (
-        "max_seq_length: is missing; pass --max-seq-length or set it in a config (--config FILE)"
-        in text
-    )
+    for message in (
+        "compile (c.json): got 'all'",  # not by --compile-only, which begins alike
+        "did you mean 'global_batch.replicas'?",
+        "precison (c.json): no such setting; did you mean 'precision'?",
+        "global_batch.acumulation (c.json): no such setting",
+        "global_batch.micro_batch_size (c.json): got 0",
+        "optimizer_opts.name (c.json): got 'LAMP'",
+    ):
+        assert message in text
+    text = refusal("pretrain --generated-dataset")
+    ways = "pass --max-seq-length or set it in a config (--config FILE)"
+    assert f"max_seq_length: is missing; {ways}" in text
     needed = "--optimizer-opts.name and --optimizer-opts.learning-rate.max-learning-rate"
     assert f"optimizer_opts: is missing; pass {needed} or set" in text
 
 
-def test_a_config_extends_a_shipped_one_by_name_or_first_one_of_its_folder(tmp_path):
-    mine = write(tmp_path / "mine.json", {"extends": "pretrain_tiny_128_phase1.json", "seed": 5})
-    assert read_config(Path(mine)).values["max_seq_length"] == 128
-    write(tmp_path / "pretrain_tiny_128_phase1.json", {"max_seq_length": 7})
-    assert read_config(Path(mine)).values == {"max_seq_length": 7, "seed": 5}
+def test_a_config_extends_a_shipped_one_by_name_or_first_one_of_its_folder():
+    write("mine.json", {"extends": "pretrain_tiny_128_phase1.json", "seed": 5})
+    assert read_config(Path("mine.json")).values["max_seq_length"] == 128
+    write("pretrain_tiny_128_phase1.json", {"max_seq_length": 7})
+    assert read_config(Path("mine.json")).values == {"max_seq_length": 7, "seed": 5}
 
 
 def test_a_missing_config_is_answered_with_the_nearest_of_its_folder_or_of_the_shipped(tmp_path):
-    write(tmp_path / "base.json", SMALL)
-    mine = write(tmp_path / "mine.json", {"extends": "bases.json"})
-    text = rejection("--config", mine)
-    assert f"extends in {mine} (bases.json): no such file; did you mean 'base.json'?" in text
-    text = rejection("--config", str(tmp_path / "mine.jsn"))
-    assert f"did you mean '{mine}'?" in text
-    text = rejection("--config", "pretrain_base_128_phase_1")
+    text = refusal("pretrain", {"extends": "bases.json"})
+    assert text == "extends in c.json (bases.json): no such file; did you mean 'base.json'?"
+    near = f"did you mean '{tmp_path / 'base.json'}'?"
+    assert near in refusal(f"pretrain --config {tmp_path / 'base.jsn'}")
+    text = refusal("pretrain --config pretrain_base_128_phase_1")
     assert "did you mean 'pretrain_base_128_phase1'?" in text
     # A file suffix alone is no likeness.
-    assert "did you mean" not in rejection("--config", str(tmp_path / "zzz.json"))
+    assert "did you mean" not in refusal(f"pretrain --config {tmp_path / 'zzz.json'}")
 
 
-def test_a_config_is_one_nested_json_object(tmp_path):
-    path = tmp_path / "c.json"
-    for text, message in (
-        ("[1]", f"{path}: Input should be an object"),
-        ('{"wandb.enabled": true}', "wandb.enabled"),
-        ('{"extends": "c.json"}', "extends itself"),
-    ):
-        path.write_text(text, encoding="utf-8")
-        assert message in rejection("--config", str(path))
-
-
-def test_an_unset_variable_is_reported_with_every_other_mistake(tmp_path, monkeypatch):
-    monkeypatch.delenv("DATASETS_DIR", raising=False)
-    config = write(tmp_path / "c.json", {**SMALL, "dataset_dir": "$DATASETS_DIR/128"})
-    lines = rejection("--config", config, "--seed", "many", "--log-every-steps", "0").splitlines()
+def test_an_unset_variable_is_reported_with_every_other_mistake(monkeypatch):
+    config = SMALL | {"dataset_dir": "$DATASETS_DIR/128"}
+    lines = refusal("pretrain --seed many --log-every-steps 0", config).splitlines()
     assert len(lines) == 3 and "the variable is not set" in "".join(lines)
     assert "seed" in lines[0] and "log_every_steps" in lines[1]
-    settings, _ = pretrain("--config", config, "--dataset-dir", str(tmp_path))
-    assert settings.dataset_dir == str(tmp_path)
-    files = ["--train-file", "a.json", "--validation-file", "b.json"]
-    load(SquadSettings, ["--config", "squad_base", *files], "bert squad")
-    with pytest.raises(ConfigError, match=r"dataset_dir .*the variable is not set"):
-        load(SquadSettings, ["--config", "squad_base", *files[:2]], "bert squad")
+    assert order("pretrain --dataset-dir here", config)[0].dataset_dir == "here"
+    line = "squad --config squad_base --train-file a.json"
+    order(f"{line} --validation-file b.json")
+    text = refusal(line)
+    assert text.startswith("dataset_dir (") and "the variable is not set" in text
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
-    assert pretrain("--config", config)[0].dataset_dir == "/corpora/128"
-
-
-TINY = ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"]
+    assert order("pretrain", config)[0].dataset_dir == "/corpora/128"
 
 
 @pytest.mark.parametrize(
-    ("settings", "words", "name"),
+    ("line", "name"),
     [
-        (ExtractSettings, ["$PLACE/dump", "out"], "dump"),
-        (ExtractSettings, ["dump", "~/$PLACE"], "out"),
-        (TokenizeSettings, ["in", "out", "--vocab", "$PLACE/vocab"], "vocab"),
-        (VocabSettings, ["in", "out", "--extend", "${PLACE}", "--size", "+9"], "extend"),
-        (IndexSettings, ["$PLACE"], "folder"),
-        (PredictSettings, ["$PLACE/model", "text with $5 and $NOTHING"], "model"),
-        (PredictSettings, ["model", "--input", "$PLACE"], "input"),
-        (ExportSettings, ["model", "$PLACE", "--format", "hf"], "out"),
-        (AverageSettings, ["$PLACE", "out", "--last", "2"], "run"),
-        (PlotSettings, ["$PLACE", "--output", "x"], "runs"),
-        (PretrainSettings, [*TINY, "--pretrained-ckpt-path", "$PLACE"], "pretrained_ckpt_path"),
+        ("extract $PLACE/dump out", "dump"),
+        ("extract dump ~/$PLACE", "out"),
+        ("tokenize in out --vocab $PLACE/vocab", "vocab"),
+        ("vocab in out --extend ${PLACE} --size +9", "extend"),
+        ("index $PLACE", "folder"),
+        ("predict $PLACE/model 'text with $5 and $NOTHING'", "model"),
+        ("predict model --input $PLACE", "input"),
+        ("export model $PLACE --format hf", "out"),
+        ("average $PLACE out --last 2", "run"),
+        ("plot $PLACE --output x", "runs"),
+        (f"{TINY} --generated-dataset --pretrained-ckpt-path $PLACE", "pretrained_ckpt_path"),
     ],
 )
-def test_variables_are_expanded_in_every_path_by_one_rule(settings, words, name, monkeypatch):
+def test_variables_are_expanded_in_every_path_by_one_rule(line, name, monkeypatch):
     monkeypatch.setenv("PLACE", "here")
     monkeypatch.setenv("HOME", "/home/me")
-    value = getattr(load(settings, words, "bert")[0], name)
+    value = getattr(order(line)[0], name)
     value = value[0] if isinstance(value, list) else value
-    word = next(word for word in words if "PLACE" in word)
+    word = next(word for word in line.split() if "PLACE" in word)
     expected = word.replace("${PLACE}", "here").replace("$PLACE", "here")
     assert str(value) == expected.replace("~", "/home/me")
     monkeypatch.delenv("PLACE")
-    with pytest.raises(ConfigError, match="the variable is not set"):
-        load(settings, words, "bert")
+    assert "the variable is not set" in refusal(line)
 
 
 # The values of the original's configs: sequence length and predictions, micro-batch x replicas x
 # accumulation, loss scale, learning rate and warm-up, blocks and device of each stage. Only the vocabulary
 # size differs: Google's 30,522 for their 30,400.
 PHASE_1, PHASE_2 = (0.006, 0.28), (0.002828, 0.129)
-BASE, LARGE, TINY = (1, 4, 4, 4, 3), (4, 7, 7, 7, 3), (1, 3, 2)
+BASE, LARGE, SMALLEST = (1, 4, 4, 4, 3), (4, 7, 7, 7, 3), (1, 3, 2)
 FOUR, TWO = (0, 1, 2, 3, 0), (0, 1, 0)
 ORIGINAL_NUMBERS = {
     "pretrain_base_128_phase1": ((128, 20), (32, 4, 510), 4096, PHASE_1, BASE, FOUR),
@@ -212,10 +195,10 @@ ORIGINAL_NUMBERS = {
     "pretrain_large_128_phase1": ((128, 20), (8, 4, 2040), 32768, PHASE_1, LARGE, FOUR),
     "pretrain_large_384_phase2": ((384, 56), (2, 4, 2040), 32768, PHASE_2, LARGE, FOUR),
     "pretrain_large_512_phase2": ((512, 76), (2, 4, 2040), 32768, PHASE_2, (3, 7, 7, 8, 3), FOUR),
-    "pretrain_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, PHASE_1, TINY, TWO),
+    "pretrain_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, PHASE_1, SMALLEST, TWO),
     "pretrain_groupbert_base_128_phase1": ((128, 20), (32, 4, 510), 512, (0.012, 0.14), BASE, FOUR),
     "pretrain_groupbert_base_512_phase2": ((512, 76), (8, 4, 510), 512, (0.01, 0.13), BASE, FOUR),
-    "pretrain_groupbert_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, (0.012, 0.14), TINY, TWO),
+    "pretrain_groupbert_tiny_128_phase1": ((128, 20), (2, 1, 600), 1, (0.012, 0.14), SMALLEST, TWO),
 }  # fmt: skip
 WIDTHS_AND_LAYERS = {"base": (768, 12), "large": (1024, 24), "tiny": (128, 2)}
 
@@ -223,9 +206,11 @@ WIDTHS_AND_LAYERS = {"base": (768, 12), "large": (1024, 24), "tiny": (128, 2)}
 @pytest.mark.parametrize("name", ORIGINAL_NUMBERS)
 def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
-    settings, _ = pretrain("--config", name)
+    settings, _ = order(f"pretrain --config {name}")
     batch, options, layout = settings.global_batch, settings.optimizer_opts, settings.parallel
     rate, config = options.learning_rate, settings.bert_config
+    is_group = config.architecture == "groupbert"
+    _, size, _, phase, *_ = name.replace("groupbert_", "").split("_")
     assert (
         (settings.max_seq_length, settings.max_predictions_per_seq),
         (batch.micro_batch_size, batch.replicas, batch.grad_acc_steps_per_replica),
@@ -234,19 +219,16 @@ def test_a_shipped_config_has_the_numbers_of_the_original(name, monkeypatch):
         tuple(len(stage) for stage in layout.pipeline_stages),
         tuple(layout.pipeline_device_mapping),
     ) == ORIGINAL_NUMBERS[name]
-    widths = (config.hidden_size, config.num_hidden_layers)
-    is_group = config.architecture == "groupbert"
     kind = is_group, rate.warmup_power, config.layer_norm_eps
     assert kind in ((True, 0.5, 1e-3), (False, 1.0, 1e-12))
-    name = name.replace("groupbert_", "")
-    assert widths == WIDTHS_AND_LAYERS[name.split("_")[1]]
+    assert (config.hidden_size, config.num_hidden_layers) == WIDTHS_AND_LAYERS[size]
     assert (config.vocab_size, config.attention_probs_dropout_prob) == (30522, 0.0)
     kinds = (options.name, options.weight_decay_rate, rate.schedule_name, settings.seed)
     assert kinds == ("LAMB", 0.01, "up_down", 1984)
     clipped = (options.max_gradient_norm, "gamma" in options.no_weight_decay)
     assert clipped == ((1.0, True) if is_group else (None, False))
-    samples = 460_849_152 if name.split("_")[3] == "phase1" else 34_239_360
-    assert settings.total_num_train_samples == samples
+    samples = {"phase1": 460_849_152, "phase2": 34_239_360}
+    assert settings.total_num_train_samples == samples[phase]
 
 
 # Layers, sizes D and F, heads; learning rate and decay, which is Ettin's divided by the rate; weights with Ettin's
@@ -261,7 +243,7 @@ ETTIN = {
 
 @pytest.mark.parametrize("size", ETTIN)
 def test_a_modernbert_has_the_numbers_of_ettin(size):
-    settings, _ = pretrain("--config", f"pretrain_modern_{size}_1024", "--dataset-dir", "x")
+    settings, _ = order(f"pretrain --config pretrain_modern_{size}_1024 --dataset-dir x")
     config, options = settings.bert_config, settings.optimizer_opts
     sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     assert (
@@ -273,9 +255,10 @@ def test_a_modernbert_has_the_numbers_of_ettin(size):
 
 
 def test_the_later_phases_of_a_modernbert_end_at_a_fiftieth_of_its_first_rate():
-    flags = ("--dataset-dir", "x", "--pretrained-ckpt-path", "y")
-    extended, _ = pretrain("--config", "pretrain_modern_8192", *flags)
-    last, _ = pretrain("--config", "pretrain_modern_8192_decay", *flags)
+    extended, last = (
+        order(f"pretrain --config {name} --dataset-dir x --pretrained-ckpt-path y")[0]
+        for name in ("pretrain_modern_8192", "pretrain_modern_8192_decay")
+    )
     first = ETTIN["base"][1][0]
     before = extended.optimizer_opts.learning_rate
     rate = last.optimizer_opts.learning_rate
@@ -289,59 +272,28 @@ def test_the_later_phases_of_a_modernbert_end_at_a_fiftieth_of_its_first_rate():
 
 
 def test_squad_with_groupbert_has_the_numbers_of_the_original():
-    words = ["--config", "squad_groupbert_base", "--dataset-dir", "x"]
-    settings, _ = load(SquadSettings, words, "bert squad")
+    settings, _ = order("squad --config squad_groupbert_base --dataset-dir x")
     options, rate = settings.optimizer_opts, settings.optimizer_opts.learning_rate
     assert (options.name, rate.max_learning_rate, rate.warmup_frac) == ("LAMB", 4e-4, 0.1)
     assert (settings.num_epochs, settings.global_batch.examples) == (2.0, 40)
     assert options.max_gradient_norm == 1.0 and "gamma" in options.no_weight_decay
 
 
-def test_the_run_folder_defaults_to_the_name_of_the_config(tmp_path):
-    config = write(tmp_path / "mine.json", SMALL)
-    assert pretrain("--config", config)[0].save_ckpt_path == Path("checkpoints/mine")
-    mine = write(tmp_path / "own.json", {**SMALL, "save_ckpt_path": "b"})
-    assert pretrain("--config", mine)[0].save_ckpt_path == Path("b")
-
-
-def test_the_description_of_a_config_is_dropped_when_a_flag_changes_its_values(tmp_path):
-    about = {"what": "small", "command": "bert pretrain --config c.json", "expect": "little"}
-    config = write(tmp_path / "c.json", {**SMALL, "about": about, "dataset_dir": "a"})
-    for flags in ([], ["--dataset-dir", "b"], ["--save-ckpt-path", "c"], ["--dry-run"]):
-        assert pretrain("--config", config, *flags)[0].about is not None
-    for flags in (["--total-num-train-samples", "9"], ["--global-batch.replicas", "2"]):
-        assert pretrain("--config", config, *flags)[0].about is None
-
-
-def test_a_contradiction_has_the_origin_of_the_last_value(tmp_path):
-    base = write(tmp_path / "base.json", {**SMALL, "parallel": {"recompute": False}})
-    by_stage = {"extends": "base.json", "parallel": {"recompute_by": "stage"}}
-    child = write(tmp_path / "child.json", by_stage)
-    assert f"parallel.recompute_by ({child}): has no effect" in rejection("--config", child)
-    text = rejection("--config", base, "--parallel.recompute-by", "stage")
+def test_a_contradiction_has_the_origin_of_the_last_value():
+    write("base.json", SMALL | {"parallel": {"recompute": False}})
+    text = refusal("pretrain", extending(parallel={"recompute_by": "stage"}))
+    assert "parallel.recompute_by (c.json): has no effect" in text
+    text = refusal("pretrain --config base.json --parallel.recompute-by stage")
     assert "recompute_by (--parallel.recompute-by): has no" in text
 
 
-def test_layout_auto_does_not_check_the_stages_that_it_replaces(tmp_path):
+def test_layout_auto_does_not_check_the_stages_that_it_replaces():
     parallel = {"pipeline_stages": [["emb", "hid*3"]], "pipeline_device_mapping": [0, 2]}
-    config = write(tmp_path / "c.json", {**SMALL, "parallel": parallel})
-    settings, _ = pretrain("--config", config, "--parallel.layout", "auto")
+    settings, _ = order("pretrain --parallel.layout auto", SMALL | {"parallel": parallel})
     complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
     assert stages_of(workload_of(settings)) == (complete, [0])
     chosen = propose(workload_of(settings), "GPU", 2, 10**12).parallel
     assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
-
-
-def test_a_mistake_in_one_of_several_corpora_is_one_line_with_its_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for wrong, expected in (
-        ({"path": "a", "wieght": 3}, "wieght (c.json): no such setting; did you mean 'weight'?"),
-        ({"path": "b", "weight": 0}, "weight (c.json): got 0; input should be greater"),
-        ({"weight": 1}, "path (c.json): is missing; set it there"),
-    ):
-        write(tmp_path / "c.json", SMALL | {"dataset_dir": ["a", wrong]})
-        (line,) = rejection("--config", "c.json").splitlines()
-        assert line.startswith(f"dataset_dir.1.{expected}")
 
 
 def test_shipped_configs_leave_the_vocabulary_to_the_records():
@@ -350,124 +302,178 @@ def test_shipped_configs_leave_the_vocabulary_to_the_records():
         assert "vocab_size" not in model or not name.startswith("pretrain"), name
 
 
-def test_the_accumulation_follows_from_the_examples_of_a_step(tmp_path):
-    batch = {"micro_batch_size": 4, "examples_per_step": 64}
-    mine = write(tmp_path / "mine.json", {**SMALL, "global_batch": batch})
-    given = "--global-batch.grad-acc-steps-per-replica"
-    auto = "--global-batch.micro-batch-size=auto"
-    for flags, expected in (
-        ([], (4, 1, 16, None)),
-        (["--global-batch.replicas", "2"], (4, 2, 8, None)),
-        ([given, "3"], (4, 1, 3, None)),
-        (["--global-batch.examples-per-step", "32"], (4, 1, 8, None)),
-        # Until the memory is known.
-        ([auto], (1, 1, 64, 64)),
-    ):
-        settings, _ = pretrain("--config", mine, *flags)
-        one = settings.global_batch
-        sizes = one.micro_batch_size, one.replicas, one.grad_acc_steps_per_replica
-        assert (*sizes, one.examples_per_step) == expected, flags
-    settings, _ = pretrain("--config", write(tmp_path / "plain.json", SMALL), auto)
-    assert settings.global_batch.examples_per_step == 1 * 2 * 3
-    for flags, problem in (
-        (["--global-batch.micro-batch-size", "5"], "64 cannot be divided into micro-batches of 5"),
-        ([auto, given, "3"], "auto computes the accumulation"),
-    ):
-        assert problem in rejection("--config", mine, *flags)
-
-
-def test_a_length_replaces_the_one_of_the_file_below(tmp_path):
-    write(tmp_path / "base.json", SMALL)
-    short = {"extends": "base.json", "num_epochs": 3}
-    for in_file, flags, samples, epochs in (
-        ({}, [], 540, None),
-        ({"num_epochs": 3}, [], None, 3.0),
-        ({"num_epochs": 3}, ["--total-num-train-samples", "40"], 40, None),
-        ({"total_num_train_samples": 40}, ["--num-epochs", "2"], None, 2.0),
-        # A run's settings.json has both names.
-        ({"num_epochs": 3, "total_num_train_samples": None}, [], None, 3.0),
-    ):
-        mine = write(tmp_path / "mine.json", {"extends": "base.json", **in_file})
-        settings, _ = pretrain("--config", mine, *flags)
-        assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
-    both = write(tmp_path / "both.json", {**short, "total_num_train_samples": 40})
-    for words in ([], ["--num-epochs", "2", "--total-num-train-samples", "40"]):
-        assert "both set the length" in rejection("--config", both, *words)
-
-
-def test_the_settings_json_of_a_run_is_a_config(tmp_path, monkeypatch):
-    monkeypatch.setenv("DATASETS_DIR", "/corpora")
-    files = ["--train-file", "a", "--validation-file", "b", "--evaluate-every-steps", "3"]
-    cases = [("classify", files), ("ner", files)]
-    cases += [(name.partition("_")[0], ["--config", name]) for name in named_configs()]
-    for command, words in cases:
-        kind = COMMANDS[command].settings_class()
-        first, loaded = load(kind, words, "bert")
-        plan = make_plan(workload_of(first), Length(samples=10**6), 10**6)
-        assert loaded.no_effect == {} and plan.total_steps > 0
-        if words[0] == "--config":
-            assert first.about.command.startswith(
-                f"bert {command} --config configs/{words[1]}.json"
-            )
-        given = write(tmp_path / "settings.json", first.model_dump(mode="json"))
-        again, _ = load(kind, ["--config", given], "bert")
-        # Their `~` was expanded.
-        caches = {"dataset_cache", "cache_dir"}
-        assert again.model_dump(exclude=caches) == first.model_dump(exclude=caches)
-
-
-LONG = "9" * 400
+STEP = {"global_batch": {"micro_batch_size": 4, "examples_per_step": 64}}
+ACCUMULATION = "--global-batch.grad-acc-steps-per-replica 3"
+AUTO = "--global-batch.micro-batch-size=auto"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("flags", "expected"),
     [
-        ('"optimizer_opts": {"epsilon": Infinity}', "epsilon (c.json): got inf; input should be a finite"),
-        ('"optimizer_opts": {"weight_decay_rate": 1e999}', "weight_decay_rate (c.json): got inf; input should"),
-        ('"bert_config": {"layer_norm_eps": NaN}', "layer_norm_eps (c.json): got nan; input should be a finite"),
-        ('"budget_hours": 2.0', "budget_hours (c.json): no such setting; leave it out; `bert init TEXT OUT --hours`"),
-        ('"seed": true', "seed (c.json): got true or false; use a value of the kind"),
-        ('"parallel": {"tensor": [true]}', "parallel.tensor (c.json): got true or false"),
-        ('"seed": 1, "seed": 2', "c.json: the key 'seed' occurs twice in an object; change the file"),
-        ('"global_batch": {"replicas": 1, "replicas": 2}', "c.json: the key 'replicas' occurs twice"),
-        (f'"log_every_steps": {LONG}', "log_every_steps (c.json): has too many digits; use a number below 2^63"),
-        (f'"log_every_steps": {12 * LONG}', "c.json: Invalid JSON: number out of range"),
-        ('"bert_config": {"num_hidden_layers": 1000000000}', "should be less than or equal to 1000"),
-        ('"bert_config": {"vocab_size": 1000000000}', "should be less than or equal to 10000000"),
-        ('"pretrained_ckpt_path": ""', "pretrained_ckpt_path (c.json): is empty; use a path"),
-        ('"extends": "."', "extends in c.json (.): no such file"),
+        ("", (4, 1, 16, None)),
+        ("--global-batch.replicas 2", (4, 2, 8, None)),
+        (ACCUMULATION, (4, 1, 3, None)),
+        ("--global-batch.examples-per-step 32", (4, 1, 8, None)),
+        # Until the memory is known.
+        (AUTO, (1, 1, 64, 64)),
     ],
-)  # fmt: skip
-def test_a_file_cannot_say_what_json_or_pydantic_would_bend(text, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    start = '{"extends": "pretrain_tiny_128_phase1", "dataset_dir": "x", '
-    if '"extends"' in text:
-        start = "{"
-    Path("c.json").write_text(f"{start}{text}}}")
-    assert message in rejection("--config", "c.json")
+)
+def test_the_accumulation_follows_from_the_examples_of_a_step(flags, expected):
+    batch = order(f"pretrain {flags}", SMALL | STEP)[0].global_batch
+    sizes = batch.micro_batch_size, batch.replicas, batch.grad_acc_steps_per_replica
+    assert (*sizes, batch.examples_per_step) == expected
 
 
-def test_a_flag_obeys_the_rules_of_a_file(tmp_path):
-    tiny = ("--config", "pretrain_tiny_128_phase1", "--dataset-dir", "x")
-    for words, message in (
-        (("--optimizer-opts.epsilon", LONG), "input should be a finite number"),
-        (("--checkpoint-every-steps", LONG), "(--checkpoint-every-steps): has too many digits"),
-        (("--save-ckpt-path", ""), "save_ckpt_path (--save-ckpt-path): is empty"),
-        (("--validation-dir", ""), "validation_dir (--validation-dir): is empty"),
-        (("--parallel", '{"tensor": 1, "tensor": 2}'), "the key 'tensor' occurs twice"),
-        (("--save-ckpt-path", "runs/\udcff"), "is not UTF-8; rename it"),
-        (("--parallel.pipeline-stages", '[["hid*99999999999"]]'), "which is not a block"),
+def test_a_micro_batch_that_is_chosen_keeps_the_examples_of_a_step():
+    assert order(f"pretrain {AUTO}", SMALL)[0].global_batch.examples_per_step == 1 * 2 * 3
+    text = refusal("pretrain --global-batch.micro-batch-size 5", SMALL | STEP)
+    assert "64 cannot be divided into micro-batches of 5" in text
+    text = refusal(f"pretrain {AUTO} {ACCUMULATION}", SMALL | STEP)
+    assert "auto computes the accumulation" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "samples", "epochs"),
+    [
+        ("pretrain", extending(), 540, None),
+        ("pretrain", extending(num_epochs=3), None, 3.0),
+        ("pretrain --total-num-train-samples 40", extending(num_epochs=3), 40, None),
+        ("pretrain --num-epochs 2", extending(total_num_train_samples=40), None, 2.0),
+        # A run's settings.json has both names.
+        ("pretrain", extending(num_epochs=3, total_num_train_samples=None), None, 3.0),
+        ("squad", {}, None, 2.0),
+        # A flag overrides the config, whichever of the two lengths it gives.
+        ("squad --total-num-train-samples 40", {"num_epochs": 5}, 40, 2.0),
+        ("squad --num-epochs 5", {"total_num_train_samples": 40}, None, 5.0),
+        ("squad --total-num-train-samples 50", {"total_num_train_samples": 40}, 50, 2.0),
+        # As in the settings.json of a run: the default of the other.
+        ("squad", {"total_num_train_samples": 40, "num_epochs": 2.0}, 40, 2.0),
+    ],
+)
+def test_a_length_replaces_the_one_of_the_file_below(line, config, samples, epochs):
+    settings, _ = order(line, config)
+    assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
+
+
+def test_two_lengths_in_one_place_are_refused():
+    flags = "--num-epochs 5 --total-num-train-samples 40"
+    both = {"num_epochs": 5, "total_num_train_samples": 40}
+    for line, config in (
+        ("pretrain", extending(**both)),
+        (f"pretrain {flags}", extending(**both)),
+        (f"squad {flags}", None),
+        ("squad", both),
     ):
-        assert message in rejection(*tiny, *words)
-    assert "--config (.): no such file" in rejection("--config", ".")
+        assert "both set the length" in refusal(line, config)
+
+
+SHIPPED = [(name.partition("_")[0], name) for name in named_configs()]
+FILES = "--train-file a --validation-file b --evaluate-every-steps 3"
+
+
+@pytest.mark.parametrize(("command", "name"), [("classify", ""), ("ner", ""), *SHIPPED])
+def test_the_settings_json_of_a_run_is_a_config(command, name, monkeypatch):
+    monkeypatch.setenv("DATASETS_DIR", "/corpora")
+    first, loaded = order(f"{command} --config {name}" if name else f"{command} {FILES}")
+    plan = make_plan(workload_of(first), Length(samples=10**6), 10**6)
+    assert loaded.no_effect == {} and plan.total_steps > 0
+    if name:
+        assert first.about.command.startswith(f"bert {command} --config configs/{name}.json")
+    again, _ = order(command, first.model_dump(mode="json"))
+    # Their `~` was expanded.
+    caches = {"dataset_cache", "cache_dir"}
+    assert again.model_dump(exclude=caches) == first.model_dump(exclude=caches)
 
 
 def test_a_changed_copy_keeps_what_was_set_and_is_checked_like_a_file():
-    words = ["--version-2", "--null-score-diff-threshold", "1"]
-    settings, _ = load(SquadSettings, words, "bert squad")
+    settings, _ = order("squad --version-2 --null-score-diff-threshold 1")
     copy = changed(settings, seed=7, global_batch={"replicas": 2})
     assert (copy.seed, copy.version_2, copy.global_batch.replicas) == (7, True, 2)
     assert copy.model_fields_set == settings.model_fields_set | {"seed"}
     assert (settings.seed, settings.global_batch.replicas) == (1984, 1)
     with pytest.raises(ConfigError, match="null_score_diff_threshold: has no effect without"):
         changed(settings, version_2=False)
+
+
+DEMO = "pretrain --config pretrain_demo_128_phase1"
+MEASURE = "bench pretrain --config pretrain_tiny_128_phase1"
+TOKENIZE = "tokenize in out --vocab v.txt"
+DESCRIBED = SMALL | {"about": ABOUT, "dataset_dir": "a"}
+MEANINGS: dict[str, list[tuple]] = {
+    "the last of equal flags counts": [
+        (f"{DEMO} --seed 1 --seed=2", {}, "seed", 2),
+        (f"{DEMO} --dry-run --no-dry-run", {}, "dry_run", False),
+        (f"{DEMO} --wandb.enabled --wandb.enabled=false", {}, "wandb.enabled", False),
+        (f"{DEMO} --dry-run --seed 3", {}, "dry_run", True),
+    ],
+    "a list is flags, words between commas, or JSON": [
+        (f"{DEMO} --wandb.tags a,b --wandb.tags c", {}, "wandb.tags", ["a", "b", "c"]),
+        (f"""{DEMO} --wandb.tags '["a,b"]'""", {}, "wandb.tags", ["a,b"]),
+        (f"""{DEMO} --wandb.tags '"a,b", c d'""", {}, "wandb.tags", ["a,b", "c d"]),
+        (f"{DEMO} --wandb.tags []", {}, "wandb.tags", []),
+        (f"{DEMO} --dataset-dir a --dataset-dir b", {}, "dataset_paths", ["a", "b"]),
+        (f"""{DEMO} --dataset-dir '[{{"path": "a", "weight": 2}}, "b"]'""", {}, "dataset_paths", ["a", "b"]),
+    ],
+    "a number may be one of several types": [
+        (f"{DEMO} --optimizer-opts.loss-scaling 8", {}, "optimizer_opts.loss_scaling", 8.0),
+    ],
+    "a group is JSON, which its members override": [
+        (f"""{DEMO} --global-batch '{{"micro_batch_size": 4}}'""", {}, "global_batch.micro_batch_size", 4),
+        (f"""{DEMO} --global-batch.replicas 2 --global-batch '{{"replicas": 3}}'""", {}, "global_batch.replicas", 2),
+    ],
+    "a positional argument may stand between flags": [
+        (TOKENIZE, {}, "input", Path("in")),
+        (TOKENIZE, {}, "out", Path("out")),
+        ("runs a --json - b", {}, "folders", [Path("a"), Path("b")]),
+        ("runs a --json - b", {}, "json_file", Path("-")),
+        ("predict a --top 3 '-5, [MASK]'", {}, "text", "-5, [MASK]"),
+    ],
+    "a word after a switch is an argument, not its value": [
+        ("tokenize --cased true out --vocab v", {}, "cased", True),
+        ("tokenize --cased true out --vocab v", {}, "input", Path("true")),
+        ("tokenize --cased=false true out --vocab v", {}, "cased", False),
+        ("index --check a", {}, "check", True),
+    ],
+    "the number of masked tokens follows from the length": [
+        (TOKENIZE, {}, "mask_tokens", 20),
+        (f"{TOKENIZE} --sequence-length 384", {}, "mask_tokens", 56),
+        (f"{TOKENIZE} --sequence-length 512", {}, "mask_tokens", 76),
+        (f"{TOKENIZE} --sequence-length 64", {}, "mask_tokens", 10),
+        (f"{TOKENIZE} --sequence-length 512 --masked-lm-prob 0.3", {}, "mask_tokens", 154),
+        (f"{TOKENIZE} --sequence-length 512 --mask-tokens 20", {}, "mask_tokens", 20),
+    ],
+    "a measurement uses synthetic examples unless a flag names others": [
+        (MEASURE, {}, "generated_dataset", True),
+        (f"{MEASURE} --no-generated-dataset", {}, "generated_dataset", False),
+        (f"{MEASURE} --dataset-dir data/128", {}, "generated_dataset", False),
+        ("bench squad --config squad_base --train-file train.json", {}, "generated_dataset", False),
+    ],
+    "the description of a config is dropped when a flag changes its values": [
+        ("pretrain", DESCRIBED, "about.what", "base"),
+        ("pretrain --dataset-dir b", DESCRIBED, "about.what", "base"),
+        ("pretrain --save-ckpt-path c", DESCRIBED, "about.what", "base"),
+        ("pretrain --dry-run", DESCRIBED, "about.what", "base"),
+        ("pretrain --total-num-train-samples 9", DESCRIBED, "about", None),
+        ("pretrain --global-batch.replicas 2", DESCRIBED, "about", None),
+    ],
+    "the run folder has by default the name of the config": [
+        ("pretrain", SMALL, "save_ckpt_path", Path("checkpoints/c")),
+        ("pretrain", SMALL | {"save_ckpt_path": "b"}, "save_ckpt_path", Path("b")),
+    ],
+    "a cache is for records at an address": [
+        ("pretrain --dataset-dir s3://bucket/a --dataset-cache b", SMALL, "dataset_cache", Path("b")),
+        ("pretrain --validation-dir s3://bucket/a --dataset-cache b", SMALL, "dataset_cache", Path("b")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "path", "value"),
+    [
+        pytest.param(*row, id=f"{sentence}: {row[0]}")
+        for sentence, rows in MEANINGS.items()
+        for row in rows
+    ],
+)
+def test_the_meaning_of_a_command_line_and_a_config(line, config, path, value):
+    assert attrgetter(path)(order(line, config or None)[0]) == value

@@ -1,20 +1,14 @@
 """The options of commands: their description, the help, and what the words of a command line mean."""
 
-import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.data import IndexSettings, TokenizeSettings
 from bert_cli.config.markers import HIDDEN, group_of, marked
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import RunsSettings
-from bert_cli.config.use import PredictSettings
 from bert_cli.parse.help import help_text
-from bert_cli.parse.load import field_paths, load
+from bert_cli.parse.load import field_paths
 from bert_cli.parse.options import parse_words, sections_of
 
 
@@ -89,44 +83,3 @@ def test_the_help_has_no_default_for_a_value_that_follows_from_others():
     texts = {option.name: option.text for section in sections for option in section.options}
     assert texts["mask_tokens"].endswith("rounded up.")
     assert "(default: 0.15)" in texts["masked_lm_prob"]
-
-
-FLAGS = [
-    ("--seed 1 --seed=2", "seed", 2),
-    ("--dry-run --seed 3", "dry_run", True),
-    ("--dry-run --no-dry-run", "dry_run", False),
-    ("--wandb.enabled --wandb.enabled=false", "wandb.enabled", False),
-    ("--wandb.tags a,b --wandb.tags c", "wandb.tags", ["a", "b", "c"]),
-    ("""--wandb.tags '["a,b"]'""", "wandb.tags", ["a,b"]),
-    ("""--wandb.tags '"a,b", c d'""", "wandb.tags", ["a,b", "c d"]),
-    ("--wandb.tags []", "wandb.tags", []),
-    ("--optimizer-opts.loss-scaling 8", "optimizer_opts.loss_scaling", 8.0),
-    ("""--global-batch '{"micro_batch_size": 4}'""", "global_batch.micro_batch_size", 4),
-    ("""--global-batch.replicas 2 --global-batch '{"replicas": 3}'""", "global_batch.replicas", 2),
-    ("--dataset-dir a --dataset-dir b", "dataset_paths", ["a", "b"]),
-    ("""--dataset-dir '[{"path": "a", "weight": 2}, "b"]'""", "dataset_paths", ["a", "b"]),
-]
-
-
-def test_flags_are_read():
-    for words, path, value in FLAGS:
-        arguments = ["--config", "pretrain_demo_128_phase1", *shlex.split(words)]
-        found: Any = load(PretrainSettings, arguments, "bert pretrain")[0]
-        for name in path.split("."):
-            found = getattr(found, name)
-        assert found == value, words
-
-
-def test_positional_arguments_are_read_between_flags():
-    settings, _ = load(TokenizeSettings, ["in", "out", "--vocab", "v.txt"], "bert tokenize")
-    assert (settings.input, settings.out, settings.vocab) == (Path("in"), Path("out"), "v.txt")
-    # A word after a switch is an argument, not the value of the switch.
-    words = ["--cased", "true", "out", "--vocab", "v"]
-    settings, _ = load(TokenizeSettings, words, "bert tokenize")
-    assert (settings.cased, settings.input) == (True, Path("true"))
-    assert not load(TokenizeSettings, ["--cased=false", *words[1:]], "bert tokenize")[0].cased
-    assert load(IndexSettings, ["--check", "a"], "bert index")[0].check
-    settings, _ = load(RunsSettings, ["a", "--json", "-", "b"], "bert runs")
-    assert (settings.folders, str(settings.json_file)) == ([Path("a"), Path("b")], "-")
-    settings, _ = load(PredictSettings, ["a", "--top", "3", "-5, [MASK]"], "bert predict")
-    assert settings.text == "-5, [MASK]"
