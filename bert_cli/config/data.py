@@ -11,9 +11,7 @@ from bert_cli.config.markers import IfSet, PathOrName, Positional, Recorded, Rec
 from bert_cli.config.settings import OutSettings, SettingError, Settings, Shared, Size, Unless
 from bert_cli.processes import cpu_count
 
-Splitter = Literal["auto", "punkt", "sentencex", "lines"]
 Documents = Literal["blank-lines", "files"]
-LineBreaks = Literal["auto", "keep", "join"]
 MASK_TOKENS = {(384, 0.15): 56, (512, 0.15): 76}  # by length and fraction, as in BERT's configs
 
 
@@ -174,7 +172,7 @@ class SplittingSettings(Settings):
 
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
-    sentence_splitter: Splitter = "auto"
+    sentence_splitter: Literal["auto", "punkt", "sentencex", "lines"] = "auto"
     """`sentencex`, `punkt` (NLTK's, with its data for the language), or `lines` for text with one sentence on each
     line. `auto` uses the splitter of a partly written output folder, otherwise sentencex."""
     deduplicate: RecordedIfSet[bool] = False
@@ -198,7 +196,7 @@ class PreprocessSettings(
     Example: bert preprocess 'books/*.jsonl.gz' data/sentences --text-field body --deduplicate
     """
 
-    line_breaks: LineBreaks = "auto"
+    line_breaks: Literal["auto", "keep", "join"] = "auto"
     """How to treat hard line breaks within paragraphs, for example from a PDF, a manual or an e-mail: `join` lines and
     words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 

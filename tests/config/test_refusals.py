@@ -74,6 +74,8 @@ REFUSALS = [
     (f"{OPEN} --parallel '{{\"tensor\": 1, \"tensor\": 2}}'", "the key 'tensor' occurs twice"),
     (f"{OPEN} --save-ckpt-path runs/\udcff", "is not UTF-8; rename it"),
     (f"{OPEN} --parallel.pipeline-stages '[[\"hid*99999999999\"]]'", "which is not a block"),
+    (f"{OPEN} --num-epochs 2 --total-num-train-samples 40", "both set the length"),
+    ("squad --num-epochs 5 --total-num-train-samples 40", "both set the length"),
     ("pretrain --config .", "--config (.): no such file"),
 ]  # fmt: skip
 
@@ -129,6 +131,7 @@ def layout(stages: list[list[str]], devices: list[int]) -> dict:
         ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),
         ({"engine": "jax", "parallel": {"tensor": [1, 2, 2]}}, "parallel.tensor (c.json)"),
         ({"engine": "jax", "parallel": {"tensor": 0}}, "parallel.tensor"),
+        ({"num_epochs": 5, "total_num_train_samples": 40}, "both set the length"),
         ({"cluster": {"rank": 0}}, "cluster.rank (c.json): has no effect without workers"),
         ({"cluster": {"rank": 2, "workers": ["a:1", "b:1"]}}, "2 is not less than the number of workers, 2"),
         (UNIT | {"bert_config": {"architecture": "groupbert"}}, "architecture (c.json): groupbert cannot be combined"),
@@ -172,7 +175,7 @@ def test_a_setting_of_one_engine_is_refused_on_the_other_by_name(engine, paralle
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-('"optimizer_opts": {"epsilon": Infinity}', "epsilon (c.json): got inf; input should be a finite"),
+        ('"optimizer_opts": {"epsilon": Infinity}', "epsilon (c.json): got inf; input should be a finite"),
         ('"optimizer_opts": {"weight_decay_rate": 1e999}', "weight_decay_rate (c.json): got inf; input should"),
         ('"bert_config": {"layer_norm_eps": NaN}', "layer_norm_eps (c.json): got nan; input should be a finite"),
         ('"budget_hours": 2.0', "budget_hours (c.json): no such setting; leave it out; `bert init TEXT OUT --hours`"),

@@ -1,8 +1,7 @@
-"""What settings derive, the layouts of the engines, manifests, and the standard benchmarks."""
+"""What settings write into files, and the standard benchmarks."""
 
-import pytest
 from support.orders import order
-from support.settings import RUN, small_run
+from support.settings import RUN
 
 from bert_cli.cli import main
 from bert_cli.config.bench import benchmarks, expand_benchmark
@@ -10,27 +9,6 @@ from bert_cli.config.data import TokenizeSettings
 from bert_cli.config.markers import recorded
 from bert_cli.planning.layout import propose
 from bert_cli.planning.workload import laid_out, workload_of
-
-MAPPING = {"pipeline_device_mapping": [0]}
-ONE_STAGE = MAPPING | {"pipeline_stages": [["emb", "hid*2", "enc_out", "pool", "heads"]]}
-# Stages that `auto` replaces.
-AUTO = MAPPING | {"pipeline_stages": [["emb"], ["enc_out", "pool", "heads"]], "layout": "auto"}
-
-
-@pytest.mark.parametrize(
-    ("parallel", "shape"),
-    [
-        (ONE_STAGE, (1, 1)),
-        (AUTO, (1, 1)),
-        ({"tensor": 2}, (2, 1)),
-        ({"tensor": [2]}, (2, 1)),
-        ({"tensor": [2, 3]}, (2, 3)),
-    ],
-    ids=("one stage", "a layout that is chosen", "a number", "a list", "two axes"),
-)
-def test_engine_jax_takes_a_layout_without_stages(parallel, shape):
-    changes = {"engine": "jax", "parallel": parallel, "bert_config": {"num_hidden_layers": 2}}
-    assert small_run(**changes).parallel.tensor_shape == shape
 
 
 def test_a_plain_run_writes_no_settings_of_other_architectures(tmp_path, monkeypatch):

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support import settings
 from support.tiny_models import PIECES, metrics_of, write_model
 
 import bert_cli
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
-from bert_cli.parse.load import load
 
 # Adds the row before a command reads the table.
 PROGRAM = """
@@ -34,23 +33,13 @@ for words in json.loads(sys.argv[1]):
         assert cli.main(words) == 0
 """
 # Layers 1 and 2 have the same trace key. Layer 3 has the same class and no window.
-SHAPE = {
-    "architecture": "toy",
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "window": 2,
-    "initializer_range": 0.2,
-}
-CONFIG = {
+SHAPE = settings.SHAPE | {
+    "architecture": "toy", "num_hidden_layers": 4, "window": 2, "initializer_range": 0.2,
+}  # fmt: skip
+CONFIG = settings.RUN | {
     "generated_dataset": True,
     "bert_config": SHAPE,
-    "max_seq_length": 16,
-    "max_predictions_per_seq": 3,
     "global_batch": {"micro_batch_size": 4, "grad_acc_steps_per_replica": 2},
-    "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.01}},
     "total_num_train_samples": 16,
     "checkpoint_every_steps": 1,
 }
@@ -116,10 +105,8 @@ def test_a_toy_of_one_file_and_one_row_trains_resumes_and_plans_on_both_engines(
     weights = load_file(last / "model.safetensors")
     assert weights["model.layers.0.attn.Wqkv.weight"].shape == (48, 16)
     assert weights["model.layers.0.mlp.Wi.weight"].shape == (64, 16)
-    settings, _ = load(PretrainSettings, ["--config", str(tmp_path / "jax" / "config")], "pretrain")
-    assert layout.parameters(workload_of(settings)) == sum(
-        math.prod(w.shape) for w in weights.values()
-    )
+    counted = sum(math.prod(weight.shape) for weight in weights.values())
+    assert layout.parameters(workload_of(settings.small_run(CONFIG))) == counted
 
 
 @pytest.mark.tensorflow
@@ -137,13 +124,10 @@ def test_fused_weights_are_joined_and_split_and_their_shape_is_checked(toy):
     shapes = {name: value.shape for name, value in weights.items()}
     tensors = to_hf(weights, config)
     start = "hid_1/attention"
-    queries_keys_values = [
-        weights[f"{start}/{part}/kernel"].T for part in ("query", "key", "value")
-    ]
-    joined = np.concatenate(queries_keys_values)
+    joined = np.vstack([weights[f"{start}/{part}/kernel"].T for part in ("query", "key", "value")])
     assert np.array_equal(tensors["model.layers.1.attn.Wqkv.weight"], joined)
-    gated = [weights[f"hid_1/{part}/kernel"].T for part in ("inner", "gate")]
-    assert np.array_equal(tensors["model.layers.1.mlp.Wi.weight"], np.concatenate(gated))
+    gated = np.vstack([weights[f"hid_1/{part}/kernel"].T for part in ("inner", "gate")])
+    assert np.array_equal(tensors["model.layers.1.mlp.Wi.weight"], gated)
     encoder = {name: shape for name, shape in shapes.items() if not name.startswith("heads/")}
     taken, left_out = fitting(tensors, encoder, config)
     assert left_out == ["head.dense", "head.norm", "decoder"]
@@ -151,9 +135,8 @@ def test_fused_weights_are_joined_and_split_and_their_shape_is_checked(toy):
     taken, left_out = fitting(tensors, shapes, config)
     values, missing = from_hf(taken, shapes, config)
     assert (left_out, missing) == ([], [])
-    assert {name: value.tobytes() for name, value in values.items()} == {
-        name: value.tobytes() for name, value in weights.items()
-    }
+    assert values.keys() == weights.keys()
+    assert all(values[name].tobytes() == weight.tobytes() for name, weight in weights.items())
     # The file of an encoder alone has no beginning `model`; a tied copy is understood.
     bare = {name.removeprefix("model."): value for name, value in tensors.items()}
     bare["decoder.weight"] = bare["embeddings.tok_embeddings.weight"]
@@ -188,12 +171,8 @@ def test_a_masked_lm_without_next_sentences_fills_masks(toy, tmp_path, capsys):
 
 @pytest.mark.tensorflow
 def test_the_saved_settings_of_an_architecture_have_its_own_fields_alone(toy):
-    shapes = {name: {"architecture": name, "hidden_size": 48} for name in ARCHITECTURES}
-    saved = {name: set(shape_of(values).model_dump()) for name, values in shapes.items()}
-    groups = {"conv_kernel_size", "conv_group_size", "ffn_groups"}
-    assert "architecture" not in saved["bert"]
-    assert saved["groupbert"] == saved["bert"] | groups | {"architecture"}
-    assert saved["toy"] == (saved["bert"] - {"type_vocab_size"}) | {"window", "architecture"}
+    bert, own = (set(shape_of({"architecture": name}).model_dump()) for name in ("bert", "toy"))
+    assert own == bert - {"type_vocab_size"} | {"window", "architecture"}
 
 
 def test_no_value_is_compared_with_the_name_of_an_architecture():

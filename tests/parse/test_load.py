@@ -1,7 +1,6 @@
 """Settings from files and flags: origins, what overrides what, the shipped configs, and every mistake at once."""
 
 import json
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -56,36 +55,26 @@ def test_a_variable_that_is_not_set_is_free_where_no_records_are_opened():
         assert "the variable is not set" in refusal(line)
 
 
+TRIAL = "pretrain --global-batch.replicas 4 --dry-run"
+INIT = "init text out --from model --for search --dry-run"
+
+
 @pytest.mark.parametrize(
-    ("line", "config", "origins"),
+    ("line", "config", "where", "ending"),
     [
-        (
-            "pretrain --global-batch.replicas 4 --dry-run",
-            SMALL,
-            {
-                "global_batch.replicas": "4  (--global-batch.replicas)",
-                "global_batch.micro_batch_size": "2  (c.json)",
-                "seed": "1984  (default)",
-                "dry_run": "true  (--dry-run)",
-            },
-        ),
-        (
-            "init text out --from model --for search --dry-run",
-            None,
-            {
-                "input": '"text"  (argument)',
-                "from": '"model"  (--from)',
-                "for": '"search"  (--for)',
-                "hours": "8.0  (default)",
-            },
-        ),
+        (TRIAL, SMALL, "global_batch.replicas", "4  (--global-batch.replicas)"),
+        (TRIAL, SMALL, "global_batch.micro_batch_size", "2  (c.json)"),
+        (TRIAL, SMALL, "seed", "1984  (default)"),
+        (INIT, None, "input", '"text"  (argument)'),
+        # Flags with another name than their setting.
+        (INIT, None, "from", '"model"  (--from)'),
+        (INIT, None, "for", '"search"  (--for)'),
+        (INIT, None, "hours", "8.0  (default)"),
     ],
-    ids=("a config", "arguments, and flags with another name than their setting"),
 )
-def test_flags_override_files_and_every_value_has_an_origin(line, config, origins):
+def test_flags_override_files_and_every_value_has_an_origin(line, config, where, ending):
     lines = {row.split()[0]: row for row in describe(*order(line, config)).splitlines()}
-    for where, ending in origins.items():
-        assert lines[where].endswith(ending)
+    assert lines[where].endswith(ending)
 
 
 def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it():
@@ -302,69 +291,14 @@ def test_shipped_configs_leave_the_vocabulary_to_the_records():
         assert "vocab_size" not in model or not name.startswith("pretrain"), name
 
 
-STEP = {"global_batch": {"micro_batch_size": 4, "examples_per_step": 64}}
-ACCUMULATION = "--global-batch.grad-acc-steps-per-replica 3"
-AUTO = "--global-batch.micro-batch-size=auto"
+STEP = SMALL | {"global_batch": {"micro_batch_size": 4, "examples_per_step": 64}}
+AUTO = "--global-batch.micro-batch-size=auto --global-batch.grad-acc-steps-per-replica 3"
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("", (4, 1, 16, None)),
-        ("--global-batch.replicas 2", (4, 2, 8, None)),
-        (ACCUMULATION, (4, 1, 3, None)),
-        ("--global-batch.examples-per-step 32", (4, 1, 8, None)),
-        # Until the memory is known.
-        (AUTO, (1, 1, 64, 64)),
-    ],
-)
-def test_the_accumulation_follows_from_the_examples_of_a_step(flags, expected):
-    batch = order(f"pretrain {flags}", SMALL | STEP)[0].global_batch
-    sizes = batch.micro_batch_size, batch.replicas, batch.grad_acc_steps_per_replica
-    assert (*sizes, batch.examples_per_step) == expected
-
-
-def test_a_micro_batch_that_is_chosen_keeps_the_examples_of_a_step():
-    assert order(f"pretrain {AUTO}", SMALL)[0].global_batch.examples_per_step == 1 * 2 * 3
-    text = refusal("pretrain --global-batch.micro-batch-size 5", SMALL | STEP)
+def test_a_step_that_cannot_have_its_examples_is_refused():
+    text = refusal("pretrain --global-batch.micro-batch-size 5", STEP)
     assert "64 cannot be divided into micro-batches of 5" in text
-    text = refusal(f"pretrain {AUTO} {ACCUMULATION}", SMALL | STEP)
-    assert "auto computes the accumulation" in text
-
-
-@pytest.mark.parametrize(
-    ("line", "config", "samples", "epochs"),
-    [
-        ("pretrain", extending(), 540, None),
-        ("pretrain", extending(num_epochs=3), None, 3.0),
-        ("pretrain --total-num-train-samples 40", extending(num_epochs=3), 40, None),
-        ("pretrain --num-epochs 2", extending(total_num_train_samples=40), None, 2.0),
-        # A run's settings.json has both names.
-        ("pretrain", extending(num_epochs=3, total_num_train_samples=None), None, 3.0),
-        ("squad", {}, None, 2.0),
-        # A flag overrides the config, whichever of the two lengths it gives.
-        ("squad --total-num-train-samples 40", {"num_epochs": 5}, 40, 2.0),
-        ("squad --num-epochs 5", {"total_num_train_samples": 40}, None, 5.0),
-        ("squad --total-num-train-samples 50", {"total_num_train_samples": 40}, 50, 2.0),
-        # As in the settings.json of a run: the default of the other.
-        ("squad", {"total_num_train_samples": 40, "num_epochs": 2.0}, 40, 2.0),
-    ],
-)
-def test_a_length_replaces_the_one_of_the_file_below(line, config, samples, epochs):
-    settings, _ = order(line, config)
-    assert (settings.total_num_train_samples, settings.num_epochs) == (samples, epochs)
-
-
-def test_two_lengths_in_one_place_are_refused():
-    flags = "--num-epochs 5 --total-num-train-samples 40"
-    both = {"num_epochs": 5, "total_num_train_samples": 40}
-    for line, config in (
-        ("pretrain", extending(**both)),
-        (f"pretrain {flags}", extending(**both)),
-        (f"squad {flags}", None),
-        ("squad", both),
-    ):
-        assert "both set the length" in refusal(line, config)
+    assert "auto computes the accumulation" in refusal(f"pretrain {AUTO}", STEP)
 
 
 SHIPPED = [(name.partition("_")[0], name) for name in named_configs()]
@@ -393,87 +327,3 @@ def test_a_changed_copy_keeps_what_was_set_and_is_checked_like_a_file():
     assert (settings.seed, settings.global_batch.replicas) == (1984, 1)
     with pytest.raises(ConfigError, match="null_score_diff_threshold: has no effect without"):
         changed(settings, version_2=False)
-
-
-DEMO = "pretrain --config pretrain_demo_128_phase1"
-MEASURE = "bench pretrain --config pretrain_tiny_128_phase1"
-TOKENIZE = "tokenize in out --vocab v.txt"
-DESCRIBED = SMALL | {"about": ABOUT, "dataset_dir": "a"}
-MEANINGS: dict[str, list[tuple]] = {
-    "the last of equal flags counts": [
-        (f"{DEMO} --seed 1 --seed=2", {}, "seed", 2),
-        (f"{DEMO} --dry-run --no-dry-run", {}, "dry_run", False),
-        (f"{DEMO} --wandb.enabled --wandb.enabled=false", {}, "wandb.enabled", False),
-        (f"{DEMO} --dry-run --seed 3", {}, "dry_run", True),
-    ],
-    "a list is flags, words between commas, or JSON": [
-        (f"{DEMO} --wandb.tags a,b --wandb.tags c", {}, "wandb.tags", ["a", "b", "c"]),
-        (f"""{DEMO} --wandb.tags '["a,b"]'""", {}, "wandb.tags", ["a,b"]),
-        (f"""{DEMO} --wandb.tags '"a,b", c d'""", {}, "wandb.tags", ["a,b", "c d"]),
-        (f"{DEMO} --wandb.tags []", {}, "wandb.tags", []),
-        (f"{DEMO} --dataset-dir a --dataset-dir b", {}, "dataset_paths", ["a", "b"]),
-        (f"""{DEMO} --dataset-dir '[{{"path": "a", "weight": 2}}, "b"]'""", {}, "dataset_paths", ["a", "b"]),
-    ],
-    "a number may be one of several types": [
-        (f"{DEMO} --optimizer-opts.loss-scaling 8", {}, "optimizer_opts.loss_scaling", 8.0),
-    ],
-    "a group is JSON, which its members override": [
-        (f"""{DEMO} --global-batch '{{"micro_batch_size": 4}}'""", {}, "global_batch.micro_batch_size", 4),
-        (f"""{DEMO} --global-batch.replicas 2 --global-batch '{{"replicas": 3}}'""", {}, "global_batch.replicas", 2),
-    ],
-    "a positional argument may stand between flags": [
-        (TOKENIZE, {}, "input", Path("in")),
-        (TOKENIZE, {}, "out", Path("out")),
-        ("runs a --json - b", {}, "folders", [Path("a"), Path("b")]),
-        ("runs a --json - b", {}, "json_file", Path("-")),
-        ("predict a --top 3 '-5, [MASK]'", {}, "text", "-5, [MASK]"),
-    ],
-    "a word after a switch is an argument, not its value": [
-        ("tokenize --cased true out --vocab v", {}, "cased", True),
-        ("tokenize --cased true out --vocab v", {}, "input", Path("true")),
-        ("tokenize --cased=false true out --vocab v", {}, "cased", False),
-        ("index --check a", {}, "check", True),
-    ],
-    "the number of masked tokens follows from the length": [
-        (TOKENIZE, {}, "mask_tokens", 20),
-        (f"{TOKENIZE} --sequence-length 384", {}, "mask_tokens", 56),
-        (f"{TOKENIZE} --sequence-length 512", {}, "mask_tokens", 76),
-        (f"{TOKENIZE} --sequence-length 64", {}, "mask_tokens", 10),
-        (f"{TOKENIZE} --sequence-length 512 --masked-lm-prob 0.3", {}, "mask_tokens", 154),
-        (f"{TOKENIZE} --sequence-length 512 --mask-tokens 20", {}, "mask_tokens", 20),
-    ],
-    "a measurement uses synthetic examples unless a flag names others": [
-        (MEASURE, {}, "generated_dataset", True),
-        (f"{MEASURE} --no-generated-dataset", {}, "generated_dataset", False),
-        (f"{MEASURE} --dataset-dir data/128", {}, "generated_dataset", False),
-        ("bench squad --config squad_base --train-file train.json", {}, "generated_dataset", False),
-    ],
-    "the description of a config is dropped when a flag changes its values": [
-        ("pretrain", DESCRIBED, "about.what", "base"),
-        ("pretrain --dataset-dir b", DESCRIBED, "about.what", "base"),
-        ("pretrain --save-ckpt-path c", DESCRIBED, "about.what", "base"),
-        ("pretrain --dry-run", DESCRIBED, "about.what", "base"),
-        ("pretrain --total-num-train-samples 9", DESCRIBED, "about", None),
-        ("pretrain --global-batch.replicas 2", DESCRIBED, "about", None),
-    ],
-    "the run folder has by default the name of the config": [
-        ("pretrain", SMALL, "save_ckpt_path", Path("checkpoints/c")),
-        ("pretrain", SMALL | {"save_ckpt_path": "b"}, "save_ckpt_path", Path("b")),
-    ],
-    "a cache is for records at an address": [
-        ("pretrain --dataset-dir s3://bucket/a --dataset-cache b", SMALL, "dataset_cache", Path("b")),
-        ("pretrain --validation-dir s3://bucket/a --dataset-cache b", SMALL, "dataset_cache", Path("b")),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("line", "config", "path", "value"),
-    [
-        pytest.param(*row, id=f"{sentence}: {row[0]}")
-        for sentence, rows in MEANINGS.items()
-        for row in rows
-    ],
-)
-def test_the_meaning_of_a_command_line_and_a_config(line, config, path, value):
-    assert attrgetter(path)(order(line, config or None)[0]) == value

@@ -311,7 +311,3 @@ def test_a_flag_without_effect_is_reported(capsys):
     loaded("pretrain")
     assert main(["plan", "--config", "c.json", "--logging", "INFO"]) == 0
     assert "--logging has no effect here: a run always prints its lines" in capsys.readouterr().out
-
-
-def test_a_flag_of_a_former_feature_is_accepted_while_off():
-    assert order("export model out --format saved-model --no-texts")
