@@ -146,7 +146,7 @@ class Settings(BaseModel):
 
 
 class Shared(Settings):
-    """Base of settings that several commands have; the help lists them with those of the class that inherits them.
+    """Base of settings that several commands have; the help lists them after those of the class that inherits them.
 
     Positional arguments come in the order of these base classes from the last to the first.
     """

@@ -71,12 +71,15 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
     by_title: dict[str, Section] = {}
     by_class: dict[type[BaseModel], Section] = {}
     groups: dict[type[BaseModel], list[Section]] = {}
+    shared: list[tuple[Section, Section]] = []
     for kind in settings.__mro__:
         if not issubclass(kind, BaseModel):
             continue
         groups[kind] = []
         if Shared in kind.__bases__:
-            by_class[kind] = next(by_class[heir] for heir in by_class if kind in heir.__bases__)
+            section = next(by_class[heir] for heir in by_class if kind in heir.__bases__)
+            by_class[kind] = Section(section.title)
+            shared.append((section, by_class[kind]))
         else:
             title = f"options of bert {command}" if kind is settings else _heading(kind)
             by_class[kind] = by_title.setdefault(title, Section(title))
@@ -96,6 +99,8 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
             positional.options.append(_option(name, about, None, True))
         else:
             by_class[classes[0]].options.append(_option(name, about, None, True))
+    for section, last in shared:
+        section.options.extend(last.options)
     sections = [positional, *by_title.values()]
     sections += [section for kind in by_class for section in groups[kind]]
     return [section for section in sections if section.options]

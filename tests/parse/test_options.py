@@ -1,14 +1,13 @@
 """The options of commands: their description, the help, and what the words of a command line mean."""
 
-from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.markers import HIDDEN, group_of, marked
 from bert_cli.parse.help import help_text
-from bert_cli.parse.load import field_paths
+from bert_cli.parse.load import field_paths, leaves
 from bert_cli.parse.options import parse_words, sections_of
 
 
@@ -21,32 +20,22 @@ def options(name: str) -> dict[str, Any]:
     return {option.name: option for section in sections for option in section.options}
 
 
-def groups_of(settings: type[BaseModel], above: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the class of the settings and of each of its groups, with the beginning of the paths in it."""
-    yield above, settings
-    for name, about in settings.model_fields.items():
-        if kind := group_of(about.annotation):
-            yield from groups_of(kind, f"{above}{name}.")
+# Settings without a flag, which only a file or the command itself sets.
+HIDDEN = {"bert_config.hidden_act", "bert_config.position_embedding_type", "known_rows", "command"}
 
 
-def test_every_setting_is_an_option_and_every_option_is_read():
-    for name in COMMANDS:
-        settings, described = settings_of(name), options(name)
-        hidden = {
-            f"{above}{name}" for above, kind in groups_of(settings) for name in marked(kind, HIDDEN)
-        }
-        paths = set(field_paths(settings)) - hidden
-        groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir", "stages"}
-        in_lists = {path for path in paths if path.startswith(("dataset_dir.", "stages."))}
-        assert set(described) - {"config"} == paths - groups - in_lists, name
-        flags = [option for option in described.values() if option.flags]
-        words = [f"{one.flags[0]}={'1' if one.takes else 'true'}" for one in flags]
-        parsed = parse_words(settings, words, "bert")
-        for option in flags:
-            value: Any = parsed
-            for step in option.name.split("."):
-                value = value[step]
-            assert value == (True if not option.takes else ["1"] if option.is_list else "1")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_setting_is_an_option_and_every_option_is_read(name):
+    settings, described = settings_of(name), options(name)
+    paths = set(field_paths(settings)) - HIDDEN
+    groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir", "stages"}
+    in_lists = {path for path in paths if path.startswith(("dataset_dir.", "stages."))}
+    assert set(described) - {"config"} == paths - groups - in_lists
+    flags = [option for option in described.values() if option.flags]
+    words = [f"{one.flags[0]}={'1' if one.takes else 'true'}" for one in flags]
+    parsed = dict(leaves(parse_words(settings, words, "bert")))
+    expected = {one.name: (["1"] if one.is_list else "1") if one.takes else True for one in flags}
+    assert parsed == expected
 
 
 def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
@@ -79,7 +68,6 @@ def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_al
 
 
 def test_the_help_has_no_default_for_a_value_that_follows_from_others():
-    sections = sections_of(settings_of("tokenize"), "")
-    texts = {option.name: option.text for section in sections for option in section.options}
+    texts = {name: option.text for name, option in options("tokenize").items()}
     assert texts["mask_tokens"].endswith("rounded up.")
     assert "(default: 0.15)" in texts["masked_lm_prob"]
