@@ -1,11 +1,9 @@
 """What command lines and configs mean: a line, a config, the names of settings, and their values."""
 
 import json
-from operator import attrgetter
 from pathlib import Path
 
-import pytest
-from support.orders import order
+from support.orders import Meanings, rows_of, value_of
 from support.settings import RUN
 
 SMALL = RUN | {
@@ -31,7 +29,7 @@ JAX = SMALL | {"engine": "jax"}
 LAST = ["hid*2", "enc_out", "pool", "heads"]
 ONE_STAGE = {"pipeline_stages": [["emb", *LAST]], "pipeline_device_mapping": [0]}
 REPLACED = ONE_STAGE | {"pipeline_stages": [["emb"], LAST], "layout": "auto"}
-MEANINGS: dict[str, list[tuple]] = {
+MEANINGS: Meanings = {
     "the last of equal flags counts": [
         (f"{DEMO} --seed 1 --seed=2", {}, "seed", 2),
         (f"{DEMO} --dry-run --no-dry-run", {}, "dry_run", False),
@@ -129,16 +127,9 @@ MEANINGS: dict[str, list[tuple]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("line", "config", "names", "value"),
-    [
-        pytest.param(*row, id=f"{sentence}: {row[0]}")
-        for sentence, rows in MEANINGS.items()
-        for row in rows
-    ],
-)
+@rows_of(MEANINGS)
 def test_a_command_line_and_a_config_mean(line, config, names, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     Path("base.json").write_text(json.dumps(SAMPLES))
-    assert attrgetter(*names.split())(order(line, config or None)[0]) == value
+    assert value_of(line, config, names) == value

@@ -5,7 +5,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from support.orders import order, refusal
+from support.orders import Meanings, order, refusal, rows_of, value_of
 from support.settings import RUN
 
 from bert_cli.cli import main
@@ -99,27 +99,6 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name):
     assert ("max_predictions_per_seq" in found.no_effect) == (name == "squad")
 
 
-LONG = BERT | {"max_position_embeddings": 1024}
-
-
-@pytest.mark.parametrize(
-    ("line", "changes", "length"),
-    [
-        ("pretrain", {}, (460_849_152, None)),
-        ("pretrain", {"max_seq_length": 384}, (34_239_360, None)),
-        ("pretrain", {"total_num_train_samples": 7}, (7, None)),
-        ("pretrain --num-epochs 2", {}, (None, 2)),
-        ("pretrain", {"bert_config": LONG, "max_seq_length": 1024}, (None, None)),
-        ("squad", {}, (None, 3)),
-    ],
-)
-def test_a_config_of_the_original_without_a_length_has_its_number_of_examples(
-    line, changes, length
-):
-    settings, _ = loaded(line, **changes)
-    assert (settings.total_num_train_samples, settings.num_epochs) == length
-
-
 # Old key -> our key and a value.
 VALUES = {
     "ipu_config.shard_weights": ("parallel.shard_weights", False),
@@ -152,9 +131,6 @@ VALUES = {
 def test_every_old_name_is_tried():
     tried = {*VALUES, *(old.replace("ipu_config", "parallel") for old in VALUES)}
     assert set(RENAMES) - tried == {"ipu_config", "splitter", "held_out_share"}
-    settings, _ = order("preprocess a b --splitter lines")
-    assert settings.sentence_splitter == "lines"
-    assert order("classify --held-out-share 0.3")[0].held_out_fraction == 0.3
 
 
 @pytest.mark.parametrize("old", VALUES)
@@ -190,24 +166,48 @@ def test_two_names_with_one_value_are_one_setting_as_in_the_settings_of_an_old_r
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
-
-
-@pytest.mark.parametrize(
-    ("parent", "own", "flags", "expected"),
-    [
-        ({STEPS: 5}, {EXECUTIONS: 20}, "", (100, 5)),
-        ({EXECUTIONS: 20, STEPS: 5}, {"checkpoint_every_steps": 7}, "", (7, 5)),
-        ({}, {EXECUTIONS: 20, STEPS: 5}, "--log-every-steps 3", (60, 3)),
-        ({}, {STEPS: 5}, "--ckpt-every-n-steps-per-execution 20", (100, 5)),
+PRETRAIN, SQUAD, GLUE = CONFIGS.values()
+OPEN = {name: value for name, value in PRETRAIN.items() if name != STEPS}
+LONG = {"bert_config": BERT | {"max_position_embeddings": 1024}, "max_seq_length": 1024}
+LENGTH = "total_num_train_samples num_epochs"
+INTERVALS = "checkpoint_every_steps log_every_steps"
+MEANINGS: Meanings = {
+    "a config of the original without a length has its number of examples": [
+        ("pretrain", PRETRAIN, LENGTH, (460_849_152, None)),
+        ("pretrain", PRETRAIN | {"max_seq_length": 384}, LENGTH, (34_239_360, None)),
+        ("pretrain", PRETRAIN | {"total_num_train_samples": 7}, LENGTH, (7, None)),
+        ("pretrain --num-epochs 2", PRETRAIN, LENGTH, (None, 2)),
+        ("pretrain", PRETRAIN | LONG, LENGTH, (None, None)),
+        ("squad", SQUAD, LENGTH, (None, 3)),
     ],
-)
-def test_checkpoints_are_counted_in_executions_of_as_many_steps_as_a_log(
-    parent, own, flags, expected
-):
-    base = {name: value for name, value in CONFIGS["pretrain"].items() if name != STEPS}
-    Path("parent.json").write_text(json.dumps(base | parent))
-    settings, _ = order(f"pretrain {flags}", {"extends": "parent.json", **own})
-    assert (settings.checkpoint_every_steps, settings.log_every_steps) == expected
+    "checkpoints are counted in executions of as many steps as a log": [
+        ("pretrain", {"extends": "5_steps.json", EXECUTIONS: 20}, INTERVALS, (100, 5)),
+        ("pretrain", {"extends": "20_times_5.json", "checkpoint_every_steps": 7}, INTERVALS, (7, 5)),
+        ("pretrain --log-every-steps 3", OPEN | {EXECUTIONS: 20, STEPS: 5}, INTERVALS, (60, 3)),
+        ("pretrain --ckpt-every-n-steps-per-execution 20", OPEN | {STEPS: 5}, INTERVALS, (100, 5)),
+    ],
+    "a command line of the original's README and benchmarks works": [
+        ("pretrain --dataset-dir a --total-num-train-samples 3 --enable-wandb false", PRETRAIN, "wandb.enabled", False),
+        ("squad --enable-wandb true --wandb-entity us", SQUAD, "wandb.entity", "us"),
+        ("pretrain --wandb-name mine --name first --logging DEBUG", PRETRAIN, "wandb.name", "first"),
+        ("pretrain --ipu-config.matmul-available-memory-proportion-per-pipeline-stage 0.2", PRETRAIN, "seed", 1984),
+        ("pretrain --generated-dataset=true --compile-only false", PRETRAIN, "generated_dataset", True),
+        ("squad --do-validation true --pretrained-ckpt-path ./c/2/", SQUAD, "pretrained_ckpt_path", "./c/2/"),
+        ("squad --do-training=no --save-ckpt-path a/", SQUAD, "save_ckpt_path", Path("a")),
+        ("glue --glue-task mrpc --do-validation true --do-test false", GLUE, "glue_task", "mrpc"),
+    ],
+    "other commands have old names, too": [
+        ("preprocess a b --splitter lines", {}, "sentence_splitter", "lines"),
+        ("classify --held-out-share 0.3", {}, "held_out_fraction", 0.3),
+    ],
+}  # fmt: skip
+
+
+@rows_of(MEANINGS)
+def test_a_command_line_and_a_config_of_the_original_mean(line, config, names, value):
+    Path("5_steps.json").write_text(json.dumps(OPEN | {STEPS: 5}))
+    Path("20_times_5.json").write_text(json.dumps(OPEN | {EXECUTIONS: 20, STEPS: 5}))
+    assert value_of(line, config, names) == value
 
 
 def test_a_number_of_executions_that_is_no_number_is_rejected():
@@ -288,23 +288,6 @@ def test_stochastic_rounding_of_the_original_needs_float16():
     assert "weights are float32" in found.no_effect[name]
     settings, found = loaded("pretrain --precision float16", **{name: True})
     assert settings.optimizer_opts.stochastic_rounding and name not in found.no_effect
-
-
-@pytest.mark.parametrize(
-    ("line", "where", "value"),
-    [
-        ("pretrain --dataset-dir a --total-num-train-samples 300000 --enable-wandb false", "wandb.enabled", "False"),
-        ("squad --enable-wandb true --wandb-entity us", "wandb.entity", "us"),
-        ("pretrain --wandb-name mine --name first --logging DEBUG", "wandb.name", "first"),
-        ("pretrain --ipu-config.matmul-available-memory-proportion-per-pipeline-stage 0.2", "seed", "1984"),
-        ("pretrain --generated-dataset=true --compile-only false", "generated_dataset", "True"),
-        ("squad --do-validation true --pretrained-ckpt-path ./c/2/", "pretrained_ckpt_path", "./c/2/"),
-        ("squad --do-training=no --save-ckpt-path a/", "save_ckpt_path", "a"),
-        ("glue --glue-task mrpc --do-validation true --do-test false", "glue_task", "mrpc"),
-    ],
-)  # fmt: skip
-def test_a_command_line_of_the_originals_readme_and_benchmarks_works(line, where, value):
-    assert text_at(loaded(line)[0], where) == value
 
 
 def test_a_flag_without_effect_is_reported(capsys):

@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,22 @@ def refusal(line: str | Sequence[str], config: object = None) -> str:
     with pytest.raises(ConfigError) as error:
         order(line, config)
     return str(error.value)
+
+
+Meanings = Mapping[str, list[tuple[str, object, str, Any]]]
+"""Sentence -> rows: a command line, a config, names of settings, and their value or their values."""
+
+
+def rows_of(meanings: Meanings) -> pytest.MarkDecorator:
+    """Return the rows as parameters of a test, with their sentences."""
+    rows = [
+        pytest.param(*row, id=f"{sentence}: {row[0]}")
+        for sentence, rows in meanings.items()
+        for row in rows
+    ]
+    return pytest.mark.parametrize(("line", "config", "names", "value"), rows)
+
+
+def value_of(line: str, config: object, names: str) -> Any:
+    """Return the value of a setting of a command line, or the values of several."""
+    return attrgetter(*names.split())(order(line, config or None)[0])
