@@ -262,10 +262,9 @@ class TokenizeSettings(
 def _check_vocabulary_size(value: object) -> int | str:
     """Return a number of pieces, or +N as it is. Raises SettingError for anything else."""
     text = str(value)
-    is_number = re.fullmatch(r"\+?\d{1,7}", text) is not None
-    if is_number and text.startswith("+"):
+    if re.fullmatch(r"\+\d{1,7}", text):
         return text
-    if not is_number or int(text) < 100:
+    if not re.fullmatch(r"\d{3,7}", text) or int(text) < 100:
         remedy = "use a number from 100 to 9,999,999, or +2000 with --extend"
         raise SettingError("", f"got {text}", remedy)
     return int(text)

@@ -120,9 +120,7 @@ DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The original's checkpoint interval counts executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
-NO_MASKS = "fine-tuning masks no tokens"
 ROUNDING = "stochastic_rounding"
-NOT_IN_EVERY_TASK = ("enc_out", "pool")
 
 
 def our_name(path: str) -> str:
@@ -202,7 +200,7 @@ def adapt(
         adapted[every] = math.prod(map(int, numbers))
     if PREDICTIONS in adapted and PREDICTIONS not in settings.model_fields:
         del adapted[PREDICTIONS]
-        no_effect[PREDICTIONS] = NO_MASKS
+        no_effect[PREDICTIONS] = "fine-tuning masks no tokens"
     options = adapted.get("optimizer_opts")
     old = renamed.get(f"optimizer_opts.{ROUNDING}")
     if old and isinstance(options, Mapping) and adapted.get("precision", "float32") != "float16":
@@ -214,7 +212,7 @@ def adapt(
     if "parallel.pipeline_stages" in renamed and isinstance(stages, list):
         head: Head | None = getattr(settings, "HEAD", None)
         blocks = head.last_blocks if head else ()
-        absent = [name for name in NOT_IN_EVERY_TASK if name not in blocks]
+        absent = [name for name in ("enc_out", "pool") if name not in blocks]
         without = [
             [name for name in stage if name not in absent] if isinstance(stage, list) else stage
             for stage in stages
