@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationInfo
 from pydantic.fields import FieldInfo
-from pydantic_core import InitErrorDetails
 
 from bert_cli.config.settings import SettingError
 from bert_cli.facts.bert import BertConfig
@@ -156,18 +155,15 @@ def head_of_class(name: str) -> Head | None:
 
 
 def shape_of(values: Mapping[str, Any], context: object = None) -> BertConfig:
-    """Return the shape that settings describe.
+    """Return the shape that settings describe. Raises SettingError or ValidationError, both a ValueError.
 
-    Raises ValidationError. Fields of other architectures must have their defaults: the settings.json of older runs of
-    BERT lists the fields of GroupBERT.
+    Fields of other architectures must have their defaults: the settings.json of older runs of BERT lists those of
+    GroupBERT.
     """
     name = values.get("architecture", BertConfig().architecture)
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        expected = {"expected": " or ".join(map(repr, ARCHITECTURES))}
-        error = InitErrorDetails(
-            type="literal_error", loc=("architecture",), input=name, ctx=expected
-        )
-        raise ValidationError.from_exception_data("bert_config", [error])
+        expected = " or ".join(map(repr, ARCHITECTURES))
+        raise SettingError("architecture", f"got {name!r}", f"input should be {expected}")
     shape = ARCHITECTURES[name].shape
     fields = fields_of(BertConfig)
     foreign = {*values} & ({*fields} - {*shape.model_fields})

@@ -39,9 +39,9 @@ class Block:
     name: str
     layer: str
     """Its class; `build_block` passes it the options that it annotates."""
-    weights: Callable[["BertConfig"], int] = lambda config: 0
+    weights: Callable[[BertConfig], int] = lambda config: 0
     """Number of weights, without shared ones."""
-    products: Callable[["BertConfig", "BatchShape"], list[Product]] = lambda config, shape: []
+    products: Callable[[BertConfig, BatchShape], list[Product]] = lambda config, shape: []
     """Forward products with a weight."""
     saved: Callable[[Saved], int] = lambda of: 0
     """Bytes that the gradient of the block reads."""
@@ -92,11 +92,11 @@ class Head(Block):
         return self.task == "fill-mask"
 
 
-def _dense(config: "BertConfig") -> int:
+def _dense(config: BertConfig) -> int:
     return config.hidden_size * (config.hidden_size + 1)
 
 
-def _classifier(config: "BertConfig") -> int:
+def _classifier(config: BertConfig) -> int:
     return LABELS * (config.hidden_size + 1)
 
 

@@ -217,7 +217,7 @@ def _with_transform(head: heads.Head, layer: str) -> heads.Head:
     names = {f"{head.name}/transform": "head", **dict.fromkeys(head.hf_names, "classifier")}
     is_pooled = POOL.name in head.before
 
-    def products(config: BertConfig, shape: "BatchShape") -> list[Product]:
+    def products(config: BertConfig, shape: BatchShape) -> list[Product]:
         rows = shape.examples * (1 if is_pooled else shape.positions)
         width = config.hidden_size
         return [Product(rows, width, width, has_bias=False), *head.products(config, shape)]
