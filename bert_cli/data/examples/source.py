@@ -15,7 +15,7 @@ from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.random import Ints, permute, row_keys
 from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
-from bert_cli.data.records.formats import Batch, DynamicRecords
+from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.tokens.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
 from bert_cli.errors import DataError
@@ -103,26 +103,25 @@ class Records:
 
     def _dynamic(self, epochs: Ints, numbers: Ints, length: int, recipe: MaskRecipe) -> Batch:
         """Read dynamic records, mask each sequence [R] and, where examples are packs, pack them."""
-        counts: Ints = np.ones(len(numbers), np.int64)
-        if self.packs is not None:
+        if self.packs is None:
+            sequences, numbers_R, counts = self.files.dynamic(numbers)
+        else:
             records_nC = self.packs.records(numbers, epochs)
             counts = (records_nC >= 0).sum(axis=1)
-            numbers = records_nC[records_nC >= 0]
-        payloads = self.files.payloads(numbers)
-        is_packed = self.max_sequences_per_pack > 1
-        if is_packed and self.packs is None:
-            sequences, stored_numbers, counts = formats.parse_packs(
-                payloads, self.corpus["token_bytes"]
-            )
-            self.files.check_dynamic(sequences, np.repeat(numbers, counts))
-            numbers = stored_numbers
-        else:
-            sequences = formats.parse_dynamic(payloads, self.corpus["token_bytes"])
-            self.files.check_dynamic(sequences, numbers)
-        columns = self._masked(sequences, np.repeat(epochs, counts), numbers, length, recipe)
-        if not is_packed:
-            return columns
+            sequences, numbers_R, _ = self.files.dynamic(records_nC[records_nC >= 0])
+        tokens_RS = np.full((len(numbers_R), length), recipe.special.pad, np.int32)
+        tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
+        epochs_R = np.repeat(epochs, counts)
+        keys_R = np.zeros(len(numbers_R), np.uint64)
+        for epoch in np.unique(epochs_R):
+            chosen = epochs_R == epoch
+            keys_R[chosen] = row_keys(numbers_R[chosen], "mask", self.seed, int(epoch))
+        columns = mask_examples(tokens_RS, *sequences[1:], keys_R, recipe)
+        weight = np.float32(self.has_next_sentences)
+        columns["next_sentence_weights"] = np.full(len(numbers_R), weight)
         pack_size = self.max_sequences_per_pack
+        if pack_size == 1:
+            return columns
         probability = self._masks.masking.highest_probability
         return formats.pack_columns(
             columns,
@@ -130,27 +129,8 @@ class Records:
             sequence_length=length,
             pack_size=pack_size,
             predictions=packed_predictions(length, pack_size, self.predictions, probability),
-            pad=self._masks.special.pad,
+            pad=recipe.special.pad,
         )
-
-    def _masked(
-        self,
-        sequences: DynamicRecords,
-        epochs: Ints,
-        numbers: Ints,
-        length: int,
-        recipe: MaskRecipe,
-    ) -> Batch:
-        """Pad sequences [R] to a length and mask them by their epochs and numbers."""
-        tokens_RS = np.full((len(numbers), length), self._masks.special.pad, np.int32)
-        tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
-        keys_R = np.zeros(len(numbers), np.uint64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            keys_R[chosen] = row_keys(numbers[chosen], "mask", self.seed, int(epoch))
-        weights_R = np.full(len(numbers), self.has_next_sentences, np.float32)
-        columns = mask_examples(tokens_RS, *sequences[1:], keys_R, recipe)
-        return columns | {"next_sentence_weights": weights_R}
 
     def _check_sizes(self, stored_pack: int) -> None:
         """Raise DataError for sizes that these records cannot be read with."""

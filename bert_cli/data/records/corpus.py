@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from bert_cli.config.data import packed_predictions
 from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.data.records import formats
-from bert_cli.data.records.formats import Batch, DynamicRecords
+from bert_cli.data.records.formats import Batch, DynamicPacks
 from bert_cli.data.records.tfrecord import Ints, read_payloads
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
@@ -32,24 +32,20 @@ Count = Annotated[int, Field(ge=0)]
 Positions = Annotated[int, Field(ge=1, le=65535)]
 
 
-class _Checked(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _RecordFile(_Checked):
+class _RecordFile(BaseModel, strict=True, extra="allow"):
     name: InnerPath
     bytes: Count
     records: Count
     crc32c: str | None = None
 
 
-class _OtherFile(_Checked):
+class _OtherFile(BaseModel, strict=True, extra="allow"):
     name: InnerPath
     bytes: Count
     crc32c: str
 
 
-class Corpus(_Checked):
+class Corpus(BaseModel, strict=True, extra="allow"):
     """The fields of corpus.json that the tool reads.
 
     Older folders lack the fields with a default, or have them under their second alias.
@@ -166,11 +162,10 @@ class RecordFiles:
     def static(self, records: Ints) -> Batch:
         """Return all columns of static records [n], packed or not. Raises DataError for an invalid value."""
         corpus = self.corpus
-        length = self.corpus["sequence_length"]
+        length = corpus["sequence_length"]
         pack_size = corpus.get("max_sequences_per_pack", 1)
-        masked = packed_predictions(
-            length, pack_size, corpus["mask_tokens"], corpus["masked_lm_prob"]
-        )
+        masks = corpus["mask_tokens"], corpus["masked_lm_prob"]
+        masked = packed_predictions(length, pack_size, *masks)
         sizes = (length, masked, pack_size if pack_size > 1 else None)
         payloads = self.payloads(records)
         try:
@@ -196,14 +191,22 @@ class RecordFiles:
         weight = np.float32(corpus.get("next_sentence", True))
         return {"next_sentence_weights": np.full(len(records), weight), **columns}
 
-    def check_dynamic(self, sequences: DynamicRecords, records: Ints) -> None:
-        """Raise DataError, as `static` does, for impossible values in the sequences [R] of records [R]."""
-        lengths = sequences.lengths
-        of_tokens = np.repeat(records, lengths)
-        self._check("tokens", sequences.tokens, self.corpus["vocab_size"] - 1, of_tokens)
-        self._check("lengths", lengths, self.corpus["sequence_length"], records)
-        self._check("first_lengths", sequences.first_lengths, lengths, records)
-        self._check("next_sentence_labels", sequences.next_sentence_labels, 1, records)
+    def dynamic(self, records: Ints) -> DynamicPacks:
+        """Return dynamic records [n]; unpacked ones are packs of one. Raises DataError for an invalid value."""
+        corpus = self.corpus
+        payloads = self.payloads(records)
+        if corpus.get("max_sequences_per_pack", 1) > 1:
+            packs = formats.parse_packs(payloads, corpus["token_bytes"])
+        else:
+            alone = formats.parse_dynamic(payloads, corpus["token_bytes"])
+            packs = DynamicPacks(alone, records, np.ones(len(records), np.int32))
+        tokens, lengths, first_lengths, labels = packs.sequences
+        of_sequences = np.repeat(records, packs.counts)
+        self._check("tokens", tokens, corpus["vocab_size"] - 1, np.repeat(of_sequences, lengths))
+        self._check("lengths", lengths, corpus["sequence_length"], of_sequences)
+        self._check("first_lengths", first_lengths, lengths, of_sequences)
+        self._check("next_sentence_labels", labels, 1, of_sequences)
+        return packs
 
     def _check(
         self, column: str, values: npt.NDArray[Any], limit: int | Ints, records: Ints
@@ -225,18 +228,9 @@ class RecordFiles:
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""
         first, end = self.numbers_of(path)
+        read = self.static if self.corpus["format"] == "static" else self.dynamic
         for start in range(first, end, formats.BLOCK):
-            numbers = np.arange(start, min(start + formats.BLOCK, end))
-            if self.corpus["format"] == "static":
-                self.static(numbers)
-            elif self.corpus.get("max_sequences_per_pack", 1) > 1:
-                packs = formats.parse_packs(self.payloads(numbers), self.corpus["token_bytes"])
-                self.check_dynamic(packs.sequences, np.repeat(numbers, packs.counts))
-            else:
-                sequences = formats.parse_dynamic(
-                    self.payloads(numbers), self.corpus["token_bytes"]
-                )
-                self.check_dynamic(sequences, numbers)
+            read(np.arange(start, min(start + formats.BLOCK, end)))
         return path.stat().st_size
 
     def lengths(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.uint16]:

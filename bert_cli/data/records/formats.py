@@ -59,7 +59,7 @@ class DynamicPacks(NamedTuple):
     """Unmasked sequences [R] of a block of B packs, pack by pack."""
 
     sequences: DynamicRecords
-    numbers: npt.NDArray[np.int64]  # [R] in the corpus before packing; masks are drawn by them
+    numbers: Ints  # [R] in the corpus before packing; masks are drawn by them
     counts: npt.NDArray[np.int32]  # [B] sequences of each pack, at least one
 
 
@@ -95,18 +95,11 @@ def static_payloads(block: Mapping[str, Array]) -> Iterator[bytes]:
 
 def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[bytes]:
     """Serialize unmasked pairs, the inverse of `parse_dynamic`."""
+    first_lengths = tfrecord.varint_rows(records.first_lengths[:, None])
+    labels = tfrecord.varint_rows(records.next_sentence_labels[:, None])
     tokens = _token_strings(records.tokens, np.cumsum(records.lengths), token_bytes)
-    return tfrecord.serialize_examples(
-        [
-            ("first_length", "int64", tfrecord.varint_rows(records.first_lengths[:, None])),
-            (
-                "next_sentence_labels",
-                "int64",
-                tfrecord.varint_rows(records.next_sentence_labels[:, None]),
-            ),
-            ("tokens", "bytes", tokens),
-        ]
-    )
+    features = [("first_length", "int64", first_lengths), ("next_sentence_labels", "int64", labels)]
+    return tfrecord.serialize_examples([*features, ("tokens", "bytes", tokens)])
 
 
 def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
@@ -190,22 +183,17 @@ def parse_static(
     Columns are int32, weights float32. Raises DataError when a feature is absent or has another length.
     """
     lengths = static_lengths(sequence_length, predictions, sequences)
-    columns: Batch = {
-        name: np.empty((len(payloads), length), np.float32 if _kind(name) == "float" else np.int32)
-        for name, length in lengths.items()
-    }
-    for start in range(0, len(payloads), BLOCK):
-        block = slice(start, start + BLOCK)
-        wrong = []
-        for name, lists in find_features(payloads[block], lengths).items():
-            try:
-                columns[name][block] = _column(lists, lengths[name], name)
-            except ValueError:
-                wrong.append(name)
-        if wrong:
-            where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
-            problem = f"are not static records of these lengths (features {', '.join(wrong)})"
-            raise DataError(where, problem, "use the lengths that the records were made with")
+    columns: Batch = {}
+    wrong = []
+    for name, lists in find_features(payloads, lengths).items():
+        try:
+            columns[name] = _column(lists, lengths[name], name)
+        except ValueError:
+            wrong.append(name)
+    if wrong:
+        where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
+        problem = f"are not static records of these lengths (features {', '.join(wrong)})"
+        raise DataError(where, problem, "use the lengths that the records were made with")
     if sequences is None:
         columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
@@ -235,13 +223,12 @@ def _column(lists: list[bytes], length: int, name: str) -> Array:
     """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
     values: Array
     if _kind(name) == "float":
-        values = np.frombuffer(b"".join(lists), "<f4")
-        lengths = {len(payload) / 4 for payload in lists}
+        values = np.frombuffer(b"".join(lists), "<f4").astype(np.float32)
+        counts = np.array([len(payload) / 4 for payload in lists])
     else:
-        values, counts = tfrecord.parse_varints(lists)
-        values = values.clip(-LARGEST, LARGEST)
-        lengths = set(counts.tolist())
-    if lengths != {length}:
+        numbers, counts = tfrecord.parse_varints(lists)
+        values = numbers.clip(-LARGEST, LARGEST).astype(np.int32)
+    if (counts != length).any():
         raise ValueError(f"{name} has another length")
     return values.reshape(-1, length)
 
