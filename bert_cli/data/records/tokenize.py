@@ -36,7 +36,6 @@ from bert_cli.data.tokens.notation import BYTE_LEVEL
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject
 from bert_cli.processes import print_line
 from bert_cli.text import count
 
@@ -52,24 +51,19 @@ RECORDS_PER_FULL = {True: 1.25, False: 1.1}
 STATIC_BYTES = 200
 DYNAMIC_BYTES = 100
 """Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
-FILLED = 0.9
-"""Fraction of the positions that hold a token."""
-MUCH_TRUNCATED = 0.4
-"""Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 24 % are at 64 positions."""
+FILLED = 0.9  # fraction of the positions that hold a token
+MUCH_TRUNCATED = 0.4  # fraction of truncated tokens that is warned of; Wikipedia has 24 % at 64 positions
 
 
 class Recipe(NamedTuple):
     """The values that a worker needs to make the records of a group."""
 
-    vocabulary: tuple[Path, str, Normalization]
-    """Its path, its hash and the normalization of the text."""
+    vocabulary: tuple[Path, str, Normalization]  # its path, its hash, the normalization of the text
     reading: Reading
     sequence_length: int
     mask_tokens: int
-    masking: Masking | None
-    """Masking of static records; None for dynamic records, which are masked when they are read."""
-    copies: int
-    """Passes over the text."""
+    masking: Masking | None  # None for dynamic records, which are masked when they are read
+    copies: int  # passes over the text
     has_pairs: bool
     short_seq_prob: float
     seed: int
@@ -83,9 +77,7 @@ class Recipe(NamedTuple):
 def run(settings: TokenizeSettings) -> None:
     """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
     vocabulary = vocabulary_of(settings)
-    of_vocabulary: JSONObject = {"vocab_sha256": vocabulary.sha256}
-    of_vocabulary |= vocabulary.normalization.changes()
-    values = recorded(settings)
+    values = {**recorded(settings), "vocab_sha256": vocabulary.sha256}
     masking = None
     if settings.masking == "static":
         unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
@@ -101,19 +93,17 @@ def run(settings: TokenizeSettings) -> None:
         short_seq_prob=settings.short_seq_prob,
         seed=settings.random_seed,
     )
+    values |= {"duplication_factor": recipe.copies, **vocabulary.normalization.changes()}
     group_files = settings.group_files if "group_files" in settings.model_fields_set else None
     text = open_text(settings.input, settings.out, recipe.reading, settings.model_fields_set)
     groups, notes = plan_groups(text, group_files, pairs=settings.nsp)
-    size = sum(map(text_bytes, text.parts))
     step = Step(
         "tokenize",
         settings.out,
-        settings={**values, "duplication_factor": recipe.copies, **of_vocabulary},
+        settings=values,
         packages=("numpy", "tokenizers", "google-crc32c"),
         counted="records",
-        expected_bytes=bytes_written(
-            size, sum(text.documents.values()), recipe, len(vocabulary.pieces)
-        ),
+        expected_bytes=bytes_written(text, recipe, len(vocabulary.pieces)),
     )
     workers = Workers(settings.processes, settings.scheduler)
     shards = [shard_of(output, group) for output, group in groups]
@@ -139,10 +129,9 @@ def warn_of_truncation(
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
     if truncated <= MUCH_TRUNCATED:
         return
+    cause = "lines are long; if they have several sentences, split them with `bert preprocess`"
     splitter = made_with.get("splitter", "lines")
-    if splitter == "lines":
-        cause = "lines are long; if they have several sentences, split them with `bert preprocess`"
-    else:
+    if splitter != "lines":
         flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
         cause = (
             f"{splitter}, for language {made_with['language']}, found few ends of sentences; run `bert preprocess` "
@@ -165,14 +154,15 @@ def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
     return vocabulary
 
 
-def bytes_written(text: float, documents: int, recipe: Recipe, vocab_size: int) -> int:
-    """Estimate the bytes of the records and indexes of `text` bytes; each of `documents` adds a record."""
+def bytes_written(text: TextInput, recipe: Recipe, vocab_size: int) -> int:
+    """Estimate the bytes of the records and indexes of a text; each of its documents adds a record."""
     length = recipe.sequence_length
-    records = text / TEXT_BYTES_PER_TOKEN / recipe.longest * RECORDS_PER_FULL[recipe.has_pairs]
+    tokens = sum(map(text_bytes, text.parts)) / TEXT_BYTES_PER_TOKEN
+    records = tokens / recipe.longest * RECORDS_PER_FULL[recipe.has_pairs]
     size: float = STATIC_BYTES + 4 * length + 7 * recipe.mask_tokens
     if recipe.masking is None:
         size = DYNAMIC_BYTES + FILLED * length * formats.token_bytes(vocab_size)
-    return round((records + documents) * recipe.copies * size)
+    return round((records + sum(text.documents.values())) * recipe.copies * size)
 
 
 # --- groups of files
@@ -190,11 +180,10 @@ def plan_groups(
     reading = text.reading
     split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
     parts = [piece for part in text.parts for piece in split(part)]
+    step = group_files or 1
+    groups = [parts[first : first + step] for first in range(0, len(parts), step)]
     if group_files is None and reading.documents == "files":
         groups = bundle(parts, BUNDLE_BYTES)
-    else:
-        step = group_files or 1
-        groups = [parts[first : first + step] for first in range(0, len(parts), step)]
     last = groups[-1]
     counted = text.documents
     joins = pairs and len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
@@ -206,13 +195,13 @@ def plan_groups(
             _check_documents(sum(counted[part.path] for part in group), group)
     digits = max(3, len(str(len(groups) - 1)))  # so that the names sort in the order of the groups
     outputs = [(Path(f"wiki_{n:0{digits}d}.tfrecord"), group) for n, group in enumerate(groups)]
-    if not joins:
-        return outputs, text.notes
-    note = (
-        f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
-        f"joined to the group before it, {outputs[-1][0]}"
-    )
-    return outputs, [*text.notes, note]
+    notes = list(text.notes)
+    if joins:
+        notes.append(
+            f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
+            f"joined to the group before it, {outputs[-1][0]}"
+        )
+    return outputs, notes
 
 
 def _check_documents(number: int, parts: Sequence[Part]) -> None:

@@ -6,12 +6,7 @@ from support.corpora import assert_equal, make_corpus
 
 from bert_cli.config.data import PackSettings
 from bert_cli.data.examples import pack
-from bert_cli.data.examples.reader import (
-    Batching,
-    Mixture,
-    Reader,
-    quotas_of,
-)
+from bert_cli.data.examples.reader import Batching, Mixture, Reader, quotas_of
 from bert_cli.data.examples.source import Records
 from bert_cli.errors import ConfigError, DataError
 

@@ -21,12 +21,7 @@ from support.corpora import (
     write_folder,
 )
 
-from bert_cli.config.data import (
-    IndexSettings,
-    Masking,
-    PackSettings,
-    packed_predictions,
-)
+from bert_cli.config.data import IndexSettings, Masking, PackSettings, packed_predictions
 from bert_cli.data.examples import pack
 from bert_cli.data.records import index
 from bert_cli.data.records.corpus import read_corpus

@@ -21,13 +21,7 @@ from support.corpora import (
 from support.settings import plan_of, small_run
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.examples.reader import (
-    MULTIPLE,
-    Batching,
-    Buckets,
-    bucket_ends,
-    read_ahead,
-)
+from bert_cli.data.examples.reader import MULTIPLE, Batching, Buckets, bucket_ends, read_ahead
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
 from bert_cli.errors import ConfigError, DataError

@@ -4,25 +4,8 @@ import numpy as np
 import pytest
 from support.corpora import assert_equal
 
-from bert_cli.data.records import tfrecord
-from bert_cli.data.records.formats import (
-    BLOCK,
-    LARGEST,
-    DynamicPacks,
-    DynamicRecords,
-    dynamic_lengths,
-    dynamic_payloads,
-    find_features,
-    pack_columns,
-    pack_payloads,
-    parse_dynamic,
-    parse_packs,
-    parse_static,
-    static_lengths,
-    static_payloads,
-    token_bytes,
-)
-from bert_cli.data.records.tfrecord import FRAME_BYTES
+from bert_cli.data.records import formats, tfrecord
+from bert_cli.data.records.formats import LARGEST, DynamicPacks, DynamicRecords, parse_static
 from bert_cli.errors import DataError
 
 
@@ -40,7 +23,7 @@ def static_block(rows=50, length=128, predictions=20, vocab=30522, packed=0):
     largest = dict.fromkeys(positions, length) | {"input_ids": vocab, "masked_lm_ids": vocab}
     block = {
         name: numbers.integers(0, largest.get(name, 2), (rows, size))
-        for name, size in static_lengths(length, predictions, packed or None).items()
+        for name, size in formats.static_lengths(length, predictions, packed or None).items()
     }
     block["input_ids"][:, ::3] %= 128
     if not packed:
@@ -84,28 +67,20 @@ def test_static_records_are_the_bytes_of_protobuf_and_are_read_back():
     cases = [(128, 20, 30522, 0), (8, 1, 100, 0), (300, 5, 3_000_000, 0), (256, 30, 30522, 3)]
     for length, predictions, vocab, packed in cases:
         block = static_block(30, length, predictions, vocab, packed)
-        payloads = list(static_payloads(block))
+        payloads = list(formats.static_payloads(block))
         assert payloads == by_protobuf(block)
         assert_equal(parse_static(payloads, length, predictions, packed or None), block)
+    assert len(parse_static([], 12, 3)["input_ids"]) == 0
     block["masked_lm_ids"][0, 1] = -1
     with pytest.raises(ValueError, match="negative"):
-        static_payloads(block)
-
-
-def test_records_of_several_blocks_in_any_order_of_their_features_are_read():
-    block = static_block(BLOCK + 9, 12, 3)
-    first = {name: column[:9] for name, column in block.items()}
-    payloads = by_protobuf(first, order=lambda names: sorted(names, reverse=True))
-    payloads += list(static_payloads(block))[9:]
-    assert_equal(parse_static(payloads, 12, 3), block)
-    assert len(parse_static([], 12, 3)["input_ids"]) == 0
+        formats.static_payloads(block)
 
 
 def by_tensorflow(payloads, length, predictions):
     """Return what TensorFlow parses, limited to int32; None where it refuses."""
     import tensorflow as tf
 
-    sizes = static_lengths(length, predictions).items()
+    sizes = formats.static_lengths(length, predictions).items()
     features = {
         name: tf.io.FixedLenFeature([n], tf.float32 if "weights" in name else tf.int64)
         for name, n in sizes
@@ -159,8 +134,8 @@ def test_a_record_that_tensorflow_refuses_is_refused_and_any_other_is_read_alike
 
 
 def test_static_records_of_other_lengths_are_rejected_by_name():
-    payloads = list(static_payloads(static_block(3)))
-    packs = list(static_payloads(static_block(3, packed=3)))
+    payloads = list(formats.static_payloads(static_block(3)))
+    packs = list(formats.static_payloads(static_block(3, packed=3)))
     cases = [
         ((payloads, 64, 20), r"S 64, P 20, C 1\).*segment_ids"),
         ((payloads, 128, 10), "masked_lm_"),
@@ -179,9 +154,9 @@ def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
     import tensorflow as tf
 
     block = dynamic_block(100, longest, vocab)
-    width = token_bytes(vocab)
-    payloads = list(dynamic_payloads(block, width))
-    for ours, original in zip(parse_dynamic(payloads, width), block, strict=True):
+    width = formats.token_bytes(vocab)
+    payloads = list(formats.dynamic_payloads(block, width))
+    for ours, original in zip(formats.parse_dynamic(payloads, width), block, strict=True):
         assert np.array_equal(ours, original)
     texts = np.split(block.tokens.astype(f"<u{width}"), np.cumsum(block.lengths)[:-1])
     for row in (0, 57, 99):
@@ -198,22 +173,28 @@ def test_other_bytes_than_those_of_the_format_are_rejected():
     block = dynamic_block(4)
     packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))
     names = ["first_lengths", "lengths", "next_sentence_labels", "numbers", "tokens"]
-    lists = find_features([next(pack_payloads(packs))], names)
+    lists = formats.find_features([next(formats.pack_payloads(packs))], names)
     lists["numbers"] = [tfrecord.varint(2**63) + bytes([1, 2])]
     columns = [(n, "bytes" if n == "tokens" else "int64", data) for n, data in lists.items()]
     (huge,) = tfrecord.serialize_examples(columns)
     nonsense = [b"", b"\x0a", b"nonsense", b"\x0a\x05abc", bytes(40)]
     odd = DynamicRecords(np.arange(5), *(np.array([number]) for number in (5, 2, 0)))
+    others = [*formats.static_payloads(static_block(2)), *formats.pack_payloads(packs)]
     cases = [
-        (parse_dynamic, 2, [*nonsense, *static_payloads(static_block(2)), *pack_payloads(packs)]),
-        (parse_dynamic, 4, dynamic_payloads(odd, 2)),
-        (parse_packs, 2, [*nonsense, huge, *dynamic_payloads(block)]),
-        (parse_packs, 4, pack_payloads(packs, 2)),
+        (formats.parse_dynamic, 2, [*nonsense, *others]),
+        (formats.parse_dynamic, 4, formats.dynamic_payloads(odd, 2)),
+        (formats.parse_packs, 2, [*nonsense, huge, *formats.dynamic_payloads(block)]),
+        (formats.parse_packs, 4, formats.pack_payloads(packs, 2)),
     ]
     for parse, width, payloads in cases:
         for payload in payloads:
             with pytest.raises(DataError, match="are not dynamic records with"):
                 parse([payload], width)
+
+
+def frame_sizes(block, width=2):
+    payloads = formats.dynamic_payloads(block, width)
+    return np.array([tfrecord.FRAME_BYTES + len(payload) for payload in payloads])
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -222,22 +203,23 @@ def test_the_size_of_its_frame_gives_the_length_of_every_dynamic_record(width):
     tokens = np.full(lengths.sum(), 60_000, np.int32)
     for first in (1, 127, 128, 1100):
         block = DynamicRecords(tokens, lengths, np.minimum(first, lengths), lengths % 2)
-        sizes = np.array([FRAME_BYTES + len(p) for p in dynamic_payloads(block, width)])
-        assert np.array_equal(dynamic_lengths(sizes, 1100, width), lengths)
-        assert np.array_equal(dynamic_lengths(sizes[:40][::-1], 40, width), lengths[:40][::-1])
+        sizes = frame_sizes(block, width)
+        assert np.array_equal(formats.dynamic_lengths(sizes, 1100, width), lengths)
+        reversed_lengths = formats.dynamic_lengths(sizes[:40][::-1], 40, width)
+        assert np.array_equal(reversed_lengths, lengths[:40][::-1])
 
 
 def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
     lengths = np.array([16_384, 16_385], np.int32)
     tokens = np.zeros(lengths.sum(), np.int32)
     block = DynamicRecords(tokens, lengths, np.array([16_384, 1], np.int32), np.zeros(2, np.int32))
-    sizes = np.array([FRAME_BYTES + len(payload) for payload in dynamic_payloads(block)])
+    sizes = frame_sizes(block)
     assert sizes[0] == sizes[1]
     with pytest.raises(DataError, match="does not have the size of a dynamic record"):
-        dynamic_lengths(sizes, 20_000)
+        formats.dynamic_lengths(sizes, 20_000)
     for size in (-5, 0, 60, 10**9):
         with pytest.raises(DataError, match=rf"a frame of {size} bytes.*up to 128 tokens"):
-            dynamic_lengths(np.array([100, size]), 128)
+            formats.dynamic_lengths(np.array([100, size]), 128)
 
 
 def test_two_packs_of_three_sequences_are_the_known_ones():
@@ -253,7 +235,7 @@ def test_two_packs_of_three_sequences_are_the_known_ones():
     }
     columns = as_columns({name: np.array(rows) for name, rows in sequences.items()})
     sizes = {"sequence_length": 9, "pack_size": 3, "predictions": 4, "pad": 7}
-    packs = pack_columns(columns, np.array([2, 1]), **sizes)
+    packs = formats.pack_columns(columns, np.array([2, 1]), **sizes)
     expected = {
         "input_ids": [[2, 9, 3, 8, 3, 2, 4, 3, 7], [2, 6, 5, 3, 7, 7, 7, 7, 7]],
         "input_mask": [[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0]],
@@ -272,4 +254,4 @@ def test_two_packs_of_three_sequences_are_the_known_ones():
         ({"predictions": 2}, r"\(3 masked positions\): is more than the 2 that fit"),
     ):
         with pytest.raises(DataError, match=message):
-            pack_columns(columns, np.array([2, 1]), **sizes | change)
+            formats.pack_columns(columns, np.array([2, 1]), **sizes | change)

@@ -12,21 +12,10 @@ import numpy as np
 import pytest
 
 from bert_cli.config.data import IndexSettings
+from bert_cli.data.records import tfrecord
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.records.index import (
-    DESCRIPTION,
-    read_index,
-    record_files,
-    run,
-    write_corpus,
-    write_index,
-)
-from bert_cli.data.records.tfrecord import (
-    RecordWriter,
-    masked_crc,
-    read_payloads,
-    serialize_examples,
-)
+from bert_cli.data.records.index import read_index, record_files, run, write_corpus, write_index
+from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.errors import DataError
 
 DESCRIBED = {
@@ -93,17 +82,16 @@ def write_foreign(folder):
         "segment_ids": [0, 0, 0, 0, 1, 1, 1, 0],
         "masked_lm_positions": [2, 0],
         "masked_lm_ids": [6, 0],
+        "next_sentence_labels": [1],
     }
-    folder.mkdir(exist_ok=True)
+    example = tf.train.Example()
+    for column, values in columns.items():
+        example.features.feature[column].int64_list.value.extend(values)
+    example.features.feature["masked_lm_weights"].float_list.value.extend([1.0, 0.0])
+    folder.mkdir()
     for name in ("b.tfrecord", "a.tfrecord"):
         with tf.io.TFRecordWriter(str(folder / name)) as writer:
-            for number in range(3):
-                example = tf.train.Example()
-                feature = example.features.feature
-                for column, values in columns.items():
-                    feature[column].int64_list.value.extend(values)
-                feature["next_sentence_labels"].int64_list.value.append(number % 2)
-                feature["masked_lm_weights"].float_list.value.extend([1.0, 0.0])
+            for _ in range(3):
                 writer.write(example.SerializeToString())
 
 
@@ -139,7 +127,7 @@ def test_every_flipped_byte_and_every_cut_of_a_frame_is_rejected(tmp_path):
     first, second = data[:start], data[start:]
 
     def read(*frames):
-        return read_payloads(frames, "row {}".format, "rebuild it")
+        return tfrecord.read_payloads(frames, "row {}".format, "rebuild it")
 
     assert read(second, first) == [b"second!", b"the first payload"]
     assert read() == []
@@ -163,7 +151,7 @@ def test_indexing_skips_the_payloads(tmp_path):
     """A sparse file of a terabyte, which nothing could read in the time of a test."""
     path = tmp_path / "x.tfrecord"
     length = (1 << 40).to_bytes(8, "little")
-    path.write_bytes(length + masked_crc(length))
+    path.write_bytes(length + tfrecord.masked_crc(length))
     os.truncate(path, (1 << 40) + 16)
     assert write_index(path) == (1 << 40) + 16
     assert (tmp_path / "x.index").read_text() == f"0 {(1 << 40) + 16}\n"
@@ -195,17 +183,16 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path):
 
 
 def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path):
-    for folder in ("sub", ".partial"):
-        (tmp_path / folder).mkdir()
     counts = {"b.tfrecord": 4, "a.tfrecord": 3, "sub/c.tfrecord": 5, ".partial/half.tfrecord": 2}
     for name, count in counts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         write_records(tmp_path / name, count)
     corpus = write_corpus(tmp_path, DESCRIBED)
     listed = [(file["name"], file["records"]) for file in corpus["files"]]
     assert listed == [("a.tfrecord", 3), ("b.tfrecord", 4), ("sub/c.tfrecord", 5)]
     assert corpus["records"] == 12
     assert corpus == read_corpus(tmp_path) == json.loads((tmp_path / "corpus.json").read_text())
-    assert {key: corpus[key] for key in DESCRIPTION} == DESCRIBED
+    assert {key: corpus[key] for key in DESCRIBED} == DESCRIBED
     offsets = np.fromfile(tmp_path / "corpus.offsets", "<u8")
     each = [read_index(path)[:-1] for path in record_files(tmp_path)]
     assert np.array_equal(offsets, np.concatenate(each))
@@ -244,12 +231,10 @@ def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_com
 
 
 def test_folders_without_records_are_rejected(tmp_path):
-    for folder, message in (
-        (tmp_path / "no", "does not exist"),
-        (tmp_path, r"no \.tfrecord files"),
-    ):
-        with pytest.raises(DataError, match=message):
-            index(folder)
+    with pytest.raises(DataError, match="does not exist"):
+        index(tmp_path / "no")
+    with pytest.raises(DataError, match=r"no \.tfrecord files"):
+        index(tmp_path)
     (tmp_path / "a.tfrecord").touch()
     (tmp_path / "a.index").touch()
     with pytest.raises(DataError, match="no records"):
@@ -335,12 +320,8 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
 
 def test_files_without_bert_records_are_rejected(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
-    (image,) = serialize_examples([("image", "bytes", [b"x"])])
-    for payload, message in (
-        (b"\xff\xff", "Example"),
-        (image, "is not a tf.train.Example with input_ids"),
-    ):
+    for payload in (b"\xff\xff", *tfrecord.serialize_examples([("image", "bytes", [b"x"])])):
         with RecordWriter(tmp_path / "a.tfrecord") as writer:
             writer.write_all([payload])
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=r"is not a tf\.train\.Example with input_ids"):
             index(tmp_path, tmp_path / "vocab.txt")
