@@ -85,15 +85,12 @@ def read_corpus(folder: Path) -> JSONObject:
         if any(folder.glob("step_*/")):
             remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
         raise DataError(str(path), "does not exist", remedy)
-    if copy := _remedy_of_a_copy(folder):
-        remedy = copy
-    elif step := recorded_step(folder):
+    vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
+    remedy = f"move it away and run `bert index {folder} --vocab {vocab}` with their vocabulary"
+    if step := recorded_step(folder):
         remedy = f"move it away and run the same `bert {step}` again, which keeps the records"
-    else:
-        vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
-        remedy = f"move it away and run `bert index {folder} --vocab {vocab}` with their vocabulary"
-    corpus = read_json(path, Corpus, DataError, remedy)
-    return corpus.model_dump(exclude_unset=True)
+    remedy = _remedy_of_a_copy(folder) or remedy
+    return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
 
 def parse_corpus(address: str, text: bytes) -> JSONObject:
@@ -151,10 +148,7 @@ class RecordFiles:
             span = f"bytes {starts[first]} to {stops[first]} of {self._paths[files[first]]}"
             problem = f"gives the impossible {span}: it is damaged or belongs to another corpus"
             raise DataError(where, problem, self._remedy)
-        in_file_order: list[bytes] = []
-        for begin in range(0, len(numbers), formats.BLOCK):
-            part = slice(begin, begin + formats.BLOCK)
-            in_file_order += self._read(files[part], starts[part], (stops - starts)[part])
+        in_file_order = self._read(files, starts, stops - starts)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         return list(map(in_file_order.__getitem__, rank.tolist()))

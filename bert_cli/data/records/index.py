@@ -36,7 +36,7 @@ from bert_cli.data.tokens.notation import WORDPIECE
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, atomic_file, size_of, write_json_atomically
+from bert_cli.files import JSON, JSONObject, atomic_file, size_of, write_json_atomically
 from bert_cli.processes import print_line
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
@@ -165,7 +165,12 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     before = known_checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
     files: list[JSONObject] = []
-    hashes: list[str] = []
+    # Everything that the masks of dynamic records depend on.
+    hashed: list[JSON] = [description[key] for key in DESCRIPTION if key != "tokenizer"]
+    optional = {key: description[key] for key in OPTIONAL if key in description}
+    if optional:  # fingerprints have the name of older versions
+        older = {"real_token_fraction": "real_token_share"}
+        hashed.append({older.get(key, key): value for key, value in optional.items()})
     size = OFFSETS_FRACTION * size_of(folder.rglob("*.index"))
     with atomic_file(folder / OFFSETS, size) as partial, partial.open("wb") as out:
         for path in paths:
@@ -177,19 +182,12 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
             out.write(starts)
             name = path.relative_to(folder).as_posix()
             files.append({"name": name, "records": len(offsets) - 1, "bytes": int(offsets[-1])})
-            hashes.append(hashlib.sha256(starts).hexdigest())
-    corpus: JSONObject = {key: description[key] for key in DESCRIPTION}
-    optional = {key: description[key] for key in OPTIONAL if key in description}
-    corpus |= optional | {key: description[key] for key in INFORMATION if key in description}
+            hashed.append([*files[-1].values(), hashlib.sha256(starts).hexdigest()])
+    corpus: JSONObject = {key: description[key] for key in DESCRIPTION} | optional
+    corpus |= {key: description[key] for key in INFORMATION if key in description}
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
-    # Everything that the masks of dynamic records depend on.
-    hashed = [corpus[key] for key in DESCRIPTION if key != "tokenizer"]
-    if "real_token_fraction" in optional:  # fingerprints have the name of older versions
-        optional["real_token_share"] = optional.pop("real_token_fraction")
-    hashed += [optional] if optional else []
-    hashed += [[*file.values(), digest] for file, digest in zip(files, hashes, strict=True)]
     corpus["fingerprint"] = hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
     sums = checksums(folder, [file["name"] for file in files], before)
     for file, checksum in zip(files, sums, strict=True):
@@ -242,9 +240,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     refuse_compressed(path)
     with path.open("rb") as file:
         head = file.read(tfrecord.HEAD_BYTES)
-        frame = head + file.read(
-            (tfrecord.payload_bytes(head) or 0) + tfrecord.FRAME_BYTES - tfrecord.HEAD_BYTES
-        )
+        frame = head + file.read((tfrecord.payload_bytes(head) or 0) + tfrecord.CHECKSUM_BYTES)
     where = f"{path} (first record)"
     (payload,) = tfrecord.read_payloads([frame], lambda _: where, "rebuild the file")
     features = {name: lists[0] for name, lists in find_features([payload], STATIC_FEATURES).items()}
