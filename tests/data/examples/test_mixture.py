@@ -11,6 +11,7 @@ from bert_cli.data.examples.source import Records
 from bert_cli.errors import ConfigError, DataError
 
 S = 32
+PACKED = {"sequence_length": S, "max_sequences_per_pack": 4}
 BATCHING = Batching(8, 4)
 NAMES = ("large", "middle", "small")
 
@@ -22,8 +23,7 @@ def home(tmp_path_factory):
     make_corpus(folder / "large", "dynamic", [400, 300])
     make_corpus(folder / "middle", "static", [200])
     make_corpus(folder / "small", "dynamic", [67])
-    packs = {"sequence_length": S, "max_sequences_per_pack": 4, "processes": 1}
-    pack.run(PackSettings(input=folder / "large", out=folder / "packs", **packs))
+    pack.run(PackSettings(input=folder / "large", out=folder / "packs", processes=1, **PACKED))
     return folder
 
 
@@ -83,10 +83,8 @@ def test_rows_are_those_of_the_sources(home):
 
 
 def test_packs_are_mixed_with_examples_that_are_packed_while_reading(home):
-    changes = {"sequence_length": S, "max_sequences_per_pack": 4}
-    mixed = Mixture(
-        [(source(home / "packs"), 3), (source(home / "small", **changes), 1)], BATCHING, 7
-    )
+    corpora = [(source(home / "packs"), 3), (source(home / "small", **PACKED), 1)]
+    mixed = Mixture(corpora, BATCHING, 7)
     small = Reader(mixed.sources[1], BATCHING)
     drawn = np.flatnonzero(mixed.locate(np.arange(500))[0] == 1)[: small.epoch_size]
     assert_equal(mixed.rows(drawn), small.rows(np.arange(small.epoch_size)))
@@ -98,8 +96,8 @@ def test_packs_are_mixed_with_examples_that_are_packed_while_reading(home):
 
 def test_the_fingerprint_knows_the_corpora_and_the_weights(home):
     one = mixture(home)
-    others = (mixture(home, (5, 3, 1)), mixture(home, (5, 3)), mixture(home).sources[0])
-    assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 4
+    different = (one, mixture(home, (5, 3, 1)), mixture(home, (5, 3)), one.sources[0])
+    assert len({each.fingerprint for each in different}) == 4
     # Weights in the same proportions are the same mixture, and the order is not part of it.
     for same in (mixture(home, seed=8), mixture(home, (0.5, 0.3, 0.2))):
         assert (one.quotas, one.fingerprint) == (same.quotas, same.fingerprint)

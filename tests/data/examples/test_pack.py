@@ -93,9 +93,8 @@ def test_packs_hold_every_sequence_once_with_the_masks_of_the_unpacked_records(
         assert rows["masked_lm_ids"].shape[1] == packed_predictions(WIDE, 3, P, 0.15)
         counts = rows["input_mask"].max(axis=1)
         assert np.array_equal(rows["next_sentence_weights"], np.arange(3) < counts[:, None])
-        assert (rows["input_mask"] > 0).mean() == pytest.approx(
-            packs.source.corpus["real_token_fraction"]
-        )
+        stored = packs.source.corpus["real_token_fraction"]
+        assert (rows["input_mask"] > 0).mean() == pytest.approx(stored)
     if kind == "dynamic":
         masking = Masking(unit="word", probability=0.4)
         packs = open_reader(packed[kind], masking=masking, sequence_length=WIDE + 8)
@@ -162,19 +161,16 @@ def test_records_that_cannot_be_packed_are_rejected(corpora, packed, tmp_path):
     examples["input_mask"][7, 3] = 0
     gaps = write_folder(tmp_path / "gaps", "static", [static_payloads(examples)], PIECES)
     wrong = make_records(tmp_path / "wrong", "static", masked_lm_prob=0.001)
-    for settings, message in (
-        (settings_of(folder, out, sequence_length=8), r"sequence_length \(8\): .* 16 positions"),
-        (settings_of(folder, folder / "packed"), r"out \(.*\): is inside"),
-        (settings_of(packed["static"], out), r"is packed already, with up to 3 sequences"),
-        (settings_of(gaps, out), r"tfrecord \(record 7, counted from 0\): input_mask has padding"),
-        (
-            settings_of(wrong, tmp_path / "none", sequence_length=4 * S),
-            r"masked positions\): is more than the",
-        ),
-        (settings_of(folder, packed["dynamic"], max_sequences_per_pack=2), "was 3, now 2"),
+    for source, to, changes, message in (
+        (folder, out, {"sequence_length": 8}, r"sequence_length \(8\): .* 16 positions"),
+        (folder, folder / "packed", {}, r"out \(.*\): is inside"),
+        (packed["static"], out, {}, r"is packed already, with up to 3 sequences"),
+        (gaps, out, {}, r"tfrecord \(record 7, counted from 0\): input_mask has padding"),
+        (wrong, tmp_path / "none", {"sequence_length": 4 * S}, "masked positions.*: is more than"),
+        (folder, packed["dynamic"], {"max_sequences_per_pack": 2}, "was 3, now 2"),
     ):
         with pytest.raises(DataError, match=message):
-            pack.run(settings)
+            pack.run(settings_of(source, to, **changes))
     with pytest.raises(DataError, match=r"\(2\): .* have 3; use 3"):
         open_reader(packed["static"], max_sequences_per_pack=2)
     with pytest.raises(DataError, match=r"max_seq_length \(16\): .* have 32;"):

@@ -45,10 +45,6 @@ def url(records, tmp_path):
     return url
 
 
-def flip(data):
-    return data[:100] + bytes([data[100] ^ 1]) + data[101:]
-
-
 @pytest.fixture
 def fetched(monkeypatch):
     """Names of the files that were fetched, in order."""
@@ -93,20 +89,16 @@ def server(records):
     kind = type("CountingHandler", (Handler,), {"asked": Counter(), "held": None})
     kind.released = threading.Event()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(records))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}", kind
         kind.released.set()
         server.shutdown()
-        thread.join()
 
 
 def start(url, cache, output):
     """Start a process that fetches and writes its output and errors to a file."""
-    code = (
-        "import sys; from pathlib import Path; from bert_cli.data.examples.remote import local_copy; "
-        "print(local_copy(sys.argv[1], Path(sys.argv[2])))"
-    )
+    code = "import sys; from pathlib import Path; from bert_cli.data.examples.remote import local_copy; "
+    code += "print(local_copy(sys.argv[1], Path(sys.argv[2])))"
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
     with output.open("wb") as file:
         command = [sys.executable, "-c", code, url, str(cache)]
@@ -136,21 +128,19 @@ def test_a_copy_is_read_like_the_folder_itself(url, records, tmp_path, fetched, 
 def test_a_damaged_file_is_fetched_again_once_and_then_refused_by_name(
     url, records, tmp_path, monkeypatch, fetched
 ):
-    counting, name, damages = remote.Remote.fetch, "corpus.offsets", [lambda data: data[:-1] + b"?"]
+    counting, name, damages = remote.Remote.fetch, "corpus.offsets", [b"?"]
 
     def damaging(self, file, target):
         counting(self, file, target)
         if file == name and damages:
-            target.write_bytes(damages.pop()(target.read_bytes()))
+            target.write_bytes(target.read_bytes()[:-1] + damages.pop())
 
     monkeypatch.setattr(remote.Remote, "fetch", damaging)
     same_examples(local_copy(url, tmp_path / "once"), records)
     assert len(fetched) == FILES + 1 and fetched.count(name) == 2
-    damages += [lambda data: data[:-1] + b"?", lambda data: data[:-2]]
-    message = (
-        rf"{url}/{name}: has \d+ bytes and checksum \w+ after two downloads; corpus.json has \d+"
-    )
-    with pytest.raises(DataError, match=message):
+    damages += [b"?", b""]
+    received = r"has \d+ bytes and checksum \w+ after two downloads"
+    with pytest.raises(DataError, match=f"{url}/{name}: {received}; corpus.json has "):
         local_copy(url, tmp_path / "twice")
     assert damages == [] and fetched.count(name) == 4
 
@@ -267,6 +257,8 @@ def test_a_file_of_a_copy_that_is_damaged_later_is_fetched_again(url, records, t
         assert fetched[before:] == ([] if name == "corpus.json" else [name])
         same_examples(folder, records)
     for path in folder.glob("*.tfrecord"):
-        path.write_bytes(flip(path.read_bytes()))
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
     with pytest.raises(DataError, match=rf"remove {folder}, it will be fetched again"):
         same_examples(folder, records)

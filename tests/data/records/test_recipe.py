@@ -6,7 +6,6 @@ tokens alone. Bounds are exact or five standard deviations.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from functools import cache
 
 import numpy as np
@@ -78,48 +77,33 @@ def sentences_of_one_piece() -> Iterator[str]:
 TEXTS = {"words": sentences_of_many_words, "pieces": sentences_of_one_piece}
 
 
-@dataclass
 class Sequences:
     """What was read, a row for each sequence."""
 
-    tokens: np.ndarray  # [n, S] before masking
-    shown: np.ndarray  # [n, S] what the model reads
-    masked: np.ndarray  # [n, S] predicted positions
-    lengths: np.ndarray
-    first_lengths: np.ndarray  # with [CLS] and the first [SEP]
-    labels: np.ndarray
-
-    def __post_init__(self) -> None:
+    def __init__(self, batch: Batch) -> None:
+        """Undo the masks."""
+        row, slot = np.nonzero(batch["masked_lm_weights"])
+        self.tokens = unmasked(batch)  # [n, S]
+        self.shown = batch["input_ids"]  # [n, S] what the model reads
+        self.masked = np.zeros(self.shown.shape, bool)  # [n, S] predicted positions
+        self.masked[row, batch["masked_lm_positions"][row, slot]] = True
+        assert self.masked.sum() == len(row), "no position is predicted twice"
         self.ordinary = ~np.isin(self.tokens, [PAD, CLS, SEP])
+        self.lengths = batch["input_mask"].sum(axis=1)
+        # With [CLS] and the first [SEP].
+        self.first_lengths = self.lengths - batch["segment_ids"].sum(axis=1)
+        self.labels = batch["next_sentence_labels"]
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    @property
-    def full(self) -> "Sequences":
-        is_full = self.lengths == S
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Sequences(**{name: column[is_full] for name, column in columns.items()})
-
-
-def sequences(batch: Batch) -> Sequences:
-    """Undo the masks."""
-    row, slot = np.nonzero(batch["masked_lm_weights"])
-    masked = np.zeros(batch["input_ids"].shape, bool)
-    masked[row, batch["masked_lm_positions"][row, slot]] = True
-    assert masked.sum() == len(row), "no position is predicted twice"
-    lengths = batch["input_mask"].sum(axis=1)
-    first_lengths = lengths - batch["segment_ids"].sum(axis=1)
-    labels = batch["next_sentence_labels"]
-    return Sequences(unmasked(batch), batch["input_ids"], masked, lengths, first_lengths, labels)
 
 
 KINDS = ("static", "dynamic")
 
 
 @pytest.fixture(scope="module")
-def open_records(tmp_path_factory):
-    """A function that opens static or dynamic records of a text that are masked by a unit, made at their first use."""
+def read(tmp_path_factory):
+    """A function that reads about 22,000 sequences of an epoch, made and read once for all tests."""
     home = tmp_path_factory.mktemp("recipe")
     pieces = [*SPECIALS, *("##" + suffix for suffix in SUFFIXES)]
     pieces += map(code, range(VOCAB_SIZE - FIRST_WORD))
@@ -127,7 +111,9 @@ def open_records(tmp_path_factory):
     for name, lines in TEXTS.items():
         (home / name).write_text("\n".join(lines()))
 
-    def open_records(kind: str, text: str, unit: str):
+    @cache
+    def read(kind: str, text: str, unit: str = "token") -> Sequences:
+        """Return static or dynamic records of a text that are masked by a unit."""
         is_static = kind == "static"
         out = home / f"{text}_{kind}_{unit if is_static else ''}"
         if not out.exists():
@@ -136,19 +122,8 @@ def open_records(tmp_path_factory):
             settings |= {"input": home / text, "vocab": str(home / "vocab.txt")}
             tokenize.run(TokenizeSettings(out=out, **settings, **(masks if is_static else {})))
         masking = {} if is_static else {"masking": Masking(unit=unit)}
-        return open_stream(out, seed=5, examples=1, micro=1, **masking)
-
-    return open_records
-
-
-@pytest.fixture(scope="module")
-def read(open_records):
-    """A function that reads about 22,000 sequences of an epoch, once for all tests."""
-
-    @cache
-    def read(name: str, text: str, unit: str = "token") -> Sequences:
-        reader = open_records(name, text, unit)
-        rows = sequences(reader.rows(np.arange(min(22_000, reader.epoch_size))))
+        reader = open_stream(out, seed=5, examples=1, micro=1, **masking)
+        rows = Sequences(reader.rows(np.arange(min(22_000, reader.epoch_size))))
         assert len(rows) >= ENOUGH
         return rows
 
@@ -269,14 +244,15 @@ def test_80_percent_of_masked_tokens_are_hidden_10_are_random_and_10_stay(read, 
 
 
 def test_every_position_is_equally_likely_to_be_masked_whatever_its_neighbours_are(read):
-    rows = read("dynamic", "pieces").full
-    words = rows.ordinary.sum(axis=0)
+    rows = read("dynamic", "pieces")
+    is_full = rows.lengths == S
+    words, masked = rows.ordinary[is_full].sum(axis=0), rows.masked[is_full]
     positions = np.flatnonzero(words)
     assert len(positions) == S - 2
     for position in positions:
-        assert is_fraction(rows.masked[:, position].sum(), words[position], P / LONGEST)
+        assert is_fraction(masked[:, position].sum(), words[position], P / LONGEST)
     # Two segments have 43 pairs of neighbours.
-    both = (rows.masked[:, 1:] & rows.masked[:, :-1]).sum(axis=1)
+    both = (masked[:, 1:] & masked[:, :-1]).sum(axis=1)
     assert is_zero(both - (LONGEST - 2) * P * (P - 1) / (LONGEST * (LONGEST - 1)))
 
 

@@ -30,14 +30,9 @@ def corpus(documents=60, seed=0, longest=40):
     return sentences, np.concatenate(([0], np.cumsum(sizes))).tolist()
 
 
-def pair(sentences, documents, seed=1, short=0.1, length=S, make=pair_sentences):
-    return make(
-        sentences, documents, sequence_length=length, short_seq_prob=short, random=Random(seed)
-    )
-
-
-def fill(sentences, documents, seed=1, short=0.1, length=S):
-    return pair(sentences, documents, seed, short, length, fill_sentences)
+def fill(sentences, documents, seed=1, short=0.1, length=S, make=fill_sentences):
+    settings = {"sequence_length": length, "short_seq_prob": short}
+    return make(sentences, documents, **settings, random=Random(seed))
 
 
 def document_of(tokens, sentences, documents):
@@ -53,7 +48,7 @@ def close(fraction, wanted, trials):
 def test_a_pass_uses_every_sentence_exactly_once_and_every_second_segment_is_where_its_label_says():
     for seed in range(5):
         sentences, documents = corpus(seed=seed)
-        pairs = pair(sentences, documents, seed)
+        pairs = fill(sentences, documents, seed, make=pair_sentences)
         used = []
         for a, a_length, b, b_length, is_random in zip(*(c.tolist() for c in pairs), strict=True):
             used.append((a, a + a_length))
