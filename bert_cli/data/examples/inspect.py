@@ -26,11 +26,10 @@ from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
-from bert_cli.data.random import record_at
+from bert_cli.data.random import Ints, record_at
 from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
 from bert_cli.data.records.masking import continuations, unmasked
-from bert_cli.data.records.tfrecord import Ints
 from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, is_stdout, output_json

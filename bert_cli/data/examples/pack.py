@@ -1,6 +1,6 @@
 """`bert pack`: pack records of one sequence into records of several, a file at a time.
 
-Each file is packed separately (`stream/source.py`), which loses little, so a worker holds the lengths of one file and a
+Each file is packed separately (`examples/source.py`), which loses little, so a worker holds the lengths of one file and a
 block of packs. Static records keep their masks. Dynamic records keep the number of each sequence in
 the input; masks are drawn by this number, so packing changes no mask.
 """
@@ -28,9 +28,6 @@ from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, write_atomically
 from bert_cli.processes import print_line
 from bert_cli.text import count
-
-Numbers = npt.NDArray[np.int64]
-Lengths = npt.NDArray[np.uint16]
 
 
 def run(settings: PackSettings) -> None:
@@ -134,8 +131,7 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
     return Stats(records=writer.records, extra=extra)
 
 
-def _static_lengths(files: RecordFiles, first: int, end: int) -> Lengths:
-    """Read the lengths of static records."""
+def _static_lengths(files: RecordFiles, first: int, end: int) -> npt.NDArray[np.uint16]:
     lengths = np.empty(end - first, np.uint16)
     for start in range(first, end, formats.BLOCK):
         numbers = np.arange(start, min(start + formats.BLOCK, end))

@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.examples.source import ByLength, Numbers, Records
-from bert_cli.data.random import Ints, permute, record_at, row_keys
+from bert_cli.data.examples.source import ByLength, Records
+from bert_cli.data.random import Ints, Numbers, permute, record_at, row_keys
 from bert_cli.data.records.formats import Batch
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.planning.plan import Plan

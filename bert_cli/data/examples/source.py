@@ -9,10 +9,9 @@ Shapes: n examples, R sequences, C maximum sequences of a pack, S sequence lengt
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.random import Ints, permute, row_keys
+from bert_cli.data.random import Ints, Numbers, permute, row_keys
 from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
 from bert_cli.data.records.formats import Batch
@@ -20,8 +19,6 @@ from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.tokens.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Records:

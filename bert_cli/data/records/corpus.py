@@ -15,9 +15,10 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from bert_cli.config.data import packed_predictions
 from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
+from bert_cli.data.random import Ints, Numbers
 from bert_cli.data.records import formats
 from bert_cli.data.records.formats import Batch, DynamicPacks
-from bert_cli.data.records.tfrecord import Ints, read_payloads
+from bert_cli.data.records.tfrecord import read_payloads
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
 from bert_cli.files import InnerPath, JSONObject, file_crc32c, parse_json, read_json
@@ -27,7 +28,6 @@ OFFSETS = "corpus.offsets"
 COPY_LOCK = ".lock"  # marks a folder as the local copy of a remote one
 LENGTHS_BLOCK = 1 << 20  # records whose lengths are computed at once, in about 40 MB
 
-Numbers = npt.NDArray[np.int64]
 Count = Annotated[int, Field(ge=0)]
 Positions = Annotated[int, Field(ge=1, le=65535)]
 

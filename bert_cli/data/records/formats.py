@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.random import Ints
 from bert_cli.data.records import tfrecord
-from bert_cli.data.records.tfrecord import Feature, Ints
+from bert_cli.data.records.tfrecord import Feature
 from bert_cli.errors import DataError
 
 Array = npt.NDArray[Any]

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking
-from bert_cli.data.random import Ints, Keys, bits
+from bert_cli.data.random import Ints, Keys, Numbers, bits
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
 Flags = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)
 POSITIONS, REPLACEMENTS, CUTS, SPANS = STRIDE * np.arange(1, 5, dtype=np.uint64)
@@ -49,8 +48,8 @@ class _Words(NamedTuple):
     """The words of rows, numbered from 0 in each row."""
 
     begins: Flags  # [B, S] whether a position begins a word
-    numbers: Int64s  # [B, S] the word of a position; without meaning outside words
-    sizes: Int64s  # [B, W] tokens of each word; 0 after the last word of a row
+    numbers: Numbers  # [B, S] the word of a position; without meaning outside words
+    sizes: Numbers  # [B, W] tokens of each word; 0 after the last word of a row
 
 
 def mask_examples(
@@ -97,8 +96,8 @@ def mask_examples(
 
 
 def _choose_tokens(
-    order_BS: Keys, maskable_BS: Flags, quotas_B: Int64s, predictions: int
-) -> Int64s:
+    order_BS: Keys, maskable_BS: Flags, quotas_B: Numbers, predictions: int
+) -> Numbers:
     """Return the positions of the `quotas` [B] smallest random numbers, ascending, then S."""
     length = order_BS.shape[1]
     width = min(predictions, length)
@@ -126,7 +125,6 @@ def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
 
 
 def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> _Words:
-    """Return the words of rows."""
     rows, length = tokens_BS.shape
     begins_BS = maskable_BS & ~continuations(tokens_BS, maskable_BS, is_continuation)
     numbers_BS = np.maximum(np.cumsum(begins_BS, axis=1) - 1, 0)
@@ -136,8 +134,8 @@ def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> 
 
 
 def _choose_spans(
-    order_BS: Keys, words: _Words, quotas_B: Int64s, keys_B: Keys, masking: Masking
-) -> Int64s:
+    order_BS: Keys, words: _Words, quotas_B: Numbers, keys_B: Keys, masking: Masking
+) -> Numbers:
     """Return the position where the span of each masked word begins; 0 for a word that is not masked.
 
     Joshi et al. 2020, section 3.1: a length and a first word are drawn until enough is masked. A span ends early with
@@ -173,7 +171,7 @@ def _choose_spans(
     return span_begins_BW[:, :length]
 
 
-def _span_lengths(drawn: Keys, masking: Masking) -> Int64s:
+def _span_lengths(drawn: Keys, masking: Masking) -> Numbers:
     """Return the words per span; a length is `1 - span_stop` times as likely as the length before it."""
     likelihoods = (1.0 - masking.span_stop) ** np.arange(masking.longest_span)
     upto = np.cumsum(likelihoods)[:-1] / likelihoods.sum()
@@ -181,7 +179,7 @@ def _span_lengths(drawn: Keys, masking: Masking) -> Int64s:
 
 
 def _replace(
-    tokens_BS: Ints, positions_BP: Int64s, draws_BP: Int64s, keys_B: Keys, recipe: MaskRecipe
+    tokens_BS: Ints, positions_BP: Numbers, draws_BP: Numbers, keys_B: Keys, recipe: MaskRecipe
 ) -> Batch:
     """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros.
 

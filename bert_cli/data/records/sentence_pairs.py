@@ -15,11 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.random import Ints, Keys, bits
+from bert_cli.data.random import Ints, Keys, Numbers, bits
 from bert_cli.data.records.masking import CUTS
 from bert_cli.data.tokens.tokenizer import SpecialIds
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Pairs(NamedTuple):

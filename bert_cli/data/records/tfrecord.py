@@ -9,16 +9,16 @@ protobuf's, with sorted keys, and features may be read in any order.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from bert_cli.data.random import Ints
 from bert_cli.errors import DataError
 
-Ints = npt.NDArray[np.integer[Any]]
 Feature = tuple[str, str, list[bytes]]  # name, kind of list, packed values of each record
 
 FRAME_BYTES = 16  # around a payload: length 8, its checksum 4, the payload's checksum 4

@@ -24,7 +24,7 @@ from bert_cli.data.io.files import Outputs, Part, Reading, bundle, shard_of, spl
 from bert_cli.data.io.inputs import TextInput, open_text
 from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.random import Keys, row_keys
+from bert_cli.data.random import Keys, Numbers, row_keys
 from bert_cli.data.records import formats, sentence_pairs
 from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.data.records.index import describe, write_corpus
@@ -52,7 +52,9 @@ STATIC_BYTES = 200
 DYNAMIC_BYTES = 100
 """Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
 FILLED = 0.9  # fraction of the positions that hold a token
-MUCH_TRUNCATED = 0.4  # fraction of truncated tokens that is warned of; Wikipedia has 24 % at 64 positions
+MUCH_TRUNCATED = (
+    0.4  # fraction of truncated tokens that is warned of; Wikipedia has 24 % at 64 positions
+)
 
 
 class Recipe(NamedTuple):
@@ -220,9 +222,6 @@ def _span(parts: Sequence[Part]) -> str:
 
 
 # --- from text to tokens
-
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

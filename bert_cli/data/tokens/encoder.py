@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.random import Numbers
 from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import BYTE_LEVEL
-from bert_cli.data.tokens.tokenizer import Normalization, Numbers, Vocabulary
+from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
 
 KNOWN_WORDS = 400_000  # distinct words in the cache, about 60 MB; then it is cleared
 # BERT removes control characters, which joins their neighbours, but `str.split` splits at all of these except \0. So

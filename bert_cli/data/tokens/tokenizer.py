@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.random import Numbers
 from bert_cli.data.tokens.entries import AddedToken, ConfigFile, TokenizerFile
 from bert_cli.data.tokens.notation import (
     BYTE_LEVEL,
@@ -52,8 +53,6 @@ LIBRARY_CLASS = "PreTrainedTokenizerFast"
 """The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
 SPACE = 32  # a byte up to it is white space or a control character
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
-
-Numbers = npt.NDArray[np.int64]
 
 
 # --- vocabularies
@@ -277,7 +276,6 @@ class TokenizerFolder:
     """The tokenizer of a model's folder. Each file is read once, when it is first used."""
 
     def __init__(self, folder: Path) -> None:
-        """Read nothing yet."""
         self.folder = folder
         self._contents: dict[Path, bytes] = {}
 
