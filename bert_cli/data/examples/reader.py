@@ -239,8 +239,8 @@ class Buckets:
         """[buckets] positions of the examples of each bucket, ascending."""
         self._shortest = np.concatenate((np.ones(1, np.int64), self.ends[:-1] + 1))
         self._starts = self._records.starts[self._shortest]
-        self.steps, self.left_out = divmod(len(lengths), examples_per_step)
-        """Steps of an epoch, and the number of records that are in no step."""
+        self.steps = len(lengths) // examples_per_step
+        """Steps of an epoch; the records that fill no step are left out."""
 
     def records(self, sample_indices: npt.ArrayLike) -> tuple[Ints, Numbers, int]:
         """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""

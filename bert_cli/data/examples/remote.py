@@ -61,7 +61,7 @@ def local_copy(url: str, cache: Path) -> Path:
     if is_described and all(map(is_complete, files)):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with _lock(folder):
         for part in folder.rglob(".*.part"):
             part.unlink(missing_ok=True)  # of a killed process
         for old in sorted(cache.glob(f"{prefix}*")):
@@ -145,17 +145,13 @@ def _fetch(remote: Remote, folder: Path, file: File) -> int:
     return int(file["bytes"])
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> AbstractContextManager[object]:
     """Wait until no other process fetches into the folder; without locks all fetch, each to its own partial files."""
-    path = folder / COPY_LOCK
-    lock: AbstractContextManager[object] = nullcontext()
     try:
-        lock = lock_file(path)
+        return lock_file(folder / COPY_LOCK)
     except BlockingIOError:
         print_error(f"fetch: another process fetches to {folder}; waiting")
-        lock = lock_file(path, attempts=sys.maxsize)
+        return lock_file(folder / COPY_LOCK, attempts=sys.maxsize)
     except LockUnsupportedError as error:
         print_error(f"fetch: {folder} cannot be locked ({error.strerror})")
-    with lock:
-        yield
+        return nullcontext()

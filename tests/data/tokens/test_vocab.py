@@ -37,9 +37,9 @@ SENTENCES = [
 ] * 20
 
 
-def write_vocab(folder, pieces=PIECES, config=None, end="\n"):
+def write_vocab(folder, pieces=PIECES, config=None):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text(end.join(pieces) + end, encoding="utf-8", newline="")
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8", newline="")
     (folder / CONFIG_FILE).unlink(missing_ok=True)
     if config is not None:
         (folder / CONFIG_FILE).write_text(json.dumps(config))
@@ -54,9 +54,8 @@ def found(path, cased=False):
 
 
 def test_the_line_of_a_piece_is_its_id(tmp_path):
-    for end in ("\n", "\r\n"):
-        vocabulary = read_vocabulary(write_vocab(tmp_path, end=end))
-        assert list(vocabulary.pieces) == PIECES
+    vocabulary = read_vocabulary(write_vocab(tmp_path))
+    assert list(vocabulary.pieces) == PIECES
     assert vars(vocabulary.special) == {"pad": 3, "unk": 5, "cls": 7, "sep": 6, "mask": 4}
     assert vocabulary.is_continuation.tolist() == [piece == "##s" for piece in PIECES]
     assert vocabulary.ids["cat"] == 1
@@ -296,24 +295,22 @@ def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
 # --- training
 
 
-def sentences(tmp_path, lines=SENTENCES):
+def train(tmp_path, name="vocab", size=150, lines=None, **settings) -> Path:
+    """Train on lines, in two files; without any on those of the call before."""
     folder = tmp_path / "sentences"
     folder.mkdir(exist_ok=True)
-    for number in range(2):
-        (folder / f"{number}.txt").write_text("\n".join(lines[number::2]) + "\n", encoding="utf-8")
-
-
-def train(tmp_path, name="vocab", size=150, **settings) -> Path:
+    for number in range(2) if lines else ():
+        text = "\n".join(lines[number::2]) + "\n"
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
     out = tmp_path / name
-    run(VocabSettings(input=tmp_path / "sentences", out=out, size=size, **settings))
+    run(VocabSettings(input=folder, out=out, size=size, **settings))
     return out
 
 
 def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_path, capsys):
     import transformers
 
-    sentences(tmp_path)
-    out = train(tmp_path)
+    out = train(tmp_path, lines=SENTENCES)
     vocabulary = found(out)
     number, special = len(vocabulary.pieces), vocabulary.special
     assert vocabulary.pieces[:5] == SPECIAL_TOKENS and "quick" in vocabulary.pieces
@@ -339,20 +336,18 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
 
 
 def test_a_word_that_occurs_less_often_than_the_minimum_is_no_piece(tmp_path):
-    sentences(tmp_path, ["zebra giraffe"] * 3 + ["giraffe"] * 2)
+    lines = ["zebra giraffe"] * 3 + ["giraffe"] * 2
     for frequency, expected in ((3, {"zebra", "giraffe"}), (4, {"giraffe"}), (6, set())):
-        out = train(tmp_path, f"vocab{frequency}", min_frequency=frequency)
+        out = train(tmp_path, f"vocab{frequency}", lines=lines, min_frequency=frequency)
         assert {"zebra", "giraffe"} & {*found(out).pieces} == expected
 
 
 def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path):
     """`ze` is a step from z to zebra, and a piece of the three words zest alone."""
-    sentences(tmp_path)
-    base = train(tmp_path, "base", size=100)
+    base = train(tmp_path, "base", 100, SENTENCES)
 
     def new_pieces(name: str, lines: Sequence[str], size: str, frequency: int) -> Sequence[str]:
-        sentences(tmp_path, lines)
-        out = train(tmp_path, name, size, extend=str(base), min_frequency=frequency)
+        out = train(tmp_path, name, size, lines, extend=str(base), min_frequency=frequency)
         return found(out).pieces[len(found(base).pieces) :]
 
     words = ["zebu", "yak", "ibex", "kudu", "okapi", "gaur", "oryx", "tapir"]
@@ -364,8 +359,7 @@ def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path)
 
 
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
-    sentences(tmp_path)
-    here = (train(tmp_path) / "vocab.txt").read_bytes()
+    here = (train(tmp_path, lines=SENTENCES) / "vocab.txt").read_bytes()
     out = tmp_path / "again"
     command = [sys.executable, "-m", "bert_cli", "vocab", tmp_path / "sentences", out]
     environment = os.environ | {"PYTHONHASHSEED": "1"}
@@ -374,15 +368,13 @@ def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):
 
 
 def test_a_text_without_words_is_rejected_and_leaves_nothing(tmp_path):
-    sentences(tmp_path, ["", "  ", "\t"])
     with pytest.raises(DataError, match="no text"):
-        train(tmp_path)
+        train(tmp_path, lines=["", "  ", "\t"])
     assert not (tmp_path / "vocab" / "vocab.txt").exists()
 
 
 def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, capsys):
-    sentences(tmp_path)
-    out = train(tmp_path)
+    out = train(tmp_path, lines=SENTENCES)
     before = (out / "vocab.txt").read_bytes()
     capsys.readouterr()
     train(tmp_path)
@@ -391,10 +383,9 @@ def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, c
         train(tmp_path, size=120)
     with pytest.raises(DataError, match="input_format was the default, now 'plain'"):
         train(tmp_path, input_format="plain")
-    sentences(tmp_path, SENTENCES[::-1])
     problem = r"have changed since; move .*vocab away, or choose another"
     with pytest.raises(DataError, match=problem):
-        train(tmp_path)
+        train(tmp_path, lines=SENTENCES[::-1])
     assert (out / "vocab.txt").read_bytes() == before
 
 
@@ -409,8 +400,8 @@ def test_accents_are_stripped_or_preserved(cased, strip, word, tmp_path, capsys)
     """`Über` has a capital and an accent: each of the four normalizations writes it in another way."""
     import transformers
 
-    sentences(tmp_path, ["Über Äpfel", "Ein Apfel", "über Apfel"] * 30)
-    out = train(tmp_path, cased=cased, strip_accents=strip)
+    lines = ["Über Äpfel", "Ein Apfel", "über Apfel"] * 30
+    out = train(tmp_path, lines=lines, cased=cased, strip_accents=strip)
     warned = "warning: stripping accents changes 50% of the words" in capsys.readouterr().out
     assert warned == (word in ("Uber", "uber"))
     config = json.loads((out / "tokenizer_config.json").read_text())
@@ -429,9 +420,10 @@ def test_accents_are_stripped_or_preserved(cased, strip, word, tmp_path, capsys)
 
 def test_joiners_are_dropped_as_bert_drops_them(tmp_path):
     """U+200C and U+200D are format characters, which Google's BasicTokenizer removes, cased or not."""
-    sentences(tmp_path, ["می\u200cروم क्\u200dष"] * 30)
+    lines = ["می\u200cروم क्\u200dष"] * 30
     for cased in (False, True):
-        pieces = find_vocabulary(str(train(tmp_path, str(cased), cased=cased)), cased=cased).pieces
+        out = train(tmp_path, str(cased), lines=lines, cased=cased)
+        pieces = found(out, cased).pieces
         assert "میروم" in pieces and not any({"\u200c", "\u200d"} & {*piece} for piece in pieces)
 
 
@@ -452,24 +444,21 @@ def test_a_byte_order_mark_and_blank_lines_at_the_end_of_a_vocabulary_are_no_pie
 
 
 def test_a_warning_counts_the_words_that_stripping_changes_and_english_has_few(tmp_path, capsys):
-    sentences(tmp_path, ["Das Café dort, dort 한국 가 e\u0301 x й"] * 30)
-    train(tmp_path, "counted")
+    train(tmp_path, "counted", lines=["Das Café dort, dort 한국 가 e\u0301 x й"] * 30)
     assert "stripping accents changes 56% of the words" in capsys.readouterr().out
-    sentences(tmp_path, JAPANESE)
-    train(tmp_path, strip_accents=False)
+    train(tmp_path, lines=JAPANESE, strip_accents=False)
     train(tmp_path, "cased", cased=True)
-    sentences(tmp_path, [*["plain words of English text"] * 60, "naïve"])
-    train(tmp_path, "english")
+    train(tmp_path, "english", lines=[*["plain words of English text"] * 60, "naïve"])
     assert "stripping" not in capsys.readouterr().out
 
 
 def test_chinese_characters_are_words_of_their_own_or_parts_of_words(tmp_path):
     import transformers
 
-    sentences(tmp_path, JAPANESE)
     text = "日本語の辞書。"
     for split, expected in ((True, list(text)), (False, ["日本語の辞書", "。"])):
-        out = train(tmp_path, f"v{split}", size=300, strip_accents=False, split_chinese=split)
+        settings = {"strip_accents": False, "split_chinese": split}
+        out = train(tmp_path, f"v{split}", 300, JAPANESE, **settings)
         assert transformers.AutoTokenizer.from_pretrained(out).tokenize(text) == expected
         vocabulary = found(out)
         numbers = Encoder(vocabulary.ids, vocabulary.normalization).encode(text).tokens
@@ -478,16 +467,16 @@ def test_chinese_characters_are_words_of_their_own_or_parts_of_words(tmp_path):
 
 
 def test_an_extension_normalizes_text_as_the_vocabulary_that_it_extends(tmp_path):
-    sentences(tmp_path, ["Über Äpfel", "über Gärten"] * 30)
-    base = str(train(tmp_path, "base", strip_accents=False, split_chinese=False))
-    sentences(tmp_path, ["Öfen und Höfe", "höfe über Öfen"] * 30)
-    out = train(tmp_path, "extended", "+20", extend=base)
+    kept = {"strip_accents": False, "split_chinese": False}
+    base = str(train(tmp_path, "base", lines=["Über Äpfel", "über Gärten"] * 30, **kept))
+    lines = ["Öfen und Höfe", "höfe über Öfen"] * 30
+    out = train(tmp_path, "extended", "+20", lines, extend=base)
     vocabulary = found(out)
     assert vocabulary.normalization == Normalization(False, False, False)
     assert {"öfen", "höfe"} <= set(vocabulary.pieces[len(found(base).pieces) :])
-    same = train(tmp_path, "same", "+20", extend=base, strip_accents=False, split_chinese=False)
+    same = train(tmp_path, "same", "+20", extend=base, **kept)
     assert (same / "vocab.txt").read_bytes() == (out / "vocab.txt").read_bytes()
-    for name in ("strip_accents", "split_chinese"):
+    for name in kept:
         flag = f"--{name.replace('_', '-')}"
         problem = rf"{flag} \(true\): .*keeps the false of .*base; .*leave it out"
         with pytest.raises(ConfigError, match=problem):
@@ -496,7 +485,7 @@ def test_an_extension_normalizes_text_as_the_vocabulary_that_it_extends(tmp_path
 
 def test_a_script_of_many_characters_gets_as_many_as_cover_its_text(tmp_path):
     kanji = [chr(0x4E00 + number) for number in range(1600)]
-    sentences(tmp_path, ["".join(kanji[start : start + 40]) for start in range(0, 1600, 40)] * 4)
+    lines = ["".join(kanji[start : start + 40]) for start in range(0, 1600, 40)] * 4
     for size, expected in ((8000, 1600), (4800, 1200), (1200, 1000)):
-        pieces = read_vocabulary(train(tmp_path, f"v{size}", size) / "vocab.txt").pieces
+        pieces = found(train(tmp_path, f"v{size}", size, lines)).pieces
         assert sum(piece in pieces for piece in kanji) == expected, size
