@@ -1,8 +1,8 @@
 """`bert pack`: pack records of one sequence into records of several, a file at a time.
 
-Each file is packed separately (`examples/source.py`), which loses little, so a worker holds the lengths of one file and a
-block of packs. Static records keep their masks. Dynamic records keep the number of each sequence in
-the input; masks are drawn by this number, so packing changes no mask.
+Each file is packed separately, which loses little, so a worker holds the lengths of one file and a block of packs.
+Static records keep their masks. Dynamic records keep the number of each sequence in the input; masks are drawn by this
+number, so packing changes no mask.
 """
 
 from functools import partial
