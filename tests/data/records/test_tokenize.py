@@ -42,11 +42,11 @@ PIECES = [
 ]
 
 
-def write_text(folder, files=3):
-    """Write 20 documents of different sentences in each file."""
+def write_text(folder):
+    """Write 20 documents of different sentences in each of three files."""
     draw = random.Random(0)
-    folder.mkdir(exist_ok=True)
-    for number in range(files):
+    folder.mkdir()
+    for number in range(3):
         lines = []
         for _ in range(20):
             for _ in range(draw.randint(2, 40)):
@@ -54,7 +54,6 @@ def write_text(folder, files=3):
                 lines.append(" ".join(words).capitalize() + ".")
             lines.append("")
         (folder / f"text_{number:02d}").write_text("\n".join(lines), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -311,18 +310,17 @@ def test_the_bytes_depend_on_the_seed_and_not_on_processes_or_a_second_run(
 
 
 def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
-    folder, out = write_text(tmp_path / "sentences", files=1), tmp_path / "none"
-
-    def reject(message):
-        with pytest.raises(DataError, match=message):
-            make(home, out, input=folder)
-        assert not list(out.glob("*.tfrecord")) and not (out / "manifest.json").exists()
-
+    folder, out = tmp_path / "sentences", tmp_path / "out"
+    folder.mkdir()
     (folder / "text_00").write_text("")
-    reject("is empty; use files with text")
+    with pytest.raises(DataError, match="is empty; use files with text"):
+        make(home, out, input=folder)
     assert not out.exists()
     (folder / "text_00").write_text("ba ke.\nlo mi.\n")
     (folder / "text_01").write_text("nu ra.\nsi to.\n\nva.\n")
-    out = tmp_path / "one"
-    reject(r"text_00 \(1 document in the group\).*raise --group-files")
+    with pytest.raises(
+        DataError, match=r"text_00 \(1 document in the group\).*raise --group-files"
+    ):
+        make(home, out, input=folder)
+    assert not list(out.glob("*.tfrecord")) and not (out / "manifest.json").exists()
     assert read_corpus(make(home, tmp_path / "two", input=folder, group_files=2))["records"] > 0
