@@ -146,9 +146,9 @@ def test_a_problem_has_a_warning_with_its_number_and_a_remedy_and_chance_has_non
 # --- the command
 
 
-def texts(count, *, seed=0, of=(5, 50)):
+def texts(count, seed=0):
     """Return pairs of full length, of words of one piece."""
-    rows = np.random.default_rng(seed).integers(*of, (count, S))
+    rows = np.random.default_rng(seed).integers(5, 50, (count, S))
     rows[:, 0], rows[:, 15], rows[:, -1] = 2, 3, 3
     full = np.full(count, S, np.int32)
     labels = (np.arange(count) % 2).astype(np.int32)

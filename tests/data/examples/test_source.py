@@ -69,17 +69,6 @@ def rewrite(folder, payloads):
     write_corpus(folder, json.loads((folder / "corpus.json").read_text()))
 
 
-def changed(payload, name, data):
-    """Return a record with other bytes in a feature."""
-    dynamic = ["first_length", "next_sentence_labels", "tokens"]
-    features = find_features([payload], STATIC_FEATURES if "ids" in name else dynamic)
-    kinds = {"tokens": "bytes", "masked_lm_weights": "float"}
-    columns = [
-        (n, kinds.get(n, "int64"), lists) for n, lists in (features | {name: [data]}).items()
-    ]
-    return next(serialize_examples(columns))
-
-
 def with_values(**values):
     """Return static records of which number 3 has another value in each column, at an index."""
     examples = static_examples(5, 5)
@@ -94,8 +83,14 @@ def with_value(column, value):
 
 
 def with_bytes(payloads, name, data):
+    """Return records of which number 3 has other bytes in a feature."""
     payloads = list(payloads)
-    payloads[3] = changed(payloads[3], name, data)
+    dynamic = ["first_length", "next_sentence_labels", "tokens"]
+    features = find_features(payloads[3:4], STATIC_FEATURES if "ids" in name else dynamic)
+    kinds = {"tokens": "bytes", "masked_lm_weights": "float"}
+    lists = (features | {name: [data]}).items()
+    columns = [(feature, kinds.get(feature, "int64"), values) for feature, values in lists]
+    payloads[3:4] = serialize_examples(columns)
     return payloads
 
 

@@ -76,10 +76,6 @@ def static(home):
     return make(home, home / "static")
 
 
-def columns_of(folder):
-    return parse_static(payloads(folder), S, P)
-
-
 def content(folder):
     """Return the bytes of every file but the manifest, which has times in it."""
     paths = filter(Path.is_file, folder.iterdir())
@@ -232,7 +228,8 @@ def test_dynamic_records_hold_each_pair_once_and_unmasked(home):
     records = parse_dynamic(payloads(dynamic), corpus["token_bytes"])
     assert len(records.lengths) == corpus["records"]
     # One copy of static records has the same pairs in the same order.
-    columns = columns_of(make(home, home / "once", duplication_factor=1))
+    once = make(home, home / "once", duplication_factor=1)
+    columns = parse_static(payloads(once), S, P)
     is_token = columns["input_mask"] == 1
     assert np.array_equal(is_token.sum(axis=1), records.lengths)
     assert np.array_equal(unmasked(columns)[is_token], records.tokens)
