@@ -52,9 +52,8 @@ STATIC_BYTES = 200
 DYNAMIC_BYTES = 100
 """Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
 FILLED = 0.9  # fraction of the positions that hold a token
-MUCH_TRUNCATED = (
-    0.4  # fraction of truncated tokens that is warned of; Wikipedia has 24 % at 64 positions
-)
+MUCH_TRUNCATED = 0.4
+"""Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 24 % are at 64 positions."""
 
 
 class Recipe(NamedTuple):

@@ -77,11 +77,6 @@ def with_values(**values):
     return list(static_payloads(examples))
 
 
-def with_value(column, value):
-    """Return static records of which number 3 ends with a value in a column."""
-    return with_values(**{column: (-1, value)})
-
-
 def with_bytes(payloads, name, data):
     """Return records of which number 3 has other bytes in a feature."""
     payloads = list(payloads)
@@ -100,14 +95,14 @@ ALL, TWO, REST = slice(None), slice(2), slice(4, None)
 OUTSIDE = ", which is outside 0 to "
 # Format of the records, records of which number 3 is wrong, and what is said of it.
 WRONG = [
-    ("static", with_value("input_ids", 999_999), f"input_ids has 999999{OUTSIDE}"),
-    ("static", with_value("input_ids", 2**32 + 5), f"input_ids has 2147483647{OUTSIDE}"),
-    ("static", with_value("input_mask", 2), f"input_mask has 2{OUTSIDE}"),
-    ("static", with_value("segment_ids", 7), f"segment_ids has 7{OUTSIDE}"),
-    ("static", with_value("masked_lm_positions", 500), f"masked_lm_positions has 500{OUTSIDE}"),
-    ("static", with_value("masked_lm_ids", 99_999), f"masked_lm_ids has 99999{OUTSIDE}"),
-    ("static", with_value("masked_lm_weights", np.nan), f"masked_lm_weights has nan{OUTSIDE}"),
-    ("static", with_value("next_sentence_labels", 9), f"next_sentence_labels has 9{OUTSIDE}"),
+    ("static", with_values(input_ids=(-1, 999_999)), f"input_ids has 999999{OUTSIDE}"),
+    ("static", with_values(input_ids=(-1, 2**32 + 5)), f"input_ids has 2147483647{OUTSIDE}"),
+    ("static", with_values(input_mask=(-1, 2)), f"input_mask has 2{OUTSIDE}"),
+    ("static", with_values(segment_ids=(-1, 7)), f"segment_ids has 7{OUTSIDE}"),
+    ("static", with_values(masked_lm_positions=(-1, 500)), f"masked_lm_positions has 500{OUTSIDE}"),
+    ("static", with_values(masked_lm_ids=(-1, 99_999)), f"masked_lm_ids has 99999{OUTSIDE}"),
+    ("static", with_values(masked_lm_weights=(-1, np.nan)), f"masked_lm_weights has nan{OUTSIDE}"),
+    ("static", with_values(next_sentence_labels=(-1, 9)), f"next_sentence_labels has 9{OUTSIDE}"),
     ("static", with_bytes(STATIC, "input_ids", varint(2**64 - 3) * S), f"input_ids has -3{OUTSIDE}"),
     ("static", with_bytes(STATIC, "input_ids", varint(7) * (S - 1)), rf".*S {S}.*features input_ids"),
     ("static", with_values(input_mask=(2, 0)), "input_mask has padding before a token; make the records again"),
