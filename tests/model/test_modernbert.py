@@ -221,9 +221,7 @@ def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(
     packed = pack_columns(
         {**alone, "next_sentence_weights": np.ones(6, np.float32)},
         np.array([3, 2, 1]),
-        sequence_length=4 * length,
-        pack_size=3,
-        predictions=3 * 4,
+        (4 * length, 3 * 4, 3),
         pad=0,
     )
     results = []

@@ -101,7 +101,9 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
     pack_size = recipe["max_sequences_per_pack"]
     first, end = files.numbers_of(inputs[0])
     is_dynamic = corpus["format"] == "dynamic"
-    masked = corpus["mask_tokens"], corpus["masked_lm_prob"]
+    masks = corpus["mask_tokens"], corpus["masked_lm_prob"]
+    sizes = (length, packed_predictions(length, pack_size, *masks), pack_size)
+    pad = corpus["special_ids"]["pad"]
     lengths = files.lengths(first, end) if is_dynamic else _static_lengths(files, first, end)
     packs = Packs(lengths, length, pack_size, seed)
     order = permute(np.arange(len(packs)), len(packs), seed, 0)
@@ -118,14 +120,7 @@ def convert(inputs: tuple[Path, ...], output: Path, *, folder: Path, recipe: JSO
                 block = DynamicPacks(sequences, numbers, counts.astype(np.int32))
                 writer.write_all(formats.pack_payloads(block, corpus["token_bytes"]))
             else:
-                packed = formats.pack_columns(
-                    files.static(numbers),
-                    counts,
-                    sequence_length=length,
-                    pack_size=pack_size,
-                    predictions=packed_predictions(length, pack_size, *masked),
-                    pad=corpus["special_ids"]["pad"],
-                )
+                packed = formats.pack_columns(files.static(numbers), counts, sizes, pad)
                 writer.write_all(formats.static_payloads(packed))
     extra = {"sequences": end - first, "tokens": int(lengths.sum(dtype=np.int64))}
     return Stats(records=writer.records, extra=extra)

@@ -120,14 +120,9 @@ class Records:
         if pack_size == 1:
             return columns
         probability = self._masks.masking.highest_probability
-        return formats.pack_columns(
-            columns,
-            counts,
-            sequence_length=length,
-            pack_size=pack_size,
-            predictions=packed_predictions(length, pack_size, self.predictions, probability),
-            pad=recipe.special.pad,
-        )
+        predictions = packed_predictions(length, pack_size, self.predictions, probability)
+        sizes = (length, predictions, pack_size)
+        return formats.pack_columns(columns, counts, sizes, recipe.special.pad)
 
     def _check_sizes(self, stored_pack: int) -> None:
         """Raise DataError for sizes that these records cannot be read with."""

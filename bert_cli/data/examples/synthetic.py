@@ -94,14 +94,10 @@ class SyntheticStream(ExampleStream):
         slots_R = np.nonzero(lengths_BC)[1].astype(np.uint64) + np.uint64(1)
         keys_R = mix(np.repeat(keys_B, counts_B) + slots_R * GOLDEN)
         probability = self._masks.masking.highest_probability
-        return pack_columns(
-            self._sequences(keys_R, lengths_R, masks),
-            counts_B,
-            sequence_length=length,
-            pack_size=self.pack_size,
-            predictions=packed_predictions(length, self.pack_size, masks.predictions, probability),
-            pad=masks.special.pad,
-        )
+        predictions = packed_predictions(length, self.pack_size, masks.predictions, probability)
+        sequences = self._sequences(keys_R, lengths_R, masks)
+        sizes = (length, predictions, self.pack_size)
+        return pack_columns(sequences, counts_B, sizes, masks.special.pad)
 
     def _sequences(
         self, keys_B: Keys, lengths_B: npt.NDArray[np.int64], masks: MaskRecipe

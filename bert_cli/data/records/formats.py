@@ -289,20 +289,13 @@ def _dynamic(
 # --- packs
 
 
-def pack_columns(
-    sequences: Batch,
-    counts_B: Ints,
-    *,
-    sequence_length: int,
-    pack_size: int,
-    predictions: int,
-    pad: int,
-) -> Batch:
-    """Put masked sequences into packs [B]; each pack takes the next `counts` sequences.
+def pack_columns(sequences: Batch, counts_B: Ints, sizes: tuple[int, int, int], pad: int) -> Batch:
+    """Put masked sequences into packs [B] of `sizes` S, P and C; each pack takes the next `counts` sequences.
 
     Read row by row, a block of packs has the tokens of its sequences in their order, so a column of packs is one
-    masked assignment. `predictions` is P of a pack and `pack_size` is C. Raises DataError for a pack without room.
+    masked assignment. Raises DataError for a pack without room.
     """
+    sequence_length, predictions, pack_size = sizes
     is_token_RS = sequences["input_mask"] > 0
     lengths_R = is_token_RS.sum(axis=1)
     ends_R = np.cumsum(lengths_R, dtype=np.int64)

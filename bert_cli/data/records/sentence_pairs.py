@@ -19,6 +19,9 @@ from bert_cli.data.random import Ints, Keys, Numbers, bits
 from bert_cli.data.records.masking import CUTS
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
+Ends = Sequence[int]
+"""Prefix sums of the tokens per sentence, or of the sentences per document."""
+
 
 class Pairs(NamedTuple):
     """Sentence pairs as ranges of a flat token array, columns [examples]; a single segment's second length is 0."""
@@ -45,23 +48,17 @@ def _as_pairs(rows: list[tuple[int, int, int, int, bool]]) -> Pairs:
 
 
 def pair_sentences(
-    sentences: Sequence[int],
-    documents: Sequence[int],
-    *,
-    sequence_length: int,
-    short_seq_prob: float,
-    random: Random,
+    sentences: Ends, documents: Ends, longest: int, short_seq_prob: float, random: Random
 ) -> Pairs:
     """Return the sentence pairs of one pass over all documents (at least two), not yet truncated.
 
-    `sentences` are prefix sums of the tokens per sentence, `documents` of the sentences per document. Sentences
-    are collected until they reach a target of S - 3 tokens (in `short_seq_prob` of the examples a random one) or the
-    document ends; a random part of them becomes A. In half of the cases, and whenever only one was collected, B is
-    text of another document from a random sentence on, and the sentences that A left over are used again.
+    Sentences are collected until they reach a target of `longest` tokens (in `short_seq_prob` of the examples a random
+    one) or the document ends; a random part of them becomes A. In half of the cases, and whenever only one was
+    collected, B is text of another document from a random sentence on, and the sentences that A left over are used
+    again.
     """
     count = len(documents) - 1
     draw = random.random
-    longest = sequence_length - 3
     rows: list[tuple[int, int, int, int, bool]] = []
     for document in range(count):
         start = documents[document]
@@ -92,21 +89,15 @@ def pair_sentences(
 
 
 def fill_sentences(
-    sentences: Sequence[int],
-    documents: Sequence[int],
-    *,
-    sequence_length: int,
-    short_seq_prob: float,
-    random: Random,
+    sentences: Ends, documents: Ends, longest: int, short_seq_prob: float, random: Random
 ) -> Pairs:
     """Return single segments of consecutive sentences from one pass over every document.
 
-    A segment has as many complete sentences of a document as fit into S - 2 tokens (in `short_seq_prob` of the examples
-    into a random smaller target, but at least one): the DOC-SENTENCES of Liu et al. 2019, section 4.2. Longer
+    A segment has as many complete sentences of a document as fit into `longest` tokens (in `short_seq_prob` of the
+    examples into a random smaller target, but at least one): the DOC-SENTENCES of Liu et al. 2019, section 4.2. Longer
     sentences fill several segments, so every token is in exactly one example.
     """
     draw = random.random
-    longest = sequence_length - 2
     rows: list[tuple[int, int, int, int, bool]] = []
     for document, limit in pairwise(documents):
         start = sentences[document]

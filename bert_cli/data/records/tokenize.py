@@ -337,13 +337,8 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
     keys = []
     tokens = 0
     for copy in range(recipe.copies):
-        pairs = make_pairs(
-            sentences,
-            documents,
-            sequence_length=recipe.sequence_length,
-            short_seq_prob=recipe.short_seq_prob,
-            random=Random(f"{seed} {name} {copy}"),
-        )
+        random = Random(f"{seed} {name} {copy}")
+        pairs = make_pairs(sentences, documents, recipe.longest, recipe.short_seq_prob, random)
         keys.append(row_keys(np.arange(len(pairs.is_random)), seed, name, copy))
         tokens += pairs.tokens
         copies.append(sentence_pairs.truncate_pairs(pairs, recipe.longest, keys[-1]))

@@ -41,6 +41,7 @@ COVERAGE = 0.9995  # fraction of a text's characters, by a quarter of the vocabu
 CODE_POINTS = 0x110000
 MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
 CAPITALS = 0.05  # minimum fraction of pieces with a capital in a cased vocabulary; Google's has 0.3
+Texts = Callable[[], Iterable[str]]  # blocks of a text that is read several times
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -57,9 +58,8 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     path = Path(name)
     if path.is_dir():
         # Each checkpoint of a run has a vocabulary.
-        path = tokenizer.vocabulary_path(
-            max(filter(tokenizer.has_tokenizer, path.glob("step_*")), default=path)
-        )
+        checkpoints = filter(tokenizer.has_tokenizer, path.glob("step_*"))
+        path = tokenizer.vocabulary_path(max(checkpoints, default=path))
     if not path.is_file():
         if path.suffix in (".txt", ".json") or not _HUB_NAME.fullmatch(name):
             problem = f"no such file or folder with {tokenizer.VOCAB_FILE} or {TOKENIZER_FILE}"
@@ -120,10 +120,11 @@ def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
     is_uncased = bool(with_case) and not capital and not accents
     contradicts = is_uncased if cased else is_cased
     if contradicts:
-        problem = f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter"
-        raise _wrong_case(
-            name, cased, f"{problem}, and no {tokenizer.CONFIG_FILE} defines the case"
+        capitals = (
+            f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter"
         )
+        problem = f"{capitals}, and no {tokenizer.CONFIG_FILE} defines the case"
+        raise _wrong_case(name, cased, problem)
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
@@ -226,10 +227,7 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
 
 
 def _new_pieces(
-    base: Vocabulary,
-    trained: Sequence[str],
-    texts: Callable[[], Iterable[str]],
-    settings: VocabSettings,
+    base: Vocabulary, trained: Sequence[str], texts: Texts, settings: VocabSettings
 ) -> list[str]:
     """Return the most frequent trained pieces that `base` lacks, counted in text encoded with all pieces."""
     ids = base.ids
@@ -246,10 +244,7 @@ def _new_pieces(
 
 
 def _train(
-    texts: Callable[[], Iterable[str]],
-    settings: VocabSettings,
-    normalization: Normalization,
-    size: int,
+    texts: Texts, settings: VocabSettings, normalization: Normalization, size: int
 ) -> tuple[list[str], int]:
     """Return at most `size` pieces in the order of their ids, and the number of sentences.
 

@@ -234,8 +234,7 @@ def test_two_packs_of_three_sequences_are_the_known_ones():
         "next_sentence_weights": [1, 1, 1],
     }
     columns = as_columns({name: np.array(rows) for name, rows in sequences.items()})
-    sizes = {"sequence_length": 9, "pack_size": 3, "predictions": 4, "pad": 7}
-    packs = formats.pack_columns(columns, np.array([2, 1]), **sizes)
+    packs = formats.pack_columns(columns, np.array([2, 1]), (9, 4, 3), pad=7)
     expected = {
         "input_ids": [[2, 9, 3, 8, 3, 2, 4, 3, 7], [2, 6, 5, 3, 7, 7, 7, 7, 7]],
         "input_mask": [[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0]],
@@ -249,9 +248,9 @@ def test_two_packs_of_three_sequences_are_the_known_ones():
         "next_sentence_positions": [[0, 5, 0], [0, 0, 0]],
     }
     assert_equal(packs, as_columns({name: np.array(rows) for name, rows in expected.items()}))
-    for change, message in (
-        ({"sequence_length": 7}, r"\(8 tokens\): is more than the 7 that fit"),
-        ({"predictions": 2}, r"\(3 masked positions\): is more than the 2 that fit"),
+    for sizes, message in (
+        ((7, 4, 3), r"\(8 tokens\): is more than the 7 that fit"),
+        ((9, 2, 3), r"\(3 masked positions\): is more than the 2 that fit"),
     ):
         with pytest.raises(DataError, match=message):
-            formats.pack_columns(columns, np.array([2, 1]), **sizes | change)
+            formats.pack_columns(columns, np.array([2, 1]), sizes, pad=7)

@@ -30,9 +30,8 @@ def corpus(documents=60, seed=0, longest=40):
     return sentences, np.concatenate(([0], np.cumsum(sizes))).tolist()
 
 
-def fill(sentences, documents, seed=1, short=0.1, length=S, make=fill_sentences):
-    settings = {"sequence_length": length, "short_seq_prob": short}
-    return make(sentences, documents, **settings, random=Random(seed))
+def fill(sentences, documents, seed=1, short=0.1, longest=S - 2):
+    return fill_sentences(sentences, documents, longest, short, Random(seed))
 
 
 def document_of(tokens, sentences, documents):
@@ -48,7 +47,7 @@ def close(fraction, wanted, trials):
 def test_a_pass_uses_every_sentence_exactly_once_and_every_second_segment_is_where_its_label_says():
     for seed in range(5):
         sentences, documents = corpus(seed=seed)
-        pairs = fill(sentences, documents, seed, make=pair_sentences)
+        pairs = pair_sentences(sentences, documents, LONGEST, 0.1, Random(seed))
         used = []
         for a, a_length, b, b_length, is_random in zip(*(c.tolist() for c in pairs), strict=True):
             used.append((a, a + a_length))
@@ -107,7 +106,7 @@ def test_each_token_is_removed_from_the_front_with_a_chance_of_one_half(removed)
 
 
 def test_a_row_of_a_single_segment_is_cls_a_sep_and_padding():
-    segments = fill([0, 3, 5, 20], [0, 2, 3], short=0.0, length=20)
+    segments = fill([0, 3, 5, 20], [0, 2, 3], short=0.0, longest=18)
     rows, lengths = gather(np.arange(10, 30), segments, SPECIAL, 20)
     assert lengths.tolist() == [7, 17]
     assert rows[0].tolist() == [2, 10, 11, 12, 13, 14, 3] + [0] * 13
