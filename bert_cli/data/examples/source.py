@@ -80,11 +80,7 @@ class Records:
         return self.files.records if self.packs is None else len(self.packs)
 
     def examples(
-        self,
-        epochs: Ints,
-        numbers: Ints,
-        length: int | None = None,
-        probability: float | None = None,
+        self, epochs: Ints, numbers: Ints, length: int | None, probability: float | None
     ) -> Batch:
         """Return examples by their epochs [n] and numbers [n], as columns.
 
