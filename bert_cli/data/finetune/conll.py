@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -111,17 +112,15 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     remarks[COUNTED] = column * len(words)
     remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)
-    flat = [tag for sentence in tags for tag in sentence]
     if label_names is None:
-        check_spellings((where, tag[2:]) for where, tag in flat if tag != "O")
-        types = sorted({tag[1:] for _, tag in flat if tag != "O"})
-        label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
-        if len(label_names) < 2:
+        marked = [(where, tag) for sentence in tags for where, tag in sentence if tag != "O"]
+        if not marked:
             problem = "has no entity: the label in the last column of each line is O"
             raise DataError(str(path), problem, "use a file whose last column labels entities")
-    numbers = label_numbers(flat, label_names)
-    ends = np.cumsum([len(sentence) for sentence in words])
-    labels = [part.tolist() for part in np.split(numbers, ends[:-1])]
+        check_spellings((where, tag[2:]) for where, tag in marked)
+        types = sorted({tag[1:] for _, tag in marked})
+        label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
+    labels = [label_numbers(sentence, label_names).tolist() for sentence in tags]
     documents = documents if len({*documents}) > 1 else []
     return Sentences(words, labels, tuple(label_names), +remarks, documents)
 
@@ -212,9 +211,8 @@ def word_features(
         owner, start, length = window_spans(sizes, room, doc_stride)
         remarks[WINDOWS] = remarks.pop(CUT_SENTENCES)
     none = np.zeros_like(length)
-    pieces = Pieces(
-        np.array(flat, np.int32), sizes.cumsum() - sizes, sizes, np.zeros((0, 2), np.int32)
-    )
+    starts = sizes.cumsum() - sizes
+    pieces = Pieces(np.array(flat, np.int32), starts, sizes, np.zeros((0, 2), np.int32))
     part = pieces.part(owner, start, length)
     features = framed(tokenizer, part, part._replace(lengths=none), none > 0)
     is_first = np.zeros(len(flat), np.bool_)
@@ -223,11 +221,10 @@ def word_features(
     is_best = most_central(owner, start, length)
     weights[runs(features.starts + 1, length)] = is_first[runs(part.starts, length)] & is_best
     labels = np.zeros(len(weights), np.int32)
-    labels[weights > 0] = np.concatenate([np.array(row, np.int32) for row in sentences.labels])
+    labels[weights > 0] = list(chain.from_iterable(sentences.labels))
     columns = {"labels": labels, "label_weights": weights}
     shown_in = None if doc_stride is None else owner
-    features = replace(features, position_labels=columns, owner=shown_in)
-    return features, +remarks
+    return replace(features, position_labels=columns, owner=shown_in), +remarks
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
@@ -284,16 +281,13 @@ def entity_samples(
 
     `labels` and `predictions` are the label names of each sentence's words. Other predicted types vary with the seed.
     """
-    gold, predicted = (
-        [set(chunks(sentence)) for sentence in side] for side in (labels, predictions)
-    )
-    pairs = list(zip(gold, predicted, strict=True))
+    sides = ([{*chunks(sentence)} for sentence in side] for side in (labels, predictions))
+    rows = [(gold & guessed, guessed, gold) for gold, guessed in zip(*sides, strict=True)]
 
     def counts(kind: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many entities of a type each sentence has right, predicted and labelled [3, n]."""
-        sides = [(labelled & guessed, guessed, labelled) for labelled, guessed in pairs]
         return np.array(
-            [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in sides]
+            [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in rows]
         ).T
 
     right, guessed, labelled = counts()
@@ -302,7 +296,7 @@ def entity_samples(
         "precision": (right, guessed),
         "recall": (right, labelled),
     }
-    for kind in sorted({name for entities in gold for name, *_ in entities}):
+    for kind in sorted({name for *_, gold in rows for name, *_ in gold}):
         right, guessed, labelled = counts(kind)
         columns[f"f1_{kind}"] = (2 * right, guessed + labelled)
     return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}

@@ -48,9 +48,8 @@ class Features:
     labels: Arrays = field(default_factory=dict)  # columns [n]
     position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
     origin: str = ""  # the fingerprint, if columns are outputs of a model
-    owner: Numbers | None = (
-        None  # [n] number of the text of each example, if texts are read in windows
-    )
+    owner: Numbers | None = None
+    """The number of the text of each example [n], if texts are read in windows."""
 
     def __len__(self) -> int:
         """Return the number of examples n."""
@@ -77,29 +76,24 @@ class Features:
         return digest.hexdigest()[:32]
 
     def arrays(self) -> dict[str, Array]:
-        """Return all arrays by name, for a cache or a fingerprint."""
-        names = ("tokens", "segments", "ends")
-        plain: dict[str, Array] = {name: getattr(self, name) for name in names}
-        # The old name of position labels: a new name would change the fingerprint in existing checkpoints.
-        groups = {"labels": self.labels, "place_labels": self.position_labels}
-        columns = {
-            f"{group}.{n}": column
-            for group, members in groups.items()
-            for n, column in members.items()
-        }
-        return plain | columns | ({} if self.owner is None else {"owner": self.owner})
+        """Return all arrays by name, for a cache or a fingerprint.
+
+        Position labels have their old name: a new one would change the fingerprint in existing checkpoints.
+        """
+        arrays: dict[str, Array] = {n: getattr(self, n) for n in ("tokens", "segments", "ends")}
+        arrays |= {f"labels.{name}": column for name, column in self.labels.items()}
+        arrays |= {f"place_labels.{name}": column for name, column in self.position_labels.items()}
+        return arrays if self.owner is None else arrays | {"owner": self.owner}
 
     @staticmethod
     def of(arrays: Arrays) -> "Features":
         """Return the features that `arrays` hold; arrays with unknown names are ignored."""
-        groups: dict[str, dict[str, Array]] = {"labels": {}, "place_labels": {}}
-        for key, column in arrays.items():
-            prefix, _, name = key.partition(".")
-            if prefix in groups:
-                groups[prefix][name] = column
-        columns = groups["labels"], groups["place_labels"]
+        labels, position_labels = (
+            {name.removeprefix(group): arrays[name] for name in arrays if name.startswith(group)}
+            for group in ("labels.", "place_labels.")
+        )
         plain = arrays["tokens"], arrays["segments"], arrays["ends"]
-        return Features(*plain, *columns, owner=arrays.get("owner"))
+        return Features(*plain, labels, position_labels, owner=arrays.get("owner"))
 
     def followed_by(self, more: "Features") -> "Features":
         """Return these examples, then more that have the same columns."""
@@ -200,27 +194,22 @@ def by_length(features: Features, micro_batch_size: int) -> list[Numbers]:
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
 
 
+@dataclass(eq=False)
 class FeatureReader(Stream):
     """Batches of a task: `reader[step]` has the same examples on every layout."""
 
+    features: Features
+    """Examples of at most `sequence_length` tokens."""
+    batching: Batching
+    seed: int
+    sequence_length: int
+    group: int = 1
+    """Number of examples that stay together in the random order."""
     FINGERPRINT_SUFFIX: ClassVar[str] = ""
 
-    def __init__(
-        self,
-        features: Features,
-        batching: Batching,
-        seed: int,
-        sequence_length: int,
-        group: int = 1,
-    ) -> None:
-        """Read examples of at most `sequence_length` tokens in a random order that keeps each `group` together."""
-        self.features = features
-        self.batching = batching
-        self.seed = seed
-        self.sequence_length = sequence_length
-        self.group = group
-        self.fingerprint = features.fingerprint + self.FINGERPRINT_SUFFIX
-        self.epoch_size: int = len(features) // group
+    def __post_init__(self) -> None:
+        self.fingerprint = self.features.fingerprint + self.FINGERPRINT_SUFFIX
+        self.epoch_size: int = len(self.features) // self.group
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the batch of a step, [M, B, ...].
@@ -250,16 +239,12 @@ class TextReader(FeatureReader):
         shape = batch["input_ids"].shape[:2]
         texts = math.prod(shape)
         index = self.batching.rank * texts + np.arange(texts, dtype=np.int32).reshape(shape)
-        numbers = self._text_numbers(self._numbers(self.batching.step_indices(step)))
+        numbers = _text_numbers(self._texts(step))
         return batch | {"text_index": index, "text_numbers": numbers[index]}
 
-    def _text_numbers(self, examples: Numbers) -> npt.NDArray[np.int32]:
-        """Return a number for each example of a step, equal for equal tokens and the same in every process."""
-        numbers: dict[bytes, int] = {}
-        ends = self.features.ends[examples]
-        texts = zip(ends - self.features.lengths[examples], ends, strict=True)
-        tokens = (self.features.tokens[start:end].tobytes() for start, end in texts)
-        return np.array([numbers.setdefault(text, len(numbers)) for text in tokens], np.int32)
+    def _texts(self, step: int) -> Features:
+        """Return the examples of a step, of all processes."""
+        return self.features.take(self._numbers(self.batching.step_indices(step)))
 
 
 class PackReader(TextReader):
@@ -274,36 +259,41 @@ class PackReader(TextReader):
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the packs of a step, [M, R, S], and their texts [M, T]."""
-        examples = self._numbers(self.batching.step_indices(step))
-        lengths = self.features.lengths[examples]
+        texts = self._texts(step)
+        lengths = texts.lengths
         size = padded_length(int(lengths.max()), self.sequence_length)
         slots = max(1, size // POSITIONS_OF_A_TEXT)
         pack, slot, offset = pack_texts(lengths, size, slots)
-        texts = self.batching.micro_batch_size * self.group
-        micro_batches = len(examples) // texts
-        multiple = -(-texts // ROWS_IN_A_BATCH)
+        texts_of_batch = self.batching.micro_batch_size * self.group
+        micro_batches = len(texts) // texts_of_batch
+        multiple = -(-texts_of_batch // ROWS_IN_A_BATCH)
         rows = -(-(1 + int(pack.max())) // (micro_batches * multiple)) * multiple
-        rows = min(texts, rows)
+        rows = min(texts_of_batch, rows)
         # Micro-batches get packs in turn, so that each has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
-        source = runs(self.features.starts[examples], lengths)
         target = runs(row * size + offset, lengths)
         token_column = partial(_placed, (micro_batches, rows, size), target)
         text_column = partial(_placed, (micro_batches, rows * slots), row * slots + slot)
         columns = {
-            "input_ids": token_column(self.features.tokens[source]),
-            "segment_ids": token_column(self.features.segments[source]),
+            "input_ids": token_column(texts.tokens),
+            "segment_ids": token_column(texts.segments),
             "input_mask": token_column(np.repeat(slot + 1, lengths)),
             "position_ids": token_column(runs(np.zeros_like(lengths), lengths)),
             "next_sentence_positions": text_column(offset).reshape(micro_batches, rows, slots),
             "text_index": text_column(np.arange(len(row)), fill=-1),
-            "text_numbers": text_column(self._text_numbers(examples)),
+            "text_numbers": text_column(_text_numbers(texts)),
         }
-        labels = self.features.labels.items()
-        columns |= {name: text_column(column[examples]) for name, column in labels}
+        columns |= {name: text_column(column) for name, column in texts.labels.items()}
         of_process = micro_batches // self.batching.world_size
         first = self.batching.rank * of_process
         return {name: column[first : first + of_process] for name, column in columns.items()}
+
+
+def _text_numbers(texts: Features) -> npt.NDArray[np.int32]:
+    """Return a number for each text, equal for equal tokens."""
+    numbers: dict[bytes, int] = {}
+    tokens = (text.tobytes() for text in np.split(texts.tokens, texts.ends[:-1]))
+    return np.array([numbers.setdefault(text, len(numbers)) for text in tokens], np.int32)
 
 
 def _placed(shape: tuple[int, ...], index: Array, values: Array, fill: int = 0) -> Array:
@@ -464,9 +454,3 @@ def texts_hash(*columns: Sequence[str]) -> str:
             digest.update(len(data).to_bytes(8, "little") + data)
         digest.update(b"\xff" * 8)
     return digest.hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -137,12 +137,11 @@ def _best_threshold(labels: Column, probabilities: Floats) -> float:
 
 
 def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
-    """Return the texts, predictions, precision, recall and F1 of each label of [n, L]; 0 where one is undefined."""
+    """Return the texts, predictions, precisions, recalls and F1 of the labels of [n, L]; 0 where one is undefined."""
     from sklearn.metrics import precision_recall_fscore_support
 
     *ratios, texts = precision_recall_fscore_support(labels, predictions, zero_division=0)
-    columns = [texts, predictions.sum(0), *ratios]
-    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return [column.tolist() for column in (texts, predictions.sum(0), *ratios)]
 
 
 def several_samples(labels: Column, predictions: Column, examples: Examples) -> dict[str, Sample]:
@@ -193,14 +192,12 @@ def best_temperature(logits: Floats, labels: Column) -> float:
 def describe_calibration(temperature: float, after: Sample, before: Sample) -> str:
     """Return the calibration errors of answers at a temperature and without, and how many are answered how well."""
     error = interval(after)
-    plain = interval(before)
+    first = f"calibration error {error:.4f} at temperature {temperature:.4f}"
     if error.n < LEAST:
-        return f"calibration error {error:.4f} at temperature {temperature:.4f}; n {error.n:,}"
+        return f"{first}; n {error.n:,}"
     probability, is_right = after.columns.T
-    lines = [
-        f"calibration error {error:.4f} at temperature {temperature:.4f}, {plain:.4f} without; n {error.n:,}",
-        "none below  answered  accuracy",
-    ]
+    lines = [f"{first}, {interval(before):.4f} without; n {error.n:,}"]
+    lines.append("none below  answered  accuracy")
     for level in LEVELS:
         answered = probability >= level
         if answered.any():

@@ -252,20 +252,17 @@ def _best_spans(
     end = np.where(inside, end, -np.inf)
     firsts = [np.zeros(0, np.int64)]
     lasts = [np.zeros(0, np.int64)]
-    for group in by_length(features, WINDOWS_AT_ONCE):
-        longest = int(features.lengths[group].max())
-        reach = min(longest, max_answer_length)
-        rows = max(1, SUMS_AT_ONCE // (longest * reach))
-        for begin in range(0, len(group), rows):
-            numbers = group[begin : begin + rows, None]
-            inner = np.arange(longest)
-            valid = inner < features.lengths[numbers]
-            positions = np.where(valid, features.starts[numbers] + inner, 0)
-            starts = np.where(valid, start[positions], -np.inf)
-            ends = np.where(valid, end[positions], -np.inf)
-            row, first, last = _top_spans(starts, ends, reach, limit)
-            firsts.append(positions[row, first])
-            lasts.append(positions[row, last])
+    longest = int(features.lengths.max(initial=1))
+    windows_at_once = max(1, SUMS_AT_ONCE // (longest * min(longest, max_answer_length)))
+    for numbers in by_length(features, min(WINDOWS_AT_ONCE, windows_at_once)):
+        inner = np.arange(features.lengths[numbers].max())
+        valid = inner < features.lengths[numbers, None]
+        positions = np.where(valid, features.starts[numbers, None] + inner, 0)
+        starts = np.where(valid, start[positions], -np.inf)
+        ends = np.where(valid, end[positions], -np.inf)
+        row, first, last = _top_spans(starts, ends, min(len(inner), max_answer_length), limit)
+        firsts.append(positions[row, first])
+        lasts.append(positions[row, last])
     first = np.concatenate(firsts)
     last = np.concatenate(lasts)
     window = np.searchsorted(features.ends, first, side="right")

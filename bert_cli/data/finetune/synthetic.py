@@ -2,7 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ def token_labels(texts: Texts, labels: int) -> Features:
 def example_labels(texts: Texts, labels: int) -> Features:
     """Add a label of each example, or with one output a number from 0 to 5."""
     number = len(texts.lengths)
-    column: Arrays = {"labels": texts.drawn.integers(0, labels, number, np.int32)}
+    column: npt.NDArray[Any] = texts.drawn.integers(0, labels, number, np.int32)
     if labels == 1:
-        column = {"labels": texts.drawn.uniform(0.0, 5.0, number).astype(np.float32)}
-    return Features(texts.ids, texts.segments, np.cumsum(texts.lengths), column)
+        column = texts.drawn.uniform(0.0, 5.0, number).astype(np.float32)
+    return Features(texts.ids, texts.segments, np.cumsum(texts.lengths), {"labels": column})

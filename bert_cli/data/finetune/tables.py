@@ -111,12 +111,12 @@ def open_file(path: Path) -> Part:
 
 def check_files(settings: Mapping[str, Any]) -> None:
     """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
-    columns = [c for n in ("text_column", "label_column") for c in settings.get(n) or ()]
     is_scored = settings["validation_file"] is not None and not settings["do_training"]
     for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
         if path := settings[name]:
             open_file(path)
             if "label_column" in settings:
+                columns = [*settings["text_column"], *settings["label_column"]]
                 next(table_rows(path, columns, Counter()), None)
 
 
@@ -338,10 +338,8 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
     """
     kind = files.format_by_name(path)
     if kind is None:
-        remedy = (
-            f"name it {', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
-        )
-        raise DataError(str(path), "is of an unknown kind", remedy)
+        names = f"{', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
+        raise DataError(str(path), "is of an unknown kind", f"name it {names}")
     if kind == "parquet":
         yield from parquet_rows(open_file(path), needed)
     elif kind in ("csv", "tsv"):
@@ -367,12 +365,12 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
 def json_rows(path: Path) -> Rows:
     """Yield the (location, JSON object) of each line of a file, or of each item of one JSON list."""
     text = read_text(path)
-    if not text.lstrip().startswith("["):
+    if text.lstrip().startswith("["):
+        for number, item in enumerate(parse(text, str(path)), 1):
+            where = f"{path} (item {number})"
+            yield where, check_object(item, where)
+    else:
         yield from json_lines(lines_of(text), str(path))
-        return
-    for number, item in enumerate(parse(text, str(path)), 1):
-        where = f"{path} (item {number})"
-        yield where, check_object(item, where)
 
 
 def hold_out(
@@ -383,14 +381,11 @@ def hold_out(
     The same fraction of each label is held out, at least one example and never all. Raises DataError when no label
     has two examples.
     """
-    strata: Column = np.zeros(len(examples), np.int64)
-    if examples.labels is not None and examples.label_names is not None:
-        strata = examples.labels
-        if strata.ndim == 2:  # a text with several labels stands for its rarest
-            by_rarity = np.argsort(strata.sum(0), kind="stable")
-            strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)
-        strata = strata.astype(np.int64)
-    held = held_out_rows(strata, fraction, seed)
+    strata: Column = np.asarray(examples.labels)
+    if strata.ndim == 2:  # a text with several labels stands for its rarest
+        by_rarity = np.argsort(strata.sum(0), kind="stable")
+        strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)
+    held = held_out_rows(strata.astype(np.int64), fraction, seed)
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
 
 
@@ -420,17 +415,14 @@ def samples_of(
 
     `f1` is the F1 of label 1 against label 0, `macro_f1` the mean over the labels that occur.
     """
-    is_one, is_predicted = (np.equal(column, 1).astype(int) for column in (labels, predictions))
-    ratios = {
-        "accuracy": (labels == predictions, 1.0),
-        "f1": (2 * is_one * is_predicted, is_one + is_predicted),
+    pair = labels, predictions
+    is_one, is_predicted = (np.equal(column, 1).astype(int) for column in pair)
+    columns: dict[str, tuple[Any, ...]] = {
+        "accuracy": ("ratio", labels == predictions, 1.0),
+        "f1": ("ratio", 2 * is_one * is_predicted, is_one + is_predicted),
+        "matthews": ("pearson", *pair),  # of two labels they are equal
     }
-    columns = {name: ("ratio", *pair) for name, pair in ratios.items()}
-    # Of two labels it is Pearson's correlation.
-    columns["matthews"] = ("pearson", labels, predictions)
-    return {
-        name: sample_of(examples, *columns.get(name, (name, labels, predictions))) for name in names
-    }
+    return {name: sample_of(examples, *columns.get(name, (name, *pair))) for name in names}
 
 
 def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:

@@ -35,9 +35,8 @@ SYNTHETIC_LABELS = (
 
 def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score held-out sentences; raises the errors of `finetune.run`."""
-    files = {"train_file": settings.do_training, "validation_file": settings.do_validation}
-    needs = [name for name, is_needed in files.items() if is_needed]
-    finetune.run(settings, build, needs, SYNTHETIC_LABELS)
+    needs = {"train_file": settings.do_training, "validation_file": settings.do_validation}
+    finetune.run(settings, build, [name for name in needs if needs[name]], SYNTHETIC_LABELS)
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

@@ -5,16 +5,16 @@ predictions.json and nbest_predictions.json have the form that the official scri
 threshold, chosen on the development set, decides when no answer is given.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from bert_cli.config.finetune import SquadSettings
-from bert_cli.data.finetune.features import cached, file_hash
+from bert_cli.data.finetune.features import cached
 from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_samples
 from bert_cli.data.finetune.squad_windows import (
     NULL_THRESHOLD,
-    Answers,
     Windows,
     answers,
     arrays_of_windows,
@@ -29,7 +29,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.task import Floats, Logits, Result, Task
+from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
 
 
@@ -46,11 +46,7 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
     if not settings.do_validation:
         return Task(2, None, train, best="f1")
     questions, windows = _read(settings, tokenizer, "validation_file")
-    version_2 = settings.version_2
-    length = settings.max_answer_length
-    find = partial(answers, questions, windows, max_answer_length=length, version_2=version_2)
-    threshold = settings.null_score_diff_threshold
-    evaluate = partial(_evaluate, find, questions, gold_of(questions), version_2, threshold)
+    evaluate = partial(_evaluate, settings, questions, windows, gold_of(questions))
     return Task(2, None, train, {"validation": windows.features}, evaluate, best="f1")
 
 
@@ -69,7 +65,7 @@ def _read(
     questions, remarks = read_squad(path, version_2=settings.version_2, training=training)
     sizes = settings.model_dump(include={"max_seq_length", "doc_stride", "max_query_length"})
     made_from = {
-        "file": file_hash(path),
+        "file": hashlib.sha256(path.read_bytes()).hexdigest(),
         "tokenizer": tokenizer.fingerprint,
         "version_2": settings.version_2,
         "training": training,
@@ -91,18 +87,19 @@ def _read(
 
 
 def _evaluate(
-    find: Callable[[Floats], Answers],
+    settings: SquadSettings,
     questions: Sequence[Question],
+    windows: Windows,
     gold: Gold,
-    version_2: bool,
-    threshold: float | None,
     logits: Logits,
 ) -> Result:
     """Return the official scores in per cent, with version_2 at the threshold, by default the best one."""
-    result = find(logits["validation"])
+    limits = settings.model_dump(include={"max_answer_length", "version_2"})
+    result = answers(questions, windows, logits["validation"], **limits)
     predictions = result.predictions
+    threshold = settings.null_score_diff_threshold
     run_files: dict[str, JSONObject] = {}
-    if version_2:
+    if settings.version_2:
         if threshold is None:
             threshold = best_null_threshold(result.null_odds, predictions, questions)
         predictions = with_null_threshold(predictions, result.null_odds, threshold)

@@ -172,7 +172,7 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
     if labels.ndim == 2:
         title = f"labels of {reported.sum():,} texts"
         header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
-        columns = zip(*scores_of_labels(labels[reported], answers[reported]), strict=True)
+        columns = scores_of_labels(labels[reported], answers[reported])
         rows = [*zip(names, *columns, decision.thresholds_of(len(names)), strict=True)]
         file = "labels.jsonl"
         lines = [dict(zip(header, row, strict=True)) for row in rows]
@@ -196,7 +196,7 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
             print_line(f"{file} is not written: it would have {len(names):,} rows and columns")
         if calibration:
             print_line(describe_calibration(decision.temperature, *calibration))
-        write_predictions(folder, "validation", held_out, answers, probabilities)
+        _write_predictions(folder, "validation", held_out, answers, probabilities)
 
     table = _table(title, header, rows) if len(names) <= MOST_PRINTED else ""
     samples = _score(METRICS, sets, {"validation": answers})
@@ -263,25 +263,23 @@ def _evaluate_glue(name: str, sets: Mapping[str, TextExamples], logits: Logits) 
     """Return the metrics of each development set, with what writes predictions."""
 
     def predictions(logits: Logits) -> dict[str, Column]:
-        return {n: _predictions(values, sets[n].label_names) for n, values in logits.items()}
+        """Return the number of each label or, for regression, the number that is predicted."""
+        if TASKS[name].is_regression:
+            return {split: values[:, 0] for split, values in logits.items()}
+        return {split: np.argmax(values, axis=1) for split, values in logits.items()}
 
     answers = predictions(logits)
     probabilities = {split: confidences(values) for split, values in logits.items()}
 
     def write(folder: Path, test_logits: Logits) -> None:
         for split, column in answers.items():
-            write_predictions(folder, split, sets[split], column, probabilities[split])
+            _write_predictions(folder, split, sets[split], column, probabilities[split])
         for split, column in predictions(test_logits).items():
             path = folder / TASKS[name].server_files[split]
             write_server_file(path, name, sets[split], column)
             print_line(f"{split}: {len(column):,} predictions in {path}")
 
     return Result(_score(TASKS[name].metrics, sets, answers), write)
-
-
-def _predictions(logits: Floats, label_names: Sequence[str] | None) -> npt.NDArray[Any]:
-    """Return the label numbers [n], or for regression the numbers themselves, from logits [n, L]."""
-    return logits[:, 0] if label_names is None else np.argmax(logits, axis=1)
 
 
 # --- both
@@ -295,9 +293,9 @@ def _digest(sets: Mapping[str, TextExamples]) -> str:
 def _score(
     metrics: Sequence[str], sets: Mapping[str, TextExamples], answers: Mapping[str, Column]
 ) -> dict[str, Sample]:
-    """Return the metrics of the answers to sets; names of the mismatched set's metrics have a suffix.
+    """Return the metrics of the answers to sets: numbers of labels, scores, or of several labels 0 and 1.
 
-    Answers are numbers of labels, or scores; of several labels 0 and 1, or log odds that half of the texts decide on.
+    Names of the mismatched set's metrics have a suffix.
     """
     samples: dict[str, Sample] = {}
     for split, column in answers.items():
@@ -307,9 +305,7 @@ def _score(
         if labels.ndim == 1:
             scored = samples_of(metrics, labels, column, examples)
         else:
-            is_decided = column.dtype.kind != "f"
-            each = column if is_decided else _decided(sets[split], column)[1]
-            scored = several_samples(labels, each, examples)
+            scored = several_samples(labels, column, examples)
         suffix = split.removeprefix("validation")
         samples |= {f"{metric}{suffix}": sample for metric, sample in scored.items()}
     return samples
@@ -350,11 +346,13 @@ def _baselines(
         column = simple.by_regression(learned, labels[used], tested, each)
         columns[f"regression on {name}{note}"] = column
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
-    parts = {name: np.split(column, ends) for name, column in columns.items()}
-    return {
-        name: Result(_score(metrics, sets, dict(zip(names, of, strict=True))))
-        for name, of in parts.items()
-    }
+    results: dict[str, Result] = {}
+    for name, column in columns.items():
+        answers = dict(zip(names, np.split(column, ends), strict=True))
+        if labels.ndim == 2:
+            answers = {split: _decided(sets[split], odds)[1] for split, odds in answers.items()}
+        results[name] = Result(_score(metrics, sets, answers))
+    return results
 
 
 def _unlabelled(
@@ -405,12 +403,12 @@ def _listed(remarks: Mapping[str, int]) -> str:
     return "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
 
 
-def write_predictions(
+def _write_predictions(
     folder: Path, name: str, examples: TextExamples, answers: Column, probabilities: Column | None
 ) -> None:
     """Write the answer to each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
-    write_lines(path, (json.dumps(row) for row in _rows(examples, answers, probabilities)))
+    write_lines(path, map(json.dumps, _rows(examples, answers, probabilities)))
     print_line(f"{name}: {len(examples):,} predictions in {path}")
 
 

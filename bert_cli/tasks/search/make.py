@@ -108,13 +108,13 @@ def _embed(index: Index, model: Model) -> None:
     print_line(f"search: {model.name} computes {count(missing, 'vector')}")
     done = first = 0
     begun = 0.0
+    left = ""
     # Few at first, so that the time left is soon known; their time is that of loading the model.
     while rows := index.without_vector(min(AT_ONCE, 64 + done)):
         numbers, texts = zip(*rows, strict=True)
         with index.table:
             index.add_vectors(numbers, model(texts, done, missing))
         done += len(rows)
-        left = ""
         if first:
             seconds = (time.monotonic() - begun) / (done - first) * (missing - done)
             left = f"; {format_duration(seconds)} left"

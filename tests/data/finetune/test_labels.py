@@ -25,10 +25,9 @@ def test_balanced_weights_are_those_of_scikit_learn_up_to_their_scale():
     assert column.min() == 1.0 and column.dtype == np.float32
     column = weights_of(SEVERAL, NAMES, "balanced")
     for label in range(3):
-        absent, present = compute_class_weight(
-            "balanced", classes=np.arange(2), y=SEVERAL[:, label]
-        )
-        ratio = column[SEVERAL[:, label] == 1, label] / column[SEVERAL[:, label] == 0, label][0]
+        has = SEVERAL[:, label]
+        absent, present = compute_class_weight("balanced", classes=np.arange(2), y=has)
+        ratio = column[has == 1, label] / column[has == 0, label][0]
         assert ratio == pytest.approx(present / absent, rel=1e-6)
 
 
@@ -36,9 +35,8 @@ def test_a_table_of_weights_has_1_for_labels_that_it_lacks_and_knows_every_name(
     assert weights_of(ONE, NAMES, {"spam": 4.0})[[0, 90, 99]].tolist() == [1, 4, 1]
     assert weights_of(ONE, NAMES, {"ham": 0.5})[[0, 90, 99]].tolist() == [1, 2, 2]
     for name, remedy in (("Spam", "did you mean 'spam'"), ("x", "the labels are 'ham', 'spam'")):
-        with pytest.raises(
-            ConfigError, match=rf"class_weights \({name}\): is not a label in .*{remedy}"
-        ):
+        message = rf"class_weights \({name}\): is not a label in .*{remedy}"
+        with pytest.raises(ConfigError, match=message):
             weights_of(ONE, NAMES, {name: 2.0})
 
 
@@ -62,9 +60,10 @@ def test_scores_of_several_labels_are_those_of_scikit_learn_with_their_intervals
     samples = of_texts.several_samples(SEVERAL, predictions, identify(range(100)))
     expected = {f"{n}_f1": f1_score(SEVERAL, predictions, average=n) for n in ("micro", "macro")}
     assert values(samples) == pytest.approx(expected, rel=1e-12)
-    rows = of_texts.scores_of_labels(SEVERAL, predictions)
+    _, predicted, *ratios = of_texts.scores_of_labels(SEVERAL, predictions)
     judged = precision_recall_fscore_support(SEVERAL, predictions, zero_division=0)
-    assert np.array(rows)[:, 2:] == pytest.approx(np.stack(judged[:3], axis=1))
+    assert np.array(ratios) == pytest.approx(np.stack(judged[:3]))
+    assert predicted == predictions.sum(0).tolist()
     # On a part of the texts a label that no text has, and none gets, does not count.
     part = np.arange(100) < 20
     assert not SEVERAL[part, 1].any()
@@ -92,9 +91,8 @@ def test_a_model_without_a_decision_has_the_usual_thresholds_and_a_damaged_one_i
     # A threshold belongs to an output, so a label that config.json renames keeps it.
     chosen = Decision(thresholds={"a": 0.5, "b": 0.2, "c": 0.9})
     assert chosen.answers(np.zeros((1, 3)), several=True).tolist() == [[False, True, False]]
-    with pytest.raises(
-        CheckpointError, match="has 3 thresholds for 2 labels; list a threshold for each"
-    ):
+    message = "has 3 thresholds for 2 labels; list a threshold for each"
+    with pytest.raises(CheckpointError, match=message):
         chosen.answers(np.zeros((1, 2)), several=True)
     (tmp_path / "decision.json").write_text('{"thresholds": [1]}')
     with pytest.raises(CheckpointError, match=r"decision\.json \(thresholds\)"):
