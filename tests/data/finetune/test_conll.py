@@ -29,9 +29,8 @@ def put(folder, text):
 
 
 def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
-    text = (
-        "\ufeffJohann NNP I-NP B-PER\nlives VBZ I-VP O\t\n\n \t\nYork  NNP I-NP  B-LOC\r\n. . O O"
-    )
+    text = "\ufeffJohann NNP I-NP B-PER\nlives VBZ I-VP O\t\n\n \t\n"
+    text += "York  NNP I-NP  B-LOC\r\n. . O O"
     for end in ("", "\n\n\n"):
         result = conll.read_conll(put(tmp_path, text + end))
         assert result.words == [["Johann", "lives"], ["York", "."]]
@@ -75,11 +74,8 @@ def test_words_follow_a_first_column_that_counts_them(tmp_path):
         result = conll.read_conll(put(tmp_path, text))
         assert (result.words, result.remarks) == (words, {conll.COUNTED: 2})
     # Numbers that are words.
-    for text in (
-        "1 X B-LOC\n\n1996 X O\n",
-        "3 X B-LOC\n4 X O\n\na X O\nb X O\n",
-        "1 B-LOC\nof O\n",
-    ):
+    numbers = "1 X B-LOC\n\n1996 X O\n", "1 B-LOC\nof O\n", "3 X B-LOC\n4 X O\n\na X O\nb X O\n"
+    for text in numbers:
         assert conll.read_conll(put(tmp_path, text)).remarks == {}
     for text, line in (
         ("1 a B-LOC\n2 b O\n\n1 a O\n3 b O\n\n1 a O\n2 b O\n", 4),
@@ -91,16 +87,16 @@ def test_words_follow_a_first_column_that_counts_them(tmp_path):
 
 
 def test_a_training_file_needs_an_entity_and_one_spelling_of_each_type(tmp_path):
-    for text in ("1\tThe\tO\tO\n2\tParis\tB-LOC\tO\n", "a O\n"):
-        with pytest.raises(
-            DataError, match=r"dev\.txt: has no entity: the label in the last column"
-        ):
-            conll.read_conll(put(tmp_path, text))
-        assert conll.read_conll(put(tmp_path, text), NAMES).label_names == NAMES  # to score
-    with pytest.raises(
-        DataError, match=r"\(line 2\): label 'Loc' is spelled 'LOC' in .*\(line 1\)"
+    nothing = r"dev\.txt: has no entity: the label in the last column"
+    other = r"\(line 2\): label 'Loc' is spelled 'LOC' in .*\(line 1\)"
+    for text, message in (
+        ("1\tThe\tO\tO\n2\tParis\tB-LOC\tO\n", nothing),
+        ("a O\n", nothing),
+        ("a B-LOC\nb B-Loc\n", other),
     ):
-        conll.read_conll(put(tmp_path, "a B-LOC\nb B-Loc\n"))
+        with pytest.raises(DataError, match=message):
+            conll.read_conll(put(tmp_path, text))
+    assert conll.read_conll(put(tmp_path, "a O\n"), NAMES).label_names == NAMES  # to score
 
 
 def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):

@@ -64,18 +64,6 @@ def test_a_document_or_query_that_comes_twice_is_refused_with_both_lines(read, t
         path.write_text(before)
 
 
-def graded(judged, grades, seed):
-    """Queries, documents, and for each query so many judged documents with one of the grades."""
-    draw = np.random.default_rng(seed)
-    documents = draw.standard_normal((DOCUMENTS, 8)).astype(np.float32)
-    queries = draw.standard_normal((len(judged), 8)).astype(np.float32)
-    chosen = [draw.choice(DOCUMENTS, count, replace=False) for count in judged]
-    relevant = [
-        dict(zip(map(int, one), draw.choice(grades, len(one)), strict=True)) for one in chosen
-    ]
-    return queries, documents, relevant
-
-
 @pytest.mark.parametrize(
     ("judged", "grades"),
     [
@@ -86,14 +74,20 @@ def graded(judged, grades, seed):
     ],
 )  # fmt: skip
 def test_graded_judgements_are_scored_as_by_scikit_learn(judged, grades, monkeypatch):
-    queries, documents, relevant = graded(judged, grades, seed=len(judged))
-    monkeypatch.setattr(embeddings, "BLOCK_SCORES", 2 * DOCUMENTS)  # two queries at a time
-    scores = retrieval_scores(queries, documents, relevant)
+    """Each query has so many judged documents, with one of the grades."""
+    draw = np.random.default_rng(len(judged))
+    documents = draw.standard_normal((DOCUMENTS, 8)).astype(np.float32)
+    queries = draw.standard_normal((len(judged), 8)).astype(np.float32)
     cosines = queries @ documents.T
     cosines /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(documents, axis=1)
     truth = np.zeros(cosines.shape)
-    for row, judgements in zip(truth, relevant, strict=True):
-        row[list(judgements)] = list(judgements.values())
+    relevant = []
+    for row, count in zip(truth, judged, strict=True):
+        chosen = draw.choice(DOCUMENTS, count, replace=False).tolist()
+        row[chosen] = draw.choice(grades, count)
+        relevant.append({number: row[number] for number in chosen})
+    monkeypatch.setattr(embeddings, "BLOCK_SCORES", 2 * DOCUMENTS)  # two queries at a time
+    scores = retrieval_scores(queries, documents, relevant)
     each = [ndcg_score(truth[n : n + 1], cosines[n : n + 1], k=10) for n in range(len(truth))]
     assert scores["ndcg_10"] == pytest.approx(np.mean(each), rel=1e-6)
     assert 0 < scores["ndcg_10"] < 1
@@ -101,14 +95,6 @@ def test_graded_judgements_are_scored_as_by_scikit_learn(judged, grades, monkeyp
     for depth in (10, 100):
         recalls = ranked[:, :depth].sum(1)[truth.any(1)] / (truth > 0).sum(1)[truth.any(1)]
         assert scores[f"recall_{depth}"] == pytest.approx(recalls.sum() / len(truth), rel=1e-6)
-
-
-def test_a_perfect_ranking_of_more_relevant_documents_than_the_depth_has_the_best_score():
-    documents = np.stack([np.cos(np.arange(20) / 20), np.sin(np.arange(20) / 20)], 1)
-    relevant = [{n: float(20 - n) for n in range(20)}]
-    first = documents[:1].astype(np.float32)
-    scores = retrieval_scores(first, documents.astype(np.float32), relevant)
-    assert scores == pytest.approx({"ndcg_10": 1.0, "recall_10": 0.5, "recall_100": 1.0})
 
 
 def test_fewer_documents_than_the_depth_can_be_scored():
@@ -125,74 +111,60 @@ POOLING, LIMITS, DEFAULTS = embeddings.POOLING, embeddings.LIMITS, embeddings.DE
 PACKAGE = "sentence_transformers.models"
 
 
-def folder_of(folder, changes, *more):
-    """A folder of sentence-transformers with changed settings (file -> settings) and more modules."""
-    for name, content in embeddings.embedding_files("mean", 8, 32).items():
+def folder_of(folder, file, changes, *more):
+    """A folder of sentence-transformers with changed settings in a file, and more modules."""
+    files = embeddings.embedding_files("mean", 8, 32)
+    modules = json.loads(files["modules.json"])
+    modules += [{"path": f"{n}_More", "type": kind} for n, kind in enumerate(more, 3)]
+    if changes:
+        files[file] = json.dumps(json.loads(files.get(file, "{}")) | changes).encode()
+    for name, content in {**files, "modules.json": json.dumps(modules).encode()}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    for name, content in changes.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**known, **content}))
-    modules = json.loads((folder / "modules.json").read_text())
-    modules += [{"path": f"{n}_More", "type": kind} for n, kind in enumerate(more, 3)]
-    (folder / "modules.json").write_text(json.dumps(modules))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("changes", "values"),
+    ("file", "changes", "values"),
     [
-        ({POOLING: {"pooling_mode": ["cls"]}}, {"pooling": "cls"}),
-        ({POOLING: {"include_prompt": False}}, {}),
-        ({LIMITS: {"max_seq_length": None}}, {"max_seq_length": 20}),
-        ({LIMITS: {"do_lower_case": True}}, {}),
-        ({DEFAULTS: {"prompts": {"query": "q: "}, "default_prompt_name": None}}, {}),
-        ({DEFAULTS: {"similarity_fn_name": "cosine", "model_type": "SentenceTransformer"}}, {}),
+        (POOLING, {"pooling_mode": ["cls"]}, {"pooling": "cls"}),
+        (POOLING, {"include_prompt": False}, {}),
+        (LIMITS, {"max_seq_length": None}, {"max_seq_length": 20}),
+        (LIMITS, {"do_lower_case": True}, {}),
+        (DEFAULTS, {"prompts": {"query": "q: "}, "default_prompt_name": None}, {}),
+        (DEFAULTS, {"similarity_fn_name": "cosine", "model_type": "SentenceTransformer"}, {}),
     ],
 )
-def test_settings_of_sentence_transformers_are_applied(changes, values, tmp_path):
-    folder = folder_of(tmp_path, changes)
+def test_settings_of_sentence_transformers_are_applied(file, changes, values, tmp_path):
+    folder = folder_of(tmp_path, file, changes)
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 20}')
     expected = {"pooling": "mean", "normalize": True, "max_seq_length": 32, **values}
     assert embeddings.read_embedding(folder) == expected
 
 
 @pytest.mark.parametrize(
-    ("changes", "more", "named"),
+    "case",
     [
-        ({}, [f"{PACKAGE}.Dense"], "3_More"),
-        ({}, [f"{PACKAGE}.LayerNorm"], "LayerNorm"),
-        ({}, ["custom_st.Normalize"], "custom_st"),
-        (
-            {"3_More/config.json": {"module_input_name": "token_embeddings"}},
-            [f"{PACKAGE}.Normalize"],
-            "input_name",
-        ),
-        ({POOLING: {"pooling_mode_max_tokens": True}}, [], "pooling_mode_max_tokens True"),
-        ({POOLING: {"pooling_mode_cls_token": True}}, [], r"pooling_mode \['cls', 'mean'\]"),
-        ({POOLING: {"pooling_mode": "lasttoken"}}, [], "lasttoken"),
-        ({LIMITS: {"max_seq_length": -5}}, [], "max_seq_length -5"),
-        ({LIMITS: {"max_seq_length": True}}, [], "max_seq_length True"),
-        ({LIMITS: {"do_lower_case": True}}, [], "do_lower_case"),
-        (
-            {LIMITS: {"processing_kwargs": {"text": {"padding": "max_length"}}}},
-            [],
-            "processing_kwargs",
-        ),
-        ({DEFAULTS: {"truncate_dim": 4}}, [], "truncate_dim 4"),
-        (
-            {DEFAULTS: {"prompts": {"q": "q: "}, "default_prompt_name": "q"}},
-            [],
-            "default_prompt_name 'q'",
-        ),
-        ({DEFAULTS: {"similarity_fn_name": "dot"}}, [], "similarity_fn_name 'dot'"),
-        ({DEFAULTS: {"model_type": "SparseEncoder"}}, [], "SparseEncoder"),
+        ("modules.json", {}, "3_More", f"{PACKAGE}.Dense"),
+        ("modules.json", {}, "LayerNorm", f"{PACKAGE}.LayerNorm"),
+        ("modules.json", {}, "custom_st", "custom_st.Normalize"),
+        ("3_More/config.json", {"module_input_name": "x"}, "input_name", f"{PACKAGE}.Normalize"),
+        (POOLING, {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens True"),
+        (POOLING, {"pooling_mode_cls_token": True}, r"pooling_mode \['cls', 'mean'\]"),
+        (POOLING, {"pooling_mode": "lasttoken"}, "lasttoken"),
+        (LIMITS, {"max_seq_length": -5}, "max_seq_length -5"),
+        (LIMITS, {"max_seq_length": True}, "max_seq_length True"),
+        (LIMITS, {"do_lower_case": True}, "do_lower_case"),
+        (LIMITS, {"processing_kwargs": {"text": {"padding": "x"}}}, "processing_kwargs"),
+        (DEFAULTS, {"truncate_dim": 4}, "truncate_dim 4"),
+        (DEFAULTS, {"prompts": {"q": "q: "}, "default_prompt_name": "q"}, "prompt_name 'q'"),
+        (DEFAULTS, {"similarity_fn_name": "dot"}, "similarity_fn_name 'dot'"),
+        (DEFAULTS, {"model_type": "SparseEncoder"}, "SparseEncoder"),
     ],
 )
-def test_what_is_not_applied_to_vectors_is_refused_by_name(changes, more, named, tmp_path):
-    folder = folder_of(tmp_path, changes, *more)
+def test_what_is_not_applied_to_vectors_is_refused_by_name(case, tmp_path):
+    file, changes, named, *more = case
+    folder = folder_of(tmp_path, file, changes, *more)
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     with pytest.raises(CheckpointError, match=named):
         embeddings.read_embedding(folder)

@@ -159,14 +159,23 @@ def test_every_epoch_has_each_example_once_in_another_order():
     assert reader_of(synthetic([3] * 8), seed=8)[0]["labels"].reshape(-1).tolist() != labels[0]
 
 
-def test_a_step_is_as_long_as_its_longest_example_in_every_process():
-    examples = synthetic([40, *[3] * 7])
-    complete, coarser = reader_of(examples), reader_of(examples, (4, 4))
-    parts = [reader_of(examples, (4, 2, rank, 2)) for rank in (0, 1)]
-    for step in range(6):
+def divided(kind, examples, batching, group=1, steps=1):
+    """Return a reader whose batches are those of two processes, one after the other."""
+    complete = kind(examples, Batching(*batching), 7, 64, group)
+    parts = [kind(examples, Batching(*batching, rank, 2), 7, 64, group) for rank in (0, 1)]
+    for step in range(steps):
         both = [part[step] for part in parts]
         for name, column in complete[step].items():
             assert np.array_equal(np.concatenate([half[name] for half in both]), column), name
+    return complete
+
+
+def test_a_step_is_as_long_as_its_longest_example_in_every_process():
+    examples = synthetic([40, *[3] * 7])
+    complete = divided(features.FeatureReader, examples, (4, 2), steps=6)
+    coarser = reader_of(examples, (4, 4))
+    for step in range(6):
+        for name, column in complete[step].items():
             assert np.array_equal(coarser[step][name].ravel(), column.ravel()), name
     assert {complete[step]["input_ids"].shape[2] for step in range(6)} == {32, 64}
 
@@ -174,12 +183,9 @@ def test_a_step_is_as_long_as_its_longest_example_in_every_process():
 def test_padded_texts_have_the_batches_of_other_tasks_with_an_index_and_a_number_of_each():
     examples = synthetic([3, 9, 17, 3] * 4)
     examples.tokens[-3:] = examples.tokens[:3]  # the last text is the first
-    complete = features.TextReader(examples, Batching(8, 4), 7, 64, 2)
-    parts = [features.TextReader(examples, Batching(8, 4, rank, 2), 7, 64, 2) for rank in (0, 1)]
+    complete = divided(features.TextReader, examples, (8, 4), group=2)
     plain = features.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
     batch = complete[0]
-    for name, column in batch.items():
-        assert np.array_equal(np.concatenate([part[0][name] for part in parts]), column), name
     assert batch["text_index"].ravel().tolist() == list(range(16))
     assert len(set(batch["text_numbers"].ravel().tolist())) == 15
     assert all(np.array_equal(batch[name], column) for name, column in plain[0].items())
@@ -191,14 +197,10 @@ def test_padded_texts_have_the_batches_of_other_tasks_with_an_index_and_a_number
 def test_packs_have_every_text_of_a_step_once_in_every_process():
     """8 rows of two texts a step; one text fills its row."""
     examples = synthetic([64, *[3, 9, 17, 30, 5] * 7])
-    reader = features.PackReader(examples, Batching(8, 4), 7, 64, 2)
-    parts = [features.PackReader(examples, Batching(8, 4, rank, 2), 7, 64, 2) for rank in (0, 1)]
+    reader = divided(features.PackReader, examples, (8, 4), group=2, steps=3)
     plain = features.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
     for step in range(3):
         packs = reader[step]
-        both = [part[step] for part in parts]
-        for name, column in packs.items():
-            assert np.array_equal(np.concatenate([half[name] for half in both]), column), name
         rows = {name: packs[name].reshape(-1, packs[name].shape[-1]) for name in packs}
         assert len(rows["input_ids"]) < 16
         index = packs["text_index"].reshape(rows["next_sentence_positions"].shape)
@@ -206,8 +208,7 @@ def test_packs_have_every_text_of_a_step_once_in_every_process():
         texts = plain[step]["input_ids"].reshape(16, -1)
         for row, slot in np.argwhere(index >= 0):
             is_text = rows["input_mask"][row] == slot + 1
-            expected = texts[index[row, slot]]
-            expected = expected[: is_text.sum()]
+            expected = texts[index[row, slot], : is_text.sum()]
             assert np.array_equal(rows["input_ids"][row, is_text], expected)
             assert rows["next_sentence_positions"][row, slot] == np.flatnonzero(is_text)[0]
             assert np.array_equal(rows["position_ids"][row, is_text], np.arange(len(expected)))

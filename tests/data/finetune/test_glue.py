@@ -109,9 +109,7 @@ def test_the_published_columns_and_labels_of_a_glue_task_are_read(tmp_path, task
         put(own, name, text.replace("One.", "Other.") if "mism" in split else text)
     for folder in (tmp_path, own):
         result = glue.read_split(folder, task, "train")
-        assert [column for column in (result.first, result.second) if column] == [
-            [t] for t in texts
-        ]
+        assert [*result.first, *(result.second or [])] == texts
         assert (result.labels.tolist(), result.remarks) == ([label], {})
         assert result.label_names == (order and tuple(order.split()))
         assert result.ids == ["133273" if task == "qqp" else "0"]
@@ -166,9 +164,8 @@ def test_the_real_files_are_read_completely_with_known_rows(shared_data):
         # The copy of MRPC here has a training row fewer than the 3,668 of other copies.
         "cola": (8551, 1043, 1063), "mrpc": (3667, 408, 1725), "rte": (2490, 277, 3000), "sst2": (67349, 872, 1821),
     }.items():  # fmt: skip
-        parts = [
-            glue.read_split(shared_data / "glue", task, s) for s in ("train", "validation", "test")
-        ]
+        splits = ("train", "validation", "test")
+        parts = [glue.read_split(shared_data / "glue", task, split) for split in splits]
         assert tuple(len(part) for part in parts) == counts
         assert all(part.remarks == {} for part in parts)
         assert parts[2].ids == [str(number) for number in range(counts[2])]

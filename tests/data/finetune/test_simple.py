@@ -36,12 +36,7 @@ def test_the_majority_and_the_mean_are_those_of_scikit_learn():
         assert simple.most_frequent(labels, 4) == pytest.approx(expected)
 
 
-def test_regressions_on_words_and_on_vectors_are_those_of_scikit_learn():
-    held_out = texts_of(60, 1)
-    judge = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
-    expected = judge.fit(TEXTS, LABELS).predict(held_out)
-    assert (simple.by_regression(TEXTS, LABELS, held_out) == expected).all()
-    assert len({*expected}) == 3
+def test_a_regression_on_vectors_is_that_of_scikit_learn():
     vectors = np.random.default_rng(0).normal(size=(180, 8)) + np.arange(8)
     vectors[:120, 0] += LABELS
     judge = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
@@ -64,9 +59,8 @@ def test_each_of_several_labels_has_a_regression_and_labels_have_weights_as_in_s
         assert (answers[:, 3] < -10).all()  # the label of no text
         judge = make_pipeline(CountVectorizer(), method).fit(TEXTS, LABELS)
         weights = weights_of(LABELS, names[:3], "balanced") if class_weight else None
-        assert (
-            simple.by_regression(TEXTS, LABELS, held_out, weights) == judge.predict(held_out)
-        ).all()
+        predicted = simple.by_regression(TEXTS, LABELS, held_out, weights)
+        assert (predicted == judge.predict(held_out)).all() and len({*predicted}) == 3
     usual = simple.most_frequent(several, 2)
     assert 1 / (1 + np.exp(-usual)) == pytest.approx(np.tile(several.mean(0), (2, 1)), abs=1e-5)
 
