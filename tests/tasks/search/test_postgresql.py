@@ -35,18 +35,7 @@ def server():
         if user:
             shutil.chown(home, user)
         start = {"user": user, "cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        words = [
-            programs["initdb"],
-            "-D",
-            "data",
-            "-U",
-            "tester",
-            "-A",
-            "trust",
-            "-N",
-            "-E",
-            "UTF8",
-        ]
+        words = [programs["initdb"], *shlex.split("-D data -U tester -A trust -N -E UTF8")]
         done = subprocess.run(words, text=True, **start)
         assert done.returncode == 0, done.stderr
         words = [programs["postgres"], "-D", "data", "-k", home, "-c", "listen_addresses="]
@@ -79,33 +68,21 @@ def test_the_page_loads_an_export_and_asks_it(tmp_path, server, monkeypatch):
     blocks = BLOCK.findall((ROOT / "docs" / "search.md").read_text(encoding="utf-8"))
     assert len(blocks) == 2
     Path("programs").mkdir()
+    python = shlex.quote(sys.executable)
     for program, words in {"bert": '-m bert_cli "$@"', "python3": '"$@"'}.items():
-        Path("programs", program).write_text(
-            f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n"
-        )
+        Path("programs", program).write_text(f"#!/bin/sh\nexec {python} {words}\n")
         Path("programs", program).chmod(0o755)
-    script = (
-        "\n".join(blocks).replace("MODEL", "vectors").replace("how do I mount a disk?", "bad film")
-    )
-    environment = {
-        **server,
-        "PATH": f"{tmp_path / 'programs'}{os.pathsep}{server['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
-    words = ["bash", "-euo", "pipefail", "-c", script]
+    script = "\n".join(blocks).replace("MODEL", "vectors")
+    path = f"{tmp_path / 'programs'}{os.pathsep}{server['PATH']}"
+    environment = {**server, "PATH": path, "PYTHONPATH": str(ROOT)}
+    words = ["bash", "-euo", "pipefail", "-c", script.replace("how do I mount a disk?", "bad film")]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [line.split("|")[0].strip() for line in done.stdout.splitlines() if "|" in line]
     assert sorted(rows) == sorted(TEXTS)
     client = ["psql", "-tA", "-F", "\t", "-c", "SELECT text, vector FROM passages ORDER BY id"]
-    stored = subprocess.run(
-        client, env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    index = open_index(Path("index"))
-    for line, vector in zip(
-        stored.splitlines(),
-        index.table.execute("SELECT value FROM vectors ORDER BY id"),
-        strict=True,
-    ):
+    stored = subprocess.run(client, env=environment, capture_output=True, text=True, check=True)
+    rows = open_index(Path("index")).table.execute("SELECT value FROM vectors ORDER BY id")
+    for line, (vector,) in zip(stored.stdout.splitlines(), rows, strict=True):
         found = np.array(line.split("\t")[1].strip("[]").split(","), np.float32)
-        np.testing.assert_allclose(found, np.frombuffer(vector[0], np.int16) / 32767, atol=1e-6)
+        np.testing.assert_allclose(found, np.frombuffer(vector, np.int16) / 32767, atol=1e-6)

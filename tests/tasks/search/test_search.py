@@ -17,15 +17,15 @@ from support.processes import wait_for
 from support.runs import last_line
 from support.terminal import Terminal
 from support.tiny_models import TINY, write_model
+from support.vectors import write_pooling
 
 import bert_cli
 from bert_cli.cli import main
-from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.search.index import SCALE, Index, open_index
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
 
-ROOT = Path(bert_cli.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
 MANUALS = {
     "mount.txt": "MOUNT\n\nThe command mounts a disk. It needs a folder.\n",
     "shell/copy.txt": "COPY\n\nIt copies files to a folder.\n\nOPTIONS\n\nThere are none.\n",
@@ -50,30 +50,21 @@ def manuals(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Folder of a random model of vectors of 32 values."""
-    folder = tmp_path_factory.mktemp("model") / "vectors"
-    write_model(folder)
-    for name, content in embedding_files("mean", 32, 24).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
+    return write_pooling(write_model(tmp_path_factory.mktemp("model") / "vectors"), "mean", 32, 24)
 
 
 def content(path):
     """Return everything in an index but the numbers of rows and the times of files."""
-    table = sqlite3.connect(path)
-    query = (
-        "SELECT name || suffix, title, start, stop, text, value FROM places JOIN words ON words.rowid = places.id"
-        " LEFT JOIN vectors ON vectors.id = places.id"
-    )
-    return sorted(table.execute(query).fetchall())
+    columns = "name || suffix, title, start, stop, text, value"
+    tables = "places JOIN words ON words.rowid = places.id LEFT JOIN vectors USING (id)"
+    return sorted(sqlite3.connect(path).execute(f"SELECT {columns} FROM {tables}").fetchall())
 
 
 def test_a_question_is_answered_with_title_and_place(manuals, capsys):
     assert main(["search", "make", "index", "manuals"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "4 documents of 3 files, 5 passages" in out and "with --model also by their meaning" in out
-    )
+    assert "4 documents of 3 files, 5 passages" in out
+    assert "with --model also by their meaning" in out
     assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
     assert capsys.readouterr().out == (
         "1. MOUNT (manuals/mount.txt, characters 0-51)\n"
@@ -87,17 +78,7 @@ def test_a_question_is_answered_with_title_and_place(manuals, capsys):
     assert capsys.readouterr().out == "No passage has a word of the question.\n"
 
 
-def test_words_that_matched_are_bold_on_a_terminal(manuals, monkeypatch):
-    main(["search", "make", "index", "manuals"])
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert main(["search", "ask", "index", "a bad film", "--top", "1"]) == 0
-    assert "The \x1b[1mfilm\x1b[0m was \x1b[1mbad\x1b[0m, and" in terminal.getvalue()
-
-
-def test_control_characters_of_a_text_are_shown_as_signs(manuals, monkeypatch, capsys):
+def test_words_that_matched_are_bold_and_control_characters_are_signs(manuals, monkeypatch, capsys):
     write(manuals, {"evil.txt": "A zebra\x1b]0;title\x07 and\ta \x9b31m horse.\n"})
     main(["search", "make", "index", "manuals"])
     capsys.readouterr()
@@ -110,7 +91,8 @@ def test_control_characters_of_a_text_are_shown_as_signs(manuals, monkeypatch, c
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert main(words) == 0
     shown = terminal.getvalue()
-    assert "\x1b[1mzebra\x1b[0m\ufffd]0;title\ufffd" in shown and "\x1b[1mhorse\x1b[0m" in shown
+    assert "A \x1b[1mzebra\x1b[0m\ufffd]0;title\ufffd and" in shown
+    assert "\ufffd31m \x1b[1mhorse\x1b[0m." in shown
 
 
 def test_words_alone_load_no_framework(manuals):
@@ -122,10 +104,9 @@ def test_words_alone_load_no_framework(manuals):
         "assert (hit.title, hit.document) == ('MOUNT', 'mount.txt') and hit.score > 0\n"
         "print(sorted({'tensorflow', 'keras', 'jax', 'torch'} & {*sys.modules}))"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(manuals.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
+    words = [sys.executable, "-c", code]
+    home = {**ENVIRONMENT, "HOME": str(manuals.parent)}
+    done = subprocess.run(words, capture_output=True, text=True, env=home)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
@@ -138,10 +119,8 @@ def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monk
     main(["search", "make", "index", "manuals"])
     before = Path("index").read_bytes()
     read = []
-    original = make.documents_of
-    monkeypatch.setattr(
-        make, "documents_of", lambda part, _: read.append(part.path.name) or original(part, _)
-    )
+    of = make.documents_of
+    monkeypatch.setattr(make, "documents_of", lambda p, _: read.append(p.path.name) or of(p, _))
     assert main(["search", "make", "index", "manuals"]) == 0
     assert read == [] and Path("index").read_bytes() == before
     write(manuals, {"new.txt": "A zebra.\n", "mount.txt": "MOUNT\n\nIt has another text now.\n"})
@@ -170,8 +149,7 @@ def test_a_call_that_was_killed_continues_to_the_same_index(manuals, rows):
 
     # Not from a process with TensorFlow, whose own SQLite lacks FTS5.
     words = [sys.executable, "-m", "bert_cli", "search", "make", "index", "manuals"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: passages() >= rows, 60, [process])
         process.kill()
     found = open_index(Path("index"))
@@ -202,9 +180,8 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     assert calls == [(2, 0, total), (2, 2, total)] and total > 4
     assert main(["search", "ask", "index", "a disk"]) == 0
     captured = capsys.readouterr()
-    assert (
-        "lacks some vectors, and ranks by words alone" in captured.err and "MOUNT" in captured.out
-    )
+    assert "lacks some vectors, and ranks by words alone" in captured.err
+    assert "MOUNT" in captured.out
     assert main(["search", "ask", "index", "a disk", "--meaning"]) == 2
     monkeypatch.setattr(Model, "__call__", original)
     assert main(words[:4]) == 0  # the model of the index
@@ -221,20 +198,16 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     vector = last_line(capsys)["embedding"]
     index = bert_cli.open_index("index")
     np.testing.assert_allclose(index.embed([question])[0], vector, atol=1e-6)
-    expected = sorted(
-        ((float(values @ np.array(vector)), text) for text, values in stored.items()), reverse=True
-    )
+    expected = sorted(stored, key=lambda text: stored[text] @ vector, reverse=True)
     hits = index.ask(question, half="meaning", top=3)
-    assert [hit.text for hit in hits] == [text for _, text in expected[:3]]
+    assert [hit.text for hit in hits] == expected[:3]
     assert index.ask(question)[0].title == "The film was bad, and the music fine."
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_numpy_computes_the_vectors_of_the_engine(model, tmp_path, pooling):
-    folder = shutil.copytree(model, tmp_path / "model")
-    for name, text in embedding_files(pooling, 32, 8).items():
-        (folder / name).write_bytes(text)
+    folder = write_pooling(shutil.copytree(model, tmp_path / "model"), pooling, 32, 8)
     texts = ["the film", "who was the actor in a very good film, and where is it?", "?", "a", "b"]
     found = Model(str(folder))
     few = np.concatenate([found(texts[:2]), found(texts[2:])])
@@ -252,8 +225,7 @@ def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_pa
     shard.write_bytes(shard.read_bytes()[:-4] + b"\1\1\1\1")
     known.append(Model(str(folder)).weights)
     for pooling, length in (("cls", 24), ("mean", 8)):
-        for name, text in embedding_files(pooling, 32, length).items():
-            (folder / name).write_bytes(text)
+        write_pooling(folder, pooling, 32, length)
         known.append(Model(str(folder)).weights)
     assert len({*known}) == 4
 
@@ -276,13 +248,8 @@ def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, capsys)
 
 
 def test_scores_are_those_of_scikit_learn(manuals, capsys):
-    write(
-        manuals,
-        {
-            "tea.txt": "TEA\n\nTea is good. A folder of tea.\n",
-            "more.txt": "A disk in a folder of files.\n",
-        },
-    )
+    write(manuals, {"tea.txt": "TEA\n\nTea is good. A folder of tea.\n"})
+    write(manuals, {"more.txt": "A disk in a folder of files.\n"})
     main(["search", "make", "index", "manuals"])
     questions = [("mount a disk", ["MOUNT"]), ("a folder of files", ["mount.txt", "tea.txt", "COPY"]),
                  ("coffee or film", ["notes.jsonl"]), ("zebra folder", ["notes.jsonl:1"]),
@@ -326,13 +293,10 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     text = score.choose_weight(index, random.uniform(size=(80, 11)), groups)
     assert index.weight == 0.5 and "does not confirm it" in text
     text = score.choose_weight(index, noise - abs(np.arange(11) - 5), groups)
-    assert index.weight == 0.5 and text.endswith(
-        "the best weight is 0.5, as usual; the index has it"
-    )
-    assert (
-        "about at least 20 documents, 10 in each half; yours name 5 and 5"
-        in score.choose_weight(index, better[:20], groups[:20])
-    )
+    assert index.weight == 0.5
+    assert text.endswith("the best weight is 0.5, as usual; the index has it")
+    text = score.choose_weight(index, better[:20], groups[:20])
+    assert "about at least 20 documents, 10 in each half; yours name 5 and 5" in text
 
 
 @pytest.mark.parametrize(
@@ -353,13 +317,7 @@ def test_questions_that_cannot_be_scored_are_errors(manuals, capsys, rows, messa
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [
-        ("TEA", 2),
-        ("tea.txt", 2),
-        ("notes.jsonl", 0),
-        ("manuals/tea.txt", 0),
-        ("notes.jsonl:2", 0),
-    ],
+    [("TEA", 2), ("tea.txt", 2), ("notes.jsonl", 0), ("manuals/tea.txt", 0), ("notes.jsonl:2", 0)],
 )
 def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
     for folder in (manuals, Path("more")):
@@ -377,10 +335,8 @@ def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
     Path("queries.tsv").write_text("question\tdocument\ndisk\tMOUNT\n")
     read = []
 
-    def watched(original):
-        return lambda index, *words: (
-            read.append(index.table.in_transaction) or original(index, *words)
-        )
+    def watched(of):
+        return lambda index, *words: read.append(index.table.in_transaction) or of(index, *words)
 
     for name in ("count", "owners", "by_words"):
         monkeypatch.setattr(Index, name, watched(getattr(Index, name)))
@@ -468,9 +424,8 @@ def test_sqlite_of_tensorflow_is_an_error_with_its_remedy(manuals):
         "import {}, sys\nfrom bert_cli.cli import main\n"
         "sys.exit(main(['search', 'make', 'index', 'manuals']))"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for first, codes in (("bert_cli, tensorflow", {0}), ("tensorflow, bert_cli", {0, 3})):
         words = [sys.executable, "-c", code.format(first)]
-        done = subprocess.run(words, capture_output=True, text=True, env=environment)
+        done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT)
         assert done.returncode in codes, done.stderr
         assert not done.returncode or "import sqlite3 before TensorFlow" in done.stderr
