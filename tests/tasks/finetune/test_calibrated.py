@@ -1,13 +1,17 @@
 """A classifier's probabilities are calibrated on held-out texts, in predictions and in every export alike."""
 
 import json
-import shutil
+import re
+from contextlib import redirect_stdout
+from io import StringIO
 
 import numpy as np
 import pytest
 from scipy.special import softmax
+from sklearn.metrics import log_loss
+from support.hf_models import change_weights
 from support.runs import last_line, lines_of
-from support.tiny_models import TINY, write_model, write_reviews
+from support.tiny_models import write_base
 
 import bert_cli
 from bert_cli.cli import main
@@ -23,16 +27,13 @@ TEXTS = ["good plot", "bad music awful", "plot music very", "it is a fine good g
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model, and reviews of which a fifth have the wrong label."""
-    base = tmp_path_factory.mktemp("calibrated")
-    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
-    for name, rows in (("train", 160), ("dev", 140)):
-        path = write_reviews(base / f"{name}.csv", rows, seed=rows)
-        header, *lines = path.read_text().splitlines()
-        other = {"negative": "positive", "positive": "negative"}
-        for number, line in enumerate(lines):
-            text, label, name = line.split(",")
-            lines[number] = ",".join([text, label if number % 5 else other[label], name])
-        path.write_text("\n".join([header, *lines]))
+    base = write_base(tmp_path_factory.mktemp("calibrated"), train=160, dev=140)
+    other = {"negative": "positive", "positive": "negative"}
+    for name in ("train", "dev"):
+        lines = (base / f"{name}.csv").read_text().splitlines()
+        for number in range(1, len(lines), 5):
+            lines[number] = re.sub("|".join(other), lambda label: other[label[0]], lines[number])
+        (base / f"{name}.csv").write_text("\n".join(lines))
     return base
 
 
@@ -46,11 +47,7 @@ def arguments(base, *more):
 @pytest.fixture(scope="module")
 def printed(base):
     """What the training has printed."""
-    import contextlib
-    import io
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with redirect_stdout(StringIO()) as out:
         assert main(arguments(base, "--num-epochs", 6, "--cache-dir", base / "cache")) == 0
     return out.getvalue()
 
@@ -85,12 +82,14 @@ def test_half_of_the_held_out_texts_chooses_the_temperature_and_the_other_is_rep
     logits = logits_of(best_checkpoint(run), [row["text"] for row in rows])
     expected = softmax(logits / temperature, 1).max(1)
     np.testing.assert_allclose([row["probability"] for row in rows], expected, atol=1e-5)
-    losses = []
-    right = np.array([row["label"] == "positive" for row in rows]).astype(int)
-    for value in (temperature * 0.98, temperature, temperature * 1.02):
-        each = np.log(softmax(logits / value, 1)[np.arange(len(rows)), right])
-        losses.append(-each[choosing].mean())
-    assert losses[1] < min(losses[0], losses[2])
+    best = [("negative", "positive")[number] for number in logits.argmax(1)]
+    assert [row["predicted"] for row in rows] == best
+    right = np.array([row["label"] == "positive" for row in rows]).astype(int)[choosing]
+    lower, best, higher = (
+        log_loss(right, softmax(logits[choosing] / (temperature * factor), 1))
+        for factor in (0.98, 1.0, 1.02)
+    )
+    assert best < min(lower, higher)
     line = next(line for line in printed.splitlines() if line.startswith("calibration error"))
     assert f"at temperature {temperature:.4f}" in line
     assert line.endswith(f"n {(~choosing).sum()}") and "none below  answered  accuracy" in printed
@@ -107,9 +106,9 @@ def test_bert_predict_has_the_calibrated_probability_and_says_none_below_one(
     np.testing.assert_allclose(found, expected, atol=1e-5)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     level = float(np.sort(expected.max(1))[1:3].mean())
-    words = ["predict", str(run), "--input", str(tmp_path / "texts.txt")]
+    words = ["--input", str(tmp_path / "texts.txt"), "--none-below", str(level)]
     capsys.readouterr()
-    assert main([*words, "--none-below", str(level)]) == 0
+    assert main(["predict", str(run), *words]) == 0
     sure = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for row, usual in zip(sure, rows, strict=True):
         label = usual["label"] if usual["probability"] >= level else "none"
@@ -164,18 +163,15 @@ def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
     assert shown[-1] in capsys.readouterr().out
     assert before == {path: path.read_bytes() for path in best_checkpoint(run).iterdir()}
     assert scored == (run / "predictions.jsonl").read_bytes()
-    again = lines_of(base / "scored" / "predictions.jsonl")
-    assert [row["probability"] for row in again] == [
-        row["probability"] for row in lines_of(run / "predictions.jsonl")
-    ]
+    rows = (lines_of(folder / "predictions.jsonl") for folder in (base / "scored", run))
+    again, first = ([row["probability"] for row in part] for part in rows)
+    assert again == first
 
 
 def test_a_model_without_one_probable_label_or_with_a_damaged_temperature_is_refused(
     run, temperature, tmp_path, capsys
 ):
-    copied = shutil.copytree(
-        best_checkpoint(run), tmp_path / "copied", ignore=shutil.ignore_patterns("state.json")
-    )
+    copied = change_weights(best_checkpoint(run), tmp_path / "copied", {})
     (copied / "decision.json").write_text(json.dumps(with_checksum({"temperature": 0.0})))
     assert main(["predict", str(copied), "good"]) == 4
     assert "decision.json (temperature)" in capsys.readouterr().err

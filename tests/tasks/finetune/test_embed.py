@@ -1,10 +1,7 @@
 """`bert embed`: its numbers in every layout, its scores, and its result in `bert predict` and sentence-transformers."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import numpy as np
@@ -26,10 +23,6 @@ from bert_cli.tasks.run import finetune, resolve
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 
-def newest(run):
-    return complete_checkpoints(run)[-1]
-
-
 def settings_of(**changes):
     return EmbedSettings.model_validate(
         {"max_seq_length": 32, "do_validation": False, "cache_dir": None, **changes}
@@ -40,9 +33,8 @@ def vectors_of(capsys, *words):
     """Return the vectors that `bert predict` prints, and its warnings."""
     assert main(["predict", *map(str, words)]) == 0
     printed = capsys.readouterr()
-    return np.array(
-        [json.loads(line)["embedding"] for line in printed.out.splitlines()]
-    ), printed.err
+    vectors = [json.loads(line)["embedding"] for line in printed.out.splitlines()]
+    return np.array(vectors), printed.err
 
 
 def test_held_out_pairs_are_not_trained_on(home, monkeypatch):
@@ -72,18 +64,8 @@ def trained(home):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_path):
-    flags = LAYOUTS[name]
-    accumulation = 2 if "--global-batch.replicas" in flags else 4
-    sizes = {"micro_batch": 4, "accumulation": accumulation}
-    words = pairs(home, tmp_path / "run", *FOUR_STEPS, *flags, **sizes)
-    if "processes" in name:
-        assert main(["launch", "--processes", "2", "--", *words]) == 0
-    elif "jax" in name:
-        devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-        subprocess.run([sys.executable, "-m", "bert_cli", *words], env=devices, check=True)
-    else:
-        assert main(words) == 0
+def test_a_run_gives_the_same_numbers_in_every_layout(name, train_pairs, trained, tmp_path):
+    assert train_pairs(tmp_path / "run", *FOUR_STEPS, layout=name) == 0
     for mine, other in zip(metrics_of(tmp_path / "run"), metrics_of(trained), strict=True):
         for metric in ("loss", "gradient_norm", "weight_norm"):
             within = 0.02 if "16" in name else 1e-5
@@ -91,12 +73,13 @@ def test_a_run_gives_the_same_numbers_in_every_layout(name, home, trained, tmp_p
         assert mine["accuracy"] == other["accuracy"] or "16" in name
 
 
-def test_a_stopped_run_continues_bit_for_bit(home, trained):
-    words = pairs(home, "trained", *FOUR_STEPS, micro_batch=4, accumulation=4)
-    continues_bit_for_bit(trained, lambda run: main([*words, "--save-ckpt-path", str(run)]), 2)
+def test_a_stopped_run_continues_bit_for_bit(train_pairs, trained):
+    continues_bit_for_bit(trained, lambda run: train_pairs(run, *FOUR_STEPS), 2)
 
 
-def test_a_run_of_an_earlier_version_without_packs_is_refused(home, trained, tmp_path, capsys):
+def test_a_run_of_an_earlier_version_without_packs_is_refused(
+    train_pairs, trained, tmp_path, capsys
+):
     shutil.copytree(trained, tmp_path / "run")
     for checkpoint in complete_checkpoints(tmp_path / "run"):
         state = json.loads((checkpoint / STATE).read_text())
@@ -105,7 +88,7 @@ def test_a_run_of_an_earlier_version_without_packs_is_refused(home, trained, tmp
         assert fingerprint.endswith(", packs")
         state["fixed"]["corpus"] = fingerprint.removesuffix(", packs")
         (checkpoint / STATE).write_text(json.dumps(state))
-    assert main(pairs(home, tmp_path / "run", *FOUR_STEPS, micro_batch=4, accumulation=4)) == 4
+    assert train_pairs(tmp_path / "run", *FOUR_STEPS) == 4
     message = capsys.readouterr().err
     assert "corpus (the examples that are read)" in message
     assert "start a new run in another save_ckpt_path" in message
@@ -189,7 +172,8 @@ def test_sentence_transformers_opens_a_checkpoint_and_gives_the_vectors_of_predi
     (home / "input.txt").write_text("\n".join(texts) + "\n")
     assert main(["predict", str(trained), "--input", str(home / "input.txt")]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    model = SentenceTransformer(str(newest(trained)), device="cpu")
+    newest = complete_checkpoints(trained)[-1]
+    model = SentenceTransformer(str(newest), device="cpu")
     np.testing.assert_allclose([row["embedding"] for row in rows], model.encode(texts), atol=1e-5)
     assert np.linalg.norm(rows[0]["embedding"]) == pytest.approx(1.0, abs=1e-5)
     assert all(row["truncated"] for row in rows), "at 32 tokens, as in training"
@@ -198,11 +182,12 @@ def test_sentence_transformers_opens_a_checkpoint_and_gives_the_vectors_of_predi
 def test_the_decoder_in_a_checkpoint_of_an_earlier_version_is_ignored(trained, tmp_path, capsys):
     old = tmp_path / "old"
     # Without state.json, which has the checksum of the weights.
-    shutil.copytree(newest(trained), old, ignore=shutil.ignore_patterns(STATE))
+    newest = complete_checkpoints(trained)[-1]
+    shutil.copytree(newest, old, ignore=shutil.ignore_patterns(STATE))
     weights = load_file(old / MODEL)
     weights["denoise_head.cross_0.value.weight"] = np.zeros((2, 2), np.float32)
     save_file(weights, old / MODEL)
-    vectors = [vectors_of(capsys, folder, "good film")[0] for folder in (newest(trained), old)]
+    vectors = [vectors_of(capsys, folder, "good film")[0] for folder in (newest, old)]
     assert np.array_equal(*vectors)
 
 
@@ -238,9 +223,8 @@ def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home,
     folder = shutil.copytree(home / "plain", tmp_path / "vectors")
     write_pooling(folder, "cls", longest=24)
     values = {"pretrained_ckpt_path": str(folder), "train_file": home / "pairs.tsv", **given}
-    settings = EmbedSettings.model_validate(
-        {**values, "cache_dir": None, "save_ckpt_path": tmp_path / "run"}
-    )
+    values |= {"cache_dir": None, "save_ckpt_path": tmp_path / "run"}
+    settings = EmbedSettings.model_validate(values)
     with ExitStack() as stack:
         used = finetune.prepare(settings, embed.build, stack)[0].order
     assert (used.pooling, used.max_seq_length) == expected

@@ -1,9 +1,6 @@
 """Vectors of a teacher: computed once for each text, and again where the teacher or the cache has changed."""
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -14,9 +11,8 @@ from safetensors.numpy import load_file
 from support.hf_models import change_weights
 from support.runs import continues_bit_for_bit
 from support.tiny_models import OTHERS, TINY, metrics_of
-from support.vectors import LAYOUTS, pairs, write_pooling, write_teachers
+from support.vectors import write_pooling, write_teachers
 
-from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
@@ -147,25 +143,22 @@ def test_vectors_are_computed_again_after_a_change_of_the_teacher(change, teache
 
 
 @pytest.mark.slow
-def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(teachers, tmp_path):
+def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(
+    teachers, tmp_path, train_pairs
+):
     words = ["--distillation.teacher", str(teachers / "wide"), "--total-num-train-samples", "64"]
     words += ["--text-column", "anchor", "--text-column", "positive"]
     words += ["--checkpoint-every-steps", "2"]
 
-    def train(run, *flags):
-        accumulation = 2 if "--global-batch.replicas" in flags else 4
-        line = pairs(teachers, run, *words, *flags, micro_batch=4, accumulation=accumulation)
-        if "jax" in flags:
-            devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-            return subprocess.run([sys.executable, "-m", "bert_cli", *line], env=devices).returncode
-        return main(line)
+    def train(run, **more):
+        return train_pairs(run, *words, **more)
 
     assert train(tmp_path / "run") == 0
     expected = metrics_of(tmp_path / "run")
     assert "accuracy" not in expected[0] and expected[-1]["loss"] < expected[0]["loss"]
     continues_bit_for_bit(tmp_path / "run", train, 2)
     for name in ("2 replicas", "a pipeline, recomputed", "jax, 2 replicas"):
-        assert train(tmp_path / name, *LAYOUTS[name]) == 0
+        assert train(tmp_path / name, layout=name) == 0
         for mine, other in zip(metrics_of(tmp_path / name), expected, strict=True):
             for metric in ("loss", "gradient_norm", "weight_norm"):
                 assert mine[metric] == pytest.approx(other[metric], rel=1e-5), (name, metric)

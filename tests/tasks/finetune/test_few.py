@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 from support.metrics import scores_of
 from support.runs import continues_bit_for_bit, last_line, lines_of
-from support.tiny_models import TINY, write_model, write_reviews
+from support.tiny_models import write_base
 
 from bert_cli.cli import main
 from bert_cli.data.finetune.labels import read_decision
@@ -20,11 +20,7 @@ from bert_cli.train.checkpoint import best_checkpoint
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model, 24 reviews to learn from and 40 to score on."""
-    base = tmp_path_factory.mktemp("few")
-    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
-    write_reviews(base / "train.csv", 24)
-    write_reviews(base / "dev.csv", 40, seed=1)
-    return base
+    return write_base(tmp_path_factory.mktemp("few"), train=24, dev=40)
 
 
 def arguments(base, run, *more):
@@ -59,9 +55,8 @@ def test_the_classifier_of_each_checkpoint_is_scikit_learns_regression(name, bas
     def read(name):
         lines = (base / name).read_text().splitlines()[1:]
         texts, labels, _ = zip(*(line.split(",") for line in lines), strict=True)
-        columns = tokenizer(
-            list(texts), max_length=40, truncation=True, padding=True, return_tensors="pt"
-        )
+        options = {"max_length": 40, "truncation": True, "padding": True, "return_tensors": "pt"}
+        columns = tokenizer(list(texts), **options)
         with torch.no_grad():
             hidden = model.bert(**columns).last_hidden_state.numpy()
             probabilities = model(**columns).logits.softmax(-1).numpy()

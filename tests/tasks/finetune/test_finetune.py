@@ -5,9 +5,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +20,7 @@ from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import chooses
-from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
 from bert_cli.planning.workload import workload_of
 from bert_cli.statistics import identify, mean_of
@@ -88,23 +86,16 @@ def test_a_model_learns_and_the_best_checkpoint_is_kept(trained):
     assert best == scores["accuracy"] == max(scored.values())
 
 
-def test_transformers_opens_the_best_checkpoint_and_predicts_the_same(trained):
-    import torch
+def test_transformers_knows_the_labels_the_length_and_the_tokens_of_the_best_checkpoint(trained):
     import transformers
 
     best = best_checkpoint(trained)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(best).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(best)
-    assert model.config.id2label == {0: "negative", 1: "positive"}
+    config = transformers.AutoConfig.from_pretrained(best)
+    assert config.id2label == {0: "negative", 1: "positive"}
     # Special tokens in a text are plain characters, as in training, and the model's positions are known.
     assert not {3, 4} & {*tokenizer("good [MASK] [SEP]")["input_ids"][1:-1]}
     assert len(tokenizer("good " * 90, truncation=True)["input_ids"]) == 64
-    for row in lines_of(trained / "predictions.jsonl")[:8]:
-        with torch.no_grad():
-            inputs = tokenizer(row["text"], return_tensors="pt", truncation=True)
-            probabilities = torch.softmax(model(**inputs).logits, -1)[0]
-        assert model.config.id2label[int(probabilities.argmax())] == row["predicted"]
-        assert float(probabilities.max()) == pytest.approx(row["probability"], abs=1e-5)
 
 
 def test_a_model_is_scored_without_training(base, trained, capsys):
@@ -116,10 +107,8 @@ def test_a_model_is_scored_without_training(base, trained, capsys):
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
     assert [row["predicted"] for row in rows] == [row["predicted"] for row in expected]
-    assert (
-        f"scores {best_checkpoint(trained)}" in out
-        and "confusion of all 61 held-out texts (columns" in out
-    )
+    assert f"scores {best_checkpoint(trained)}" in out
+    assert "confusion of all 61 held-out texts (columns" in out
     assert main(["predict", str(trained), rows[0]["text"]]) == 0
     assert last_line(capsys)["label"] == rows[0]["predicted"]
 
@@ -135,11 +124,8 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     rows = lines_of(run / "predictions.jsonl")
     right = np.array([row["label"] == row["predicted"] for row in rows])
     choosing = chooses(identify(row["text"] for row in rows).groups)
-    halves = [
-        {row["text"] for row, one in zip(rows, choosing, strict=True) if one == half}
-        for half in (True, False)
-    ]
-    assert not halves[0] & halves[1] and abs(choosing.sum() - 24) <= 1
+    texts_of = np.array([row["text"] for row in rows])
+    assert not {*texts_of[choosing]} & {*texts_of[~choosing]} and abs(choosing.sum() - 24) <= 1
     assert scores == scores_of(run) and scores["accuracy"] == right[~choosing].mean()
     assert json.loads((run / "best.json").read_text())["value"] == right[choosing].mean()
     written = json.loads((run / "scores.json").read_text())["intervals"]["accuracy"]
@@ -300,11 +286,8 @@ def test_processes_of_stages_change_nothing(base, trained):
     done = run_bert("launch", "--processes", "2", "--", *arguments(base, run, *flags))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(json.dumps(scores_of(run))) == 1
-    losses, expected = (
-        np.array([line["loss"] for line in lines_of(path / "metrics.jsonl")])
-        for path in (run, trained)
-    )
-    assert np.abs(losses - expected).max() < 1e-4
+    losses, expected = ([line["loss"] for line in metrics_of(path)] for path in (run, trained))
+    assert losses == pytest.approx(expected, abs=1e-4)
     assert scores_of(run) == pytest.approx(scores_of(trained), abs=1e-6)
 
 
@@ -371,7 +354,9 @@ def test_a_run_whose_gradients_were_never_finite_has_no_result(base, tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, tmp_path, capsys):
+def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(
+    base, trained, tmp_path, capsys, is_equal_in_every_layout
+):
     teacher = ["--distillation.teacher", str(trained), "--distillation.temperature", "3"]
     teacher += ["--distillation.unlabelled-file", str(base / "dev.csv")]
     words = arguments(base, tmp_path / "student", *teacher, "--checkpoint-every-steps", "2")
@@ -383,21 +368,7 @@ def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, 
     continues_bit_for_bit(
         tmp_path / "student", lambda run: main([*words, "--save-ckpt-path", str(run)]), 2
     )
-    replicas = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]
-    stages = '[["emb"],["hid"],["pool","glue_head"]]'
-    for name, flags in (
-        ("replicas", replicas),
-        ("stages", ["--parallel.pipeline-stages", stages, "--parallel.pipeline-device-mapping", "[0,0,0]"]),
-        ("jax", ["--engine", "jax"]),
-    ):  # fmt: skip
-        run = tmp_path / name
-        again = [*words, "--save-ckpt-path", str(run), *flags]
-        if name == "jax":
-            subprocess.run([sys.executable, "-m", "bert_cli", *again], check=True)
-        else:
-            assert main(again) == 0
-        for mine, other in zip(metrics_of(run), student, strict=True):
-            assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5), name
+    is_equal_in_every_layout(words, tmp_path / "student")
     assert main(arguments(base, tmp_path / "alone", "--num-epochs", "0.5")) == 0
     assert metrics_of(tmp_path / "alone")[0]["loss"] != student[0]["loss"]
     # Another temperature is another run.
@@ -406,20 +377,21 @@ def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(base, trained, 
     assert "temperature 3.0" in capsys.readouterr().err
 
 
-def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
-    files = {"train_file": base / "train.csv", "held_out_fraction": 0.5, "max_seq_length": 64}
-    files["pretrained_ckpt_path"] = str(base / "model")
+def taught(base, teacher, file="train", more=None, **distillation):
+    """Return the training examples of a file with the outputs of a teacher."""
+    values = {"train_file": base / f"{file}.csv", "max_seq_length": 64, **(more or {})}
+    values["distillation"] = {"teacher": str(teacher), **distillation}
+    settings = ClassifySettings.model_validate(values)
     tokenizer = read_tokenizer(base / "model")
-    parts = {}
-    changes = {"alone": {}, "with texts": {"unlabelled_file": base / "dev.csv"}}
-    for name, more in (changes | {"warmer": {"temperature": 3.0}}).items():
-        distillation = {"teacher": str(trained), "logits": 0.6, **more}
-        settings = ClassifySettings.model_validate({**files, "distillation": distillation})
-        task = texts.build(settings, tokenizer, None)
-        work = workload_of(settings)
-        task = with_teacher(settings.distillation, work, task, tokenizer, settings.cache_dir)
-        parts[name] = task.train
-    alone, both, warmer = parts.values()
+    task, cache = texts.build(settings, tokenizer, None), settings.cache_dir
+    return with_teacher(settings.distillation, workload_of(settings), task, tokenizer, cache).train
+
+
+def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
+    alone, both, warmer = (
+        taught(base, trained, more={"held_out_fraction": 0.5}, logits=0.6, **more)
+        for more in ({}, {"unlabelled_file": base / "dev.csv"}, {"temperature": 3.0})
+    )
     assert warmer.fingerprint != alone.fingerprint
     labels = both.labels
     assert len(alone) == 79 and len(both) == 79 + 61
@@ -432,37 +404,37 @@ def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):
     assert 20 < predicted.sum() < 41 and labels["labels"].dtype == np.int32
     first = both.batch(np.array([79]), 64)["input_ids"][0]
     text = (base / "dev.csv").read_text().splitlines()[1].split(",")[0]
-    encoding = tokenizer.library.encode(text, add_special_tokens=False)
+    encoding = read_tokenizer(base / "model").library.encode(text, add_special_tokens=False)
     assert first[1 : len(encoding.ids) + 1].tolist() == encoding.ids
     assert both.fingerprint.startswith(f"{alone.fingerprint}, unlabelled ")
 
 
-CHANGES = (
-    "nothing",
-    "folder",
-    "texts",
-    "second",
-    "no second",
-    "labels",
-    "no labels",
-    "tokenizer",
-    "length",
-    "windows",
-)
+CHANGES = {
+    "nothing": {},
+    "folder": {"cache_dir": "else"},
+    "texts": {"first": ["good", "bad"]},
+    "second": {"second": ["b", "a"]},
+    "no second": {"second": None},
+    "labels": {"labels": np.int32([1, 0])},
+    "no labels": {"labels": None},
+    "tokenizer": {},
+    "length": {"max_seq_length": 17},
+    "windows": {"doc_stride": 5},
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_features_are_built_again_after_a_change_of_what_they_depend_on(
-    change, base, tmp_path, monkeypatch
+    change, base, tmp_path, monkeypatch, larger_tokenizer
 ):
+    monkeypatch.chdir(tmp_path)
     built = []
     encode = texts.encode_texts
     monkeypatch.setattr(
-        texts, "encode_texts", lambda *rows, **sizes: built.append(1) or encode(*rows, **sizes)
+        texts, "encode_texts", lambda *of, **to: built.append(1) or encode(*of, **to)
     )
     tokenizer = read_tokenizer(base / "model")
-    settings = {"cache_dir": tmp_path / "cache", "max_seq_length": 16}
-    settings["train_file"] = tmp_path / "rows.csv"
+    settings = {"cache_dir": "cache", "max_seq_length": 16, "train_file": "rows.csv"}
     rows = TextExamples(["good film", "bad"], ["a", "b"], np.int32([0, 1]), ["0", "1"], ("n", "p"))
 
     def read():
@@ -470,30 +442,17 @@ def test_features_are_built_again_after_a_change_of_what_they_depend_on(
         return texts.features_of_texts(rows, "train", values, tokenizer)
 
     before = read()
-    if change == "tokenizer":
-        pieces = "".join(f"{piece}\n" for piece in [*tokenizer.pieces, "more"])
-        (tmp_path / "other").mkdir()
-        write_vocabulary(tmp_path / "other", pieces.encode(), Normalization())
-        tokenizer = read_tokenizer(tmp_path / "other")
-    settings |= {"max_seq_length": 17} if change == "length" else {}
-    settings |= {"cache_dir": tmp_path / "else"} if change == "folder" else {}
-    settings |= {"doc_stride": 5} if change == "windows" else {}
-    other = {
-        "texts": {"first": ["good", "bad"]},
-        "second": {"second": ["b", "a"]},
-        "no second": {"second": None},
-        "labels": {"labels": np.int32([1, 0])},
-        "no labels": {"labels": None},
-    }
-    rows = replace(rows, **other.get(change, {}))
+    tokenizer = larger_tokenizer if change == "tokenizer" else tokenizer
+    columns = {field.name for field in fields(TextExamples)}
+    rows = replace(rows, **{n: v for n, v in CHANGES[change].items() if n in columns})
+    settings |= {n: v for n, v in CHANGES[change].items() if n not in columns}
     again = read()
     assert len(built) == (1 if change == "nothing" else 2)
     assert ("labels" in again.labels) == (change != "no labels")
     if change == "labels":
         assert again.labels["labels"].tolist() == [1, 0]
-    assert (before.fingerprint == again.fingerprint) == (
-        change in ("nothing", "folder", "tokenizer", "length")
-    )
+    is_equal = change in ("nothing", "folder", "tokenizer", "length")
+    assert (before.fingerprint == again.fingerprint) == is_equal
 
 
 def test_outputs_of_another_teacher_or_of_other_examples_are_computed_again(
@@ -501,23 +460,15 @@ def test_outputs_of_another_teacher_or_of_other_examples_are_computed_again(
 ):
     read = []
     logits = teacher._logits
-    monkeypatch.setattr(
-        teacher, "_logits", lambda *values: read.append(len(values[-1])) or logits(*values)
-    )
+    monkeypatch.setattr(teacher, "_logits", lambda *of: read.append(len(of[-1])) or logits(*of))
     head = {"classifier.bias": lambda bias: bias + np.float32([1.0, 0.0])}
     other = change_weights(best_checkpoint(trained), tmp_path / "other", head)
     copy = shutil.copytree(best_checkpoint(trained), tmp_path / "copy")
-    tokenizer = read_tokenizer(base / "model")
-    columns = []
-    for name, file in ((trained, "train"), (copy, "train"), (other, "train"), (trained, "dev")):
-        values = {"train_file": base / f"{file}.csv", "max_seq_length": 64, "do_validation": False}
-        values |= {"cache_dir": tmp_path / "cache", "distillation": {"teacher": str(name)}}
-        settings = ClassifySettings.model_validate(values)
-        task = texts.build(settings, tokenizer, None)
-        work = workload_of(settings)
-        cache = settings.cache_dir
-        taught = with_teacher(settings.distillation, work, task, tokenizer, cache).train
-        columns.append(taught.labels["teacher_logits"])
+    more = {"cache_dir": tmp_path / "cache", "do_validation": False}
+    columns = [
+        taught(base, name, file, more).labels["teacher_logits"]
+        for name, file in ((trained, "train"), (copy, "train"), (other, "train"), (trained, "dev"))
+    ]
     assert read == [160, 160, 61]
     np.testing.assert_array_equal(columns[0], columns[1])
     np.testing.assert_allclose(columns[2] - columns[0], [[1.0, 0.0]] * 160, atol=1e-5)

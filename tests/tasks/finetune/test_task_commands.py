@@ -13,7 +13,7 @@ from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, w
 from bert_cli.cli import main
 from bert_cli.config.finetune import GlueSettings, SquadSettings
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_samples
-from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_vocabulary
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model.bert import build_blocks
 from bert_cli.planning.workload import workload_of
@@ -45,6 +45,13 @@ def read(path):
     return json.loads(path.read_text())
 
 
+def changed(run, out, weights, **described):
+    """Copy the best checkpoint of a run with other weights and other entries of its config.json."""
+    model = change_weights(best_checkpoint(run), out, weights)
+    (model / "config.json").write_text(json.dumps(read(model / "config.json") | described))
+    return model
+
+
 # --- questions
 
 SQUAD = ["--doc-stride", "16", "--max-query-length", "8", "--num-epochs", "4"]
@@ -59,9 +66,7 @@ def answered(base):
 
 def test_a_model_of_one_segment_refuses_questions(base, answered, tmp_path, capsys):
     changes = {"bert.embeddings.token_type_embeddings.weight": lambda weights: weights[:1]}
-    model = change_weights(best_checkpoint(answered), tmp_path / "one_segment", changes)
-    config = read(model / "config.json")
-    (model / "config.json").write_text(json.dumps(config | {"type_vocab_size": 1}))
+    model = changed(answered, tmp_path / "one_segment", changes, type_vocab_size=1)
     asked = ["predict", model, "--question", "who?", "--context", "the actor was good"]
     files = ["--pretrained-ckpt-path", model, "--save-ckpt-path", tmp_path / "run", *COMMON]
     for words in (asked, ["squad", "--dataset-dir", base, *SQUAD, *files, "--cache-dir", "null"]):
@@ -155,6 +160,7 @@ def test_questions_without_an_answer_get_an_empty_one(base, capsys):
 GLUE = ["glue", "--do-test", "--glue-task"]
 LABELS = ["entailment", "neutral", "contradiction"]
 ROTATED = [LABELS[2], *LABELS[:2]]  # its inverse is another order
+HEADS = ("classifier.weight", "classifier.bias")
 
 
 def write_glue(folder, rows, columns, make, files=("train", "dev", "test")):
@@ -208,10 +214,9 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
         (["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2], 0, "assumed to be in this order: entail"),
         (["yes", "no", "maybe"], [0, 1, 2], 2, "yes, no, maybe): are not the labels of this task"),
     ):
-        heads = dict.fromkeys(("classifier.weight", "classifier.bias"), itemgetter(order))
-        model = change_weights(best_checkpoint(entailed), tmp_path / names[0], heads)
-        described = read(model / "config.json") | {"id2label": dict(enumerate(names))}
-        (model / "config.json").write_text(json.dumps(described))
+        heads = dict.fromkeys(HEADS, itemgetter(order))
+        id2label = dict(enumerate(names))
+        model = changed(entailed, tmp_path / names[0], heads, id2label=id2label)
         assert main([*map(str, words), str(model)]) == code
         out, err = capsys.readouterr()
         assert message in out + err
@@ -222,10 +227,8 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
 
 
 def test_the_outputs_of_a_teacher_are_in_the_order_of_the_tasks_labels(base, entailed, tmp_path):
-    heads = dict.fromkeys(("classifier.weight", "classifier.bias"), itemgetter([2, 0, 1]))
-    rotated = change_weights(best_checkpoint(entailed), tmp_path / "rotated", heads)
-    described = read(rotated / "config.json") | {"id2label": dict(enumerate(ROTATED))}
-    (rotated / "config.json").write_text(json.dumps(described))
+    heads = dict.fromkeys(HEADS, itemgetter([2, 0, 1]))
+    rotated = changed(entailed, tmp_path / "rotated", heads, id2label=dict(enumerate(ROTATED)))
     tokenizer = read_tokenizer(base / "model")
     columns = []
     for teacher in (entailed, rotated):
@@ -252,13 +255,11 @@ SIZES = {"max_seq_length": 64, "doc_stride": 16, "max_query_length": 8}
     ],
 )  # fmt: skip
 def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
-    change, base, tmp_path, monkeypatch
+    change, base, tmp_path, monkeypatch, larger_tokenizer
 ):
     made = []
     make = squad.make_windows
-    monkeypatch.setattr(
-        squad, "make_windows", lambda *rows, **sizes: made.append(sizes) or make(*rows, **sizes)
-    )
+    monkeypatch.setattr(squad, "make_windows", lambda *of, **to: made.append(to) or make(*of, **to))
     write_questions(tmp_path / "dev.json", 9, 2)
     write_questions(tmp_path / "other.json", 8, 1)
     files = {which: tmp_path / "dev.json" for which in ("train_file", "validation_file")}
@@ -266,15 +267,9 @@ def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
     tokenizer = read_tokenizer(base / "model")
     squad._read(SquadSettings.model_validate(values), tokenizer, "train_file")
     which = "validation_file" if change == "training" else "train_file"
-    if change == "tokenizer":
-        pieces = "".join(f"{piece}\n" for piece in [*tokenizer.pieces, "more"])
-        (tmp_path / "other").mkdir()
-        write_vocabulary(tmp_path / "other", pieces.encode(), Normalization())
-        tokenizer = read_tokenizer(tmp_path / "other")
-    elif change == "file":
-        values["train_file"] = tmp_path / "other.json"
-    elif change != "training":
-        values |= change
+    tokenizer = larger_tokenizer if change == "tokenizer" else tokenizer
+    values |= {"train_file": tmp_path / "other.json"} if change == "file" else {}
+    values |= change if isinstance(change, dict) else {}
     questions, windows = squad._read(SquadSettings.model_validate(values), tokenizer, which)
     is_equal = change in ({}, {"max_answer_length": 7})
     assert len(made) == (1 if is_equal else 2)

@@ -1,15 +1,14 @@
 """Texts that are longer than the model are read in windows: in training, in scores and in every prediction."""
 
 import json
-import subprocess
-import sys
+import shutil
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 from support.metrics import scores_of
-from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
-from support.tiny_models import OTHERS, TINY, metrics_of, write_model, write_reviews
+from support.runs import last_line, lines_of
+from support.tiny_models import OTHERS, write_base
 
 import bert_cli
 from bert_cli.cli import main
@@ -26,10 +25,7 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    base = tmp_path_factory.mktemp("windows")
-    write_model(base / "model", TINY.model_copy(update={"num_hidden_layers": 1}))
-    write_reviews(base / "train.csv", 96)
-    write_reviews(base / "dev.csv", 41, seed=1)
+    base = write_base(tmp_path_factory.mktemp("windows"), train=96, dev=41)
     draw = np.random.default_rng(5)
     for name in ("train", "dev"):
         words = draw.choice([*OTHERS, "good"], (12, 50))
@@ -46,14 +42,11 @@ def arguments(base, command, run, *more):
     return [command, *map(str, files), *FLAGS, *more]
 
 
-def train(base, command, run, *more):
-    assert main(arguments(base, command, run, *more)) == 0
-    return base / run
-
-
 @pytest.fixture(scope="module")
 def trained(base):
-    return train(base, "classify", "run", *WINDOWS, "--checkpoint-every-steps", "4")
+    words = arguments(base, "classify", "run", *WINDOWS, "--checkpoint-every-steps", "4")
+    assert main(words) == 0
+    return base / "run"
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +74,22 @@ def in_torch(folder, texts):
     return np.stack(means)
 
 
-def test_a_text_has_the_mean_logits_of_its_windows_and_counts_once(trained, capsys):
+@pytest.fixture(scope="module")
+def expected(trained, exported):
+    """The probabilities of the validation texts [n, 2], by transformers."""
+    texts = [row["text"] for row in lines_of(trained / "predictions.jsonl")]
+    assert max(len(text.split()) for text in texts) > 2 * LENGTH
+    return softmax(in_torch(exported, texts), -1)
+
+
+def test_a_text_has_the_mean_logits_of_its_windows_and_counts_once(trained, expected):
     rows = lines_of(trained / "predictions.jsonl")
-    assert (
-        len(rows) == 41
-        and json.loads((trained / "scores.json").read_text())["intervals"]["accuracy"]["n"] == 41
-    )
+    intervals = json.loads((trained / "scores.json").read_text())["intervals"]
+    assert len(rows) == 41 and intervals["accuracy"]["n"] == 41
     right = [row["label"] == row["predicted"] for row in rows]
     assert scores_of(trained)["accuracy"] == np.mean(right)
-    best = best_checkpoint(trained)
-    expected = softmax(in_torch(best, [row["text"] for row in rows]), -1)
-    assert max(len(row["text"].split()) for row in rows) > 2 * LENGTH
-    printed = [row["probability"] for row in rows]
-    np.testing.assert_allclose(printed, expected.max(1), atol=1e-5)
+    found = [row["probability"] for row in rows]
+    np.testing.assert_allclose(found, expected.max(1), atol=1e-5)
 
 
 def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, capsys):
@@ -113,66 +109,43 @@ def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, 
 
 
 @pytest.mark.parametrize("name", ["run", "exported"])
-def test_every_prediction_reads_the_windows_of_the_run(name, base, exported, capsys, tmp_path):
+def test_every_prediction_reads_the_windows_of_the_run(name, base, expected, capsys, tmp_path):
     texts = [row["text"] for row in lines_of(base / "run" / "predictions.jsonl")]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     capsys.readouterr()
     assert main(["predict", str(base / name), "--input", str(tmp_path / "texts.txt")]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert not any("truncated" in row for row in rows)
-    expected = softmax(in_torch(exported, texts), -1)
     found = [list(row["probabilities"].values()) for row in rows]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert bert_cli.load(base / name).label(texts[:3]) == rows[:3]
     assert "warning" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_short_texts_are_read_as_without_windows(base, capsys):
-    plain, windows = (
-        train(base, "classify", run, "--max-seq-length", "64", *more)
-        for run, more in (("plain", []), ("short", ["--doc-stride", "20"]))
-    )
-    assert_same_end(windows, plain)
-    for file in ("predictions.jsonl", "confusion.json"):
-        assert (windows / file).read_bytes() == (plain / file).read_bytes()
-    # A model that was trained without windows truncates, unless windows are asked for.
-    words = ["predict", str(plain), "good fine plot " * 30]
-    capsys.readouterr()
+def test_a_model_without_a_run_truncates_unless_windows_are_asked_for(trained, tmp_path, capsys):
+    model = shutil.copytree(best_checkpoint(trained), tmp_path / "model")
+    words = ["predict", str(model), "good fine plot " * 30]
     assert main(words) == 0
     assert last_line(capsys)["truncated"]
     assert main([*words, "--doc-stride", "20"]) == 0
     assert "truncated" not in last_line(capsys)
 
 
-def test_a_stopped_run_continues_bit_for_bit(base, trained):
+def test_a_run_with_other_windows_is_another_run(base, trained):
     words = arguments(base, "classify", "run", *WINDOWS, "--checkpoint-every-steps", "4")
-    continues_bit_for_bit(trained, lambda run: main([*words, "--save-ckpt-path", str(run)]), 4)
-    assert main([*words, "--doc-stride", "7"]) == 4, "other examples are another run"
+    assert main([*words, "--doc-stride", "7"]) == 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["classify", "ner"])
-def test_every_layout_and_engine_trains_and_scores_the_same(command, base):
-    head = 'pool","glue_head' if command == "classify" else "token_head"
-    stages = f'[["emb"],["hid"],["{head}"]]'
-    expected = train(base, command, f"{command}_one", *WINDOWS)
-    for name, flags in (
-        ("replicas", ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]),
-        ("stages", ["--parallel.pipeline-stages", stages, "--parallel.pipeline-device-mapping", "[0,0,0]"]),
-        ("jax", ["--engine", "jax"]),
-    ):  # fmt: skip
-        run = f"{command}_{name}"
-        words = [sys.executable, "-m", "bert_cli", *arguments(base, command, run, *WINDOWS, *flags)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        for mine, other in zip(metrics_of(base / run), metrics_of(expected), strict=True):
-            assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5), name
-        assert scores_of(base / run) == pytest.approx(scores_of(expected), abs=1e-6), name
+def test_words_have_the_same_labels_in_every_layout_and_engine(base, is_equal_in_every_layout):
+    words = arguments(base, "ner", "plain", *WINDOWS)
+    assert main(words) == 0
+    is_equal_in_every_layout(words, base / "plain", head='"token_head"')
 
 
 def test_words_are_labelled_in_windows_as_bert_predict_labels_them(base, capsys):
-    run = train(base, "ner", "ner", *WINDOWS, "--num-epochs", "3")
+    run = base / "ner"
+    assert main(arguments(base, "ner", run, *WINDOWS, "--num-epochs", "3")) == 0
     assert "12 sentences longer than max_seq_length, read in windows" in capsys.readouterr().out
     blocks = (run / "predictions.conll").read_text().strip().split("\n\n")
     words, _, predicted = zip(*(line.split() for line in blocks[0].splitlines()), strict=True)
