@@ -216,7 +216,6 @@ def normalize(text: str) -> str:
 
 
 def _f1(gold: Sequence[str], answer: Sequence[str], *, both_empty: float) -> float:
-    """Return F1 of two bags of words."""
     if not gold and not answer:
         return both_empty
     same = (Counter(gold) & Counter(answer)).total()

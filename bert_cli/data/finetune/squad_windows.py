@@ -181,7 +181,6 @@ def answers(
     windows: Windows,
     logits: Floats,
     *,
-    n_best: int = N_BEST,
     max_answer_length: int,
     version_2: bool,
 ) -> Answers:
@@ -192,9 +191,8 @@ def answers(
     start, end = logits.T.astype(np.float64)
     assert len(start) == len(end) == len(windows.offsets)
     assert len(np.unique(windows.question)) == len(questions), "all questions have windows"
-    owner, first, last = _best_spans(
-        windows, start, end, n_best * SPANS_PER_ANSWER, max_answer_length
-    )
+    limit = N_BEST * SPANS_PER_ANSWER
+    owner, first, last = _best_spans(windows, start, end, limit, max_answer_length)
     bounds = np.searchsorted(owner, np.arange(len(questions) + 1))
     begin = windows.offsets[first, 0].tolist()
     finish = windows.offsets[last, 1].tolist()
@@ -211,7 +209,7 @@ def answers(
         for row in range(bounds[number], bounds[number + 1]):
             text = question.context[begin[row] : finish[row]]
             entries.setdefault(text, _entry(text, starts[row], ends[row]))
-            if len(entries) == n_best:
+            if len(entries) == N_BEST:
                 break
         ranked = list(entries.values()) or [_entry("", 0.0, 0.0)]
         best = ranked[0]

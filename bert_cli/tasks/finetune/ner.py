@@ -11,13 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_cli.config.finetune import NerSettings
-from bert_cli.data.finetune.conll import (
-    Sentences,
-    entity_samples,
-    of_words,
-    read_conll,
-    word_features,
-)
+from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.simple import by_word
 from bert_cli.data.finetune.tables import write_lines
@@ -45,13 +39,13 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
     train = None
     if settings.do_training:
         assert settings.train_file is not None
-        sentences = read_conll(settings.train_file)
+        sentences = conll.read_conll(settings.train_file)
         names = sentences.label_names
         train = _features(sentences, "train", settings, tokenizer)
     if settings.validation_file is None:
         assert names is not None
         return Task(len(names), names, train, best="f1")
-    held_out = read_conll(settings.validation_file, names)
+    held_out = conll.read_conll(settings.validation_file, names)
     features = _features(held_out, "validation", settings, tokenizer)
     names = held_out.label_names
     evaluate = partial(_evaluate, held_out, features)
@@ -69,10 +63,10 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
 
 
 def _features(
-    sentences: Sentences, name: str, settings: NerSettings, tokenizer: TextTokenizer
+    sentences: conll.Sentences, name: str, settings: NerSettings, tokenizer: TextTokenizer
 ) -> Features:
     sizes = settings.max_seq_length, settings.doc_stride
-    features, cut = word_features(sentences, tokenizer, *sizes)
+    features, cut = conll.word_features(sentences, tokenizer, *sizes)
     remarks = {**sentences.remarks, **cut}
     words = sum(map(len, sentences.words))
     more = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
@@ -80,8 +74,8 @@ def _features(
     return features
 
 
-def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Result:
-    best = of_words(sentences, features, np.argmax(logits["validation"], axis=1))
+def _evaluate(sentences: conll.Sentences, features: Features, logits: Logits) -> Result:
+    best = conll.of_words(sentences, features, np.argmax(logits["validation"], axis=1))
     labels = sentences.names(sentences.labels)
     predicted = sentences.names(best)
 
@@ -94,4 +88,4 @@ def _evaluate(sentences: Sentences, features: Features, logits: Logits) -> Resul
         write_lines(path, lines)
         print_line(f"validation: {count(len(sentences), 'sentence')} in {path}")
 
-    return Result(entity_samples(labels, predicted, sentences.examples), write)
+    return Result(conll.entity_samples(labels, predicted, sentences.examples), write)

@@ -11,19 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from bert_cli.config.finetune import SquadSettings
+from bert_cli.data.finetune import squad_windows
 from bert_cli.data.finetune.features import cached
 from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_samples
-from bert_cli.data.finetune.squad_windows import (
-    NULL_THRESHOLD,
-    Windows,
-    answers,
-    arrays_of_windows,
-    best_null_threshold,
-    long_answers,
-    make_windows,
-    windows_of,
-    with_null_threshold,
-)
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, write_json_atomically
@@ -52,7 +42,7 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
 
 def _read(
     settings: SquadSettings, tokenizer: TextTokenizer, which: str
-) -> tuple[Sequence[Question], Windows]:
+) -> tuple[Sequence[Question], squad_windows.Windows]:
     """Return the questions of a file and their windows; print their numbers and what was left out."""
     training = which == "train_file"
     path: Path | None = getattr(settings, which)
@@ -74,13 +64,15 @@ def _read(
     arrays = cached(
         settings.cache_dir,
         made_from,
-        lambda: arrays_of_windows(make_windows(questions, tokenizer, training=training, **sizes)),
+        lambda: squad_windows.arrays_of_windows(
+            squad_windows.make_windows(questions, tokenizer, training=training, **sizes)
+        ),
     )
-    windows = windows_of(arrays)
+    windows = squad_windows.windows_of(arrays)
     print_line(
         f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
     )
-    too_long = long_answers(questions, windows, settings.max_answer_length)
+    too_long = squad_windows.long_answers(questions, windows, settings.max_answer_length)
     for remark in (*remarks, *windows.remarks, *too_long):
         print_line(f"  {remark}")
     return questions, windows
@@ -89,21 +81,21 @@ def _read(
 def _evaluate(
     settings: SquadSettings,
     questions: Sequence[Question],
-    windows: Windows,
+    windows: squad_windows.Windows,
     gold: Gold,
     logits: Logits,
 ) -> Result:
     """Return the official scores in per cent, with version_2 at the threshold, by default the best one."""
     limits = settings.model_dump(include={"max_answer_length", "version_2"})
-    result = answers(questions, windows, logits["validation"], **limits)
+    result = squad_windows.answers(questions, windows, logits["validation"], **limits)
     predictions = result.predictions
     threshold = settings.null_score_diff_threshold
     run_files: dict[str, JSONObject] = {}
     if settings.version_2:
         if threshold is None:
-            threshold = best_null_threshold(result.null_odds, predictions, questions)
-        predictions = with_null_threshold(predictions, result.null_odds, threshold)
-        run_files[NULL_THRESHOLD] = {"threshold": threshold}
+            threshold = squad_windows.best_null_threshold(result.null_odds, predictions, questions)
+        predictions = squad_windows.with_null_threshold(predictions, result.null_odds, threshold)
+        run_files[squad_windows.NULL_THRESHOLD] = {"threshold": threshold}
 
     def write(folder: Path, _: Logits) -> None:
         write_json_atomically(folder / "predictions.json", predictions)

@@ -122,7 +122,7 @@ def test_every_real_answer_is_recovered_from_its_label_except_those_that_end_ins
     assert differ / len(labelled) < 0.007  # 67 of 10,660
 
 
-DEFAULTS = {"n_best": 20, "max_answer_length": 30, "version_2": False}
+DEFAULTS = {"max_answer_length": 30, "version_2": False}
 
 
 def windows_over(*parts):
@@ -177,10 +177,11 @@ def test_answers_that_are_longer_than_the_maximum_are_reported(tokenizer):
         assert squad_windows.long_answers(rows, made, 5) == ()
 
 
-def test_n_best_has_different_texts_and_of_equal_ones_the_best():
+def test_n_best_has_different_texts_and_of_equal_ones_the_best(monkeypatch):
+    monkeypatch.setattr(squad_windows, "N_BEST", 2)
     made, row = windows_over((0, range(6), range(6))), question("x-x-y-")
     logits = [0, 0, 0, 3, 0, 4, 0, 2, 0, 0]
-    result = answer_all([row], made, logits, logits, n_best=2, max_answer_length=1)
+    result = answer_all([row], made, logits, logits, max_answer_length=1)
     texts = [(entry["text"], entry["start_logit"]) for entry in result.nbest["a"]]
     assert texts == [("x", 4.0), ("y", 2.0)] and result.null_odds == {}
     # exp(8) and exp(4): 1 / (1 + exp(-4))

@@ -12,6 +12,7 @@ from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, w
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import GlueSettings, SquadSettings
+from bert_cli.data.finetune import squad_windows
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
@@ -258,8 +259,10 @@ def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
     change, base, tmp_path, monkeypatch, larger_tokenizer
 ):
     made = []
-    make = squad.make_windows
-    monkeypatch.setattr(squad, "make_windows", lambda *of, **to: made.append(to) or make(*of, **to))
+    make = squad_windows.make_windows
+    monkeypatch.setattr(
+        squad_windows, "make_windows", lambda *of, **to: made.append(to) or make(*of, **to)
+    )
     write_questions(tmp_path / "dev.json", 9, 2)
     write_questions(tmp_path / "other.json", 8, 1)
     files = {which: tmp_path / "dev.json" for which in ("train_file", "validation_file")}
