@@ -193,7 +193,7 @@ def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, b
     """Return the files (name -> content) with which sentence-transformers opens a model of vectors of a size."""
     modules: list[JSON] = [
         {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"{PACKAGE}.{kind}"}
-        for n, kind in enumerate(("Transformer", "Pooling", "Normalize"))
+        for n, kind in enumerate(KINDS)
     ]
     modes = {name: mode == pooling for name, mode in MODES.items()}
     contents: dict[str, JSON] = {

@@ -71,9 +71,11 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         for name, column in texts.items()
     }
 
+    sizes = (hidden_size, *settings.prefixes)
+
     def evaluate(logits: Logits) -> Result:
         samples: dict[str, Sample] = {}
-        for size in (hidden_size, *settings.prefixes):
+        for size in sizes:
             vectors = {name: complete[:, :size] for name, complete in logits.items()}
             of_size: dict[str, Sample] = {}
             if judged is not None:
@@ -90,7 +92,6 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     is_one = size == settings.global_batch.micro_batch_size <= ROWS
     # The vector of [CLS] needs a text at the start of each row.
     is_packed = settings.pooling == "mean"
-    sizes = (hidden_size, *settings.prefixes)
     contrast = Contrast(size, settings.texts_per_example, settings.temperature, sizes)
     has_teacher = settings.distillation.teacher is not None
     return Task(

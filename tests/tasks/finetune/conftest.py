@@ -22,7 +22,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def is_equal_in_every_layout(tmp_path):
-    """Asserts that a command has the losses and scores of a run with replicas, in stages and with JAX."""
+    """Asserts that a command has the metrics and scores of a run with replicas, in stages and with JAX."""
 
     def check(words, expected, head='"pool","glue_head"', within=1e-5):
         stages = f'[["emb"],["hid"],[{head}]]'
@@ -33,8 +33,9 @@ def is_equal_in_every_layout(tmp_path):
         ):  # fmt: skip
             run = tmp_path / name
             assert run_command([*words, "--save-ckpt-path", str(run), *flags]) == 0
-            ours, theirs = ([row["loss"] for row in metrics_of(one)] for one in (run, expected))
-            assert ours == pytest.approx(theirs, rel=within), name
+            for metric in ("loss", "accuracy"):
+                ours, theirs = ([row[metric] for row in metrics_of(of)] for of in (run, expected))
+                assert ours == pytest.approx(theirs, rel=within), (name, metric)
             if (expected / "scores.json").exists():
                 assert scores_of(run) == pytest.approx(scores_of(expected), abs=1e-6), name
 
