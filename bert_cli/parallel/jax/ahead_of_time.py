@@ -4,9 +4,9 @@ XLA needs only a description of the devices. The engine's state and batches are 
 no memory; everything else is the engine of a training run.
 """
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 # Before JAX starts: it computes on the CPU, and looks for no TPU. libtpu allows one process at a time, by a file in
@@ -23,26 +23,14 @@ from bert_cli.model.parts import Block
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import Array, Batch, UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine
-from bert_cli.parallel.jax.layout import AXES
+from bert_cli.parallel.jax.mesh import AXES
 from bert_cli.parallel.runtime import Layout, Mesh, Model
 
 CompilerError = jax.errors.JaxRuntimeError
 
 
-@dataclass(frozen=True)
-class DescribedMesh(Mesh):
-    """A mesh of devices that are only described."""
-
-    described: tuple[jax.Device, ...] = ()
-
-
 class AheadOfTimeEngine(JaxEngine):
     """An engine whose state and batches are shapes."""
-
-    def _device_grid(self, mesh: Mesh) -> Grid:
-        devices = cast(DescribedMesh, mesh).described
-        shape = mesh.replicas, *mesh.layout.tensor_shape
-        return Grid(np.array(devices[: int(np.prod(shape))]).reshape(shape), AXES)
 
     def _place(
         self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
@@ -89,7 +77,9 @@ def build_engine(
 ) -> AheadOfTimeEngine:
     """Return the engine of a model on described devices of a kind, GPU or TPU."""
     names = tuple((f"jax:{kind}:{replica}",) for replica in range(layout.replicas))
-    mesh = DescribedMesh(layout, names, "", Processes(()), described=tuple(devices))
+    mesh = Mesh(layout, names, "", Processes(()))
+    shape = layout.replicas, *layout.tensor_shape
+    grid = Grid(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
     blocks: dict[str, Block] = {}
     jax.eval_shape(lambda: blocks.update(model.blocks()))  # Keras' variables become shapes
-    return AheadOfTimeEngine(blocks, mesh, model)
+    return AheadOfTimeEngine(blocks, mesh, grid, model)

@@ -33,9 +33,16 @@ from bert_cli.parallel.engine import (
     scaled_for_accumulation,
 )
 from bert_cli.parallel.jax.forward import LOOPS, Arrays, ForwardPass
-from bert_cli.parallel.jax.layout import device_grid, over_replicas, spec_of
-from bert_cli.parallel.jax.mesh import JaxProcessGroup
-from bert_cli.parallel.jax.state import DividedArray, Row, State, distinct_shards, place
+from bert_cli.parallel.jax.mesh import JaxProcessGroup, device_grid
+from bert_cli.parallel.jax.state import (
+    DividedArray,
+    Row,
+    State,
+    distinct_shards,
+    over_replicas,
+    place,
+    spec_of,
+)
 from bert_cli.parallel.runtime import Mesh, Model
 
 Numbers = Mapping[str, np.float32 | np.int32]
@@ -49,8 +56,8 @@ COMPLETE = PartitionSpec()
 class JaxEngine(Engine):
     """A model on a grid of devices, and its optimizer."""
 
-    def __init__(self, blocks: Mapping[str, Block], mesh: Mesh, model: Model) -> None:
-        """The last of the blocks, which `model` has built, is the head."""
+    def __init__(self, blocks: Mapping[str, Block], mesh: Mesh, grid: Grid, model: Model) -> None:
+        """The last of the blocks, which `model` has built, is the head; `grid` has the devices of the mesh."""
         *body, head = blocks.values()
         self.head = cast(Head, head)
         self.reads = {column for block in blocks.values() for column in block.READS}
@@ -61,7 +68,7 @@ class JaxEngine(Engine):
         layout = mesh.layout
         self.layout = layout
         self.group = JaxProcessGroup(mesh)
-        self.grid = self._device_grid(mesh)
+        self.grid = grid
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
         recomputes = layout.saved != "all"
@@ -112,10 +119,7 @@ class JaxEngine(Engine):
         self._array = partial(DividedArray, self.state, self._gathered)
         self.weights = {name: self._array(row, 0) for name, row in self.rows.items()}
 
-    # --- devices, which an engine for absent devices replaces
-
-    def _device_grid(self, mesh: Mesh) -> Grid:
-        return device_grid(mesh)
+    # --- values, which an engine for absent devices replaces
 
     def _place(
         self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
@@ -378,7 +382,7 @@ class JaxEngine(Engine):
 def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
     """Return an engine with new weights."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return JaxEngine(dict(model.blocks()), mesh, model)
+        return JaxEngine(dict(model.blocks()), mesh, device_grid(mesh), model)
 
 
 def _add_gradients(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,11 +42,11 @@ from bert_cli.parallel.cluster import (
 )
 from bert_cli.parallel.devices import device_memory, keep_freed_memory, part_of_gpus, visible_gpus
 from bert_cli.parallel.group import ProcessGroup, lost_process
-from bert_cli.parallel.jax.layout import device_grid
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, divide_devices
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
+AXES = ("replica", "tensor", "tensor_2")
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections show its cause
 FLAGS = (
@@ -237,6 +238,16 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
         with JaxProcessGroup(mesh).collective():
             _connect_devices(device_grid(mesh))
     return mesh
+
+
+def device_grid(mesh: Mesh) -> Grid:
+    """Return the devices of all processes; each process has consecutive replicas."""
+    each = mesh.replicas // mesh.processes.count * mesh.layout.devices_of_replica
+    of_process: dict[int, list[jax.Device]] = defaultdict(list)
+    for device in jax.devices(mesh.kind.lower()):
+        of_process[device.process_index].append(device)
+    devices = [device for rank in sorted(of_process) for device in of_process[rank][:each]]
+    return Grid(np.array(devices).reshape(mesh.replicas, *mesh.layout.tensor_shape), AXES)
 
 
 def _kind() -> str:

@@ -1,5 +1,11 @@
-"""The state of a run on JAX: weights and slots, divided over the devices; layers in a loop share [rounds, ...]."""
+"""The state of a run on JAX: weights and slots, divided over the grid of devices by a table of their names.
 
+With one tensor axis the first product of a pair is divided by columns, complete heads together, and the second by rows
+(Shoeybi et al. 2019, section 3). With two axes, weights are divided over both, and hidden states over the second axis.
+Layers in a loop share an array [rounds, ...].
+"""
+
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -7,10 +13,23 @@ from typing import NamedTuple, cast
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.parallel.engine import Array
 
+# Pattern of a weight's name -> for each axis of the weight, the axis of the grid that divides it. The first match
+# counts.
+SPECS: dict[str, tuple[str | None, ...]] = {
+    r"emb/word/embeddings": ("tensor", "tensor_2"),
+    r"emb/(position|segment)/embeddings": (None, "tensor_2"),
+    r"\w+/masked_lm/bias": ("tensor",),
+    r"hid_\d+/.*/(query|key|value|inner|gate)/kernel": ("tensor_2", "tensor"),
+    r"hid_\d+/.*/(query|key|value|inner|gate)/bias": ("tensor",),
+    r"hid_\d+/.*/output/(dense/)?kernel": ("tensor", "tensor_2"),
+    r"(emb|hid_\d+)/.*(bias|gamma|beta)": ("tensor_2",),
+    r".*": (),
+}
 State = dict[str, list[jax.Array]]
 """Entries: a weight and its slots, by the weight's name in the first of the layers that share them."""
 
@@ -79,6 +98,28 @@ class DividedArray:
 
     def _row_of(self, stored: jax.Array) -> jax.Array:
         return stored if self.row.number is None else _row(stored, self.row.number)
+
+
+def spec_of(name: str, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
+    """Return the division of a weight: not along an axis whose size the devices do not divide."""
+    axes = next(axes for pattern, axes in SPECS.items() if re.fullmatch(pattern, name))
+    return PartitionSpec(
+        *(
+            axis if axis and grid.shape[axis] > 1 and size % grid.shape[axis] == 0 else None
+            for axis, size in zip(axes, shape, strict=False)
+        )
+    )
+
+
+def over_replicas(spec: PartitionSpec, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
+    """Return the specification with the longest undivided axis divided over the replicas, if its size allows it."""
+    axes = [*spec, *[None] * (len(shape) - len(spec))]
+    free = [
+        n for n, axis in enumerate(axes) if axis is None and shape[n] % grid.shape["replica"] == 0
+    ]
+    if free:
+        axes[max(free, key=lambda n: shape[n])] = "replica"
+    return PartitionSpec(*axes)
 
 
 def distinct_shards(array: jax.Array) -> list[jax.Shard]:

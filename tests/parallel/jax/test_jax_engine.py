@@ -15,7 +15,7 @@ from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
 from bert_cli.parallel.jax.forward import ForwardPass
-from bert_cli.parallel.jax.layout import over_replicas
+from bert_cli.parallel.jax.state import over_replicas
 from bert_cli.parallel.runtime import Layout
 
 

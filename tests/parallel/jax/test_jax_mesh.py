@@ -31,8 +31,7 @@ from bert_cli import cli
 from bert_cli.errors import DataError
 from bert_cli.parallel.cluster import Rendezvous, find_processes
 from bert_cli.parallel.runtime import Layout
-from bert_cli.parallel.jax.layout import device_grid
-from bert_cli.parallel.jax.mesh import JaxProcessGroup, open_mesh
+from bert_cli.parallel.jax.mesh import JaxProcessGroup, device_grid, open_mesh
 
 rank, scenario, workers, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3:-1], Path(sys.argv[-1])
 
