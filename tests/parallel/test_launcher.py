@@ -13,13 +13,7 @@ import pytest
 from support.processes import assert_gone, numbers, ready
 
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError
-from bert_cli.parallel.launcher import (
-    KINDS,
-    Process,
-    command_on_host,
-    cores_of,
-    supervise,
-)
+from bert_cli.parallel.launcher import KINDS, Process, command_on_host, cores_of, supervise
 
 SLEEP = "import time\ntime.sleep(600)"
 SAVES = """

@@ -129,24 +129,17 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
 
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
-    given = shipped("pretrain_tiny_128_phase1")
-    seven = propose(given, "GPU", 7, 80 * GB).batch
+    tiny = shipped("pretrain_tiny_128_phase1")
+    seven = propose(tiny, "GPU", 7, 80 * GB).batch
     assert (seven.replicas, seven.grad_acc_steps_per_replica) == (6, 100)
     given = shipped(LARGE)
     assert len(estimate(propose(given, "GPU", 8, 7 * GB))) == 2
     four = propose(given, "GPU", 8, 7 * GB, processes=4)
     assert (four.batch.replicas, len(estimate(four))) == (4, 2)
-    for name, devices, processes, problem in (
-        (
-            "pretrain_tiny_128_phase1",
-            7,
-            7,
-            r"1,200 examples a step.*among 7 processes; choose a number",
-        ),
-        ("pretrain_tiny_128_phase1", 3, 4, "fewer than the 4 processes"),
-    ):
+    indivisible = r"1,200 examples a step.*among 7 processes; choose a number"
+    for devices, processes, problem in ((7, 7, indivisible), (3, 4, "fewer than the 4 processes")):
         with pytest.raises(ConfigError, match=problem):
-            propose(shipped(name), "GPU", devices, 7 * GB, processes=processes)
+            propose(tiny, "GPU", devices, 7 * GB, processes=processes)
 
 
 @pytest.mark.parametrize("is_auto", [False, True])
@@ -182,9 +175,8 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
         accumulation = batch.grad_acc_steps_per_replica
         larger = [n for n in range(2, accumulation + 1) if accumulation % n == 0]
         if kind == "GPU":
-            twice = {"micro_batch_size": batch.micro_batch_size * larger[0]}
-            bigger = batch.model_copy(update=twice)
-            assert not layout.fits(chosen._replace(batch=bigger), "GPU", gigabytes * GB)
+            bigger = chosen.with_batch(micro_batch_size=batch.micro_batch_size * larger[0])
+            assert not layout.fits(bigger, "GPU", gigabytes * GB)
     # On a CPU larger ones are no faster: 32 sequences of 128.
     assert sizes[0] > sizes[1] > sizes[2] == 32
     again = layout.choose(layout.with_micro_batch(given, 16), "GPU", 8, 80 * GB)
@@ -201,12 +193,11 @@ def test_an_open_micro_batch_keeps_a_given_layout():
 def test_memory_that_a_larger_micro_batch_would_use_is_named():
     chosen = propose(shipped(BASE, "--parallel.layout", "auto"), "GPU", 8, 80 * GB)
     (line,) = layout.idle_memory(chosen, "GPU", 80 * GB)
-    numbers = re.search(r"micro-batch-size (\d+) .*replica (\d+)", line).groups()
-    size, accumulation = map(int, numbers)
+    found = re.search(r"micro-batch-size (\d+) .*replica (\d+)", line)
+    size, accumulation = map(int, found.groups())
     assert size * accumulation == 65_280 // 8 and size >= 64
-    flags = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
-    batch = chosen.batch.model_copy(update=flags)
-    assert layout.fits(chosen._replace(batch=batch), "GPU", 80 * GB)
+    larger = chosen.with_batch(micro_batch_size=size, grad_acc_steps_per_replica=accumulation)
+    assert layout.fits(larger, "GPU", 80 * GB)
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
 
 
@@ -242,21 +233,18 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
 
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
-    problem = r"use --parallel.recompute, --parallel.shard-weights, or"
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(
+        ConfigError, match=r"use --parallel.recompute, --parallel.shard-weights, or"
+    ):
         propose(with_jax(), "GPU", 8, 10**9)
 
 
 def test_what_jax_shards_and_reduces_is_described():
     flags = "--parallel.layout", "given", "--parallel.pipeline-stages", "null"
     flags += "--parallel.pipeline-device-mapping", "null"
-    tensor, sharded = (
-        with_jax(*flags, *more)
-        for more in (("--parallel.tensor", "2"), ("--parallel.shard-weights",))
-    )
-    assert layout.describe_layout(tensor, "GPU")[0].startswith(
-        "layout: 4 replicas x 2 devices in tensor"
-    )
+    first, *_ = layout.describe_layout(with_jax(*flags, "--parallel.tensor", "2"), "GPU")
+    assert first.startswith("layout: 4 replicas x 2 devices in tensor")
+    sharded = with_jax(*flags, "--parallel.shard-weights")
     first, second = layout.describe_layout(sharded, "GPU")
     assert "4 replicas x 1 device, sharded weights, " in first and "once a micro-batch" in second
 

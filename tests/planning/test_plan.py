@@ -106,12 +106,10 @@ def test_a_batch_that_cannot_grow_is_refused():
 
 
 def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
-    changes = {
-        "total_num_train_samples": 400,
-        "stages": [{**STAGE, "total_num_train_samples": 600}],
-    }
     growing = {"start_fraction": 0.5, "growth_frac": 1.0}
-    plan = plan_of(settings_of(**changes, global_batch=growing), 500)
+    stages = [{**STAGE, "total_num_train_samples": 600}]
+    run = settings_of(total_num_train_samples=400, stages=stages, global_batch=growing)
+    plan = plan_of(run, 500)
     sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
     assert sizes == sorted(sizes)
     read = {size: 2 * size * sizes.count(size) for size in sorted(set(sizes))}
@@ -159,8 +157,9 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
         plan = plan_of(small_run(num_epochs=epochs), records, sequences)
         assert plan == plan_of(small_run(total_num_train_samples=samples), records, sequences)
     assert plan_of(planned(num_epochs=0.001), 10).total_steps == 1
-    problem = r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(
+        ConfigError, match=r"num_epochs \(3\).*synthetic.*--total-num-train-samples"
+    ):
         plan_of(planned(num_epochs=3), None)
     for changes, problem in (
         ({"total_num_train_samples": 40}, "both set the length"),

@@ -1,35 +1,21 @@
 """`scripts/speedrun`: its recipes, its text and its table."""
 
-import importlib.machinery
-import importlib.util
 import json
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from support.command_lines import ROOT, script
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parse.load import merge
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def speedrun():
-    """Return the script as a module."""
-    path = str(ROOT / "scripts" / "speedrun")
-    loader = importlib.machinery.SourceFileLoader("speedrun", path)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("speedrun", loader))
-    loader.exec_module(module)
-    return module
-
-
+speedrun = script("speedrun")
 ROWS = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_recipe_is_a_complete_order_of_a_run(name, speedrun, tmp_path, monkeypatch):
+def test_every_recipe_is_a_complete_order_of_a_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "records", lambda *sizes: tmp_path / "records")
     recipe = speedrun.recipe_of(name)
     lengths = speedrun.lengths_of(recipe)
@@ -46,7 +32,7 @@ def test_every_recipe_is_a_complete_order_of_a_run(name, speedrun, tmp_path, mon
         assert stage.max_predictions_per_seq <= speedrun.most_masked(stage.max_seq_length)
 
 
-def test_a_recipe_changes_what_it_is_like_all_the_way_to_base(speedrun):
+def test_a_recipe_changes_what_it_is_like_all_the_way_to_base():
     expected = ROWS["base"]["settings"]
     for name in ("small-batches", "wide-start", "two-layers", "masks-30"):
         expected = merge(expected, ROWS[name]["settings"])
@@ -56,7 +42,7 @@ def test_a_recipe_changes_what_it_is_like_all_the_way_to_base(speedrun):
     assert ROWS["base"]["settings"]["bert_config"]["num_hidden_layers"] == 6  # not changed by it
 
 
-def test_another_text_is_refused_before_anything_is_written(speedrun, tmp_path):
+def test_another_text_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "wiki_00").write_text("Other articles.")
     with pytest.raises(SystemExit, match=r"other text \(SHA-256 .*scores would not compare"):
@@ -64,7 +50,7 @@ def test_another_text_is_refused_before_anything_is_written(speedrun, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_minutes_of_a_start_that_failed_count(speedrun, tmp_path):
+def test_minutes_of_a_start_that_failed_count(tmp_path):
     work = "import time\nwhile time.process_time() < 0.3: pass\nraise SystemExit({})"
     path = tmp_path / "minutes.json"
     taken = []
@@ -75,7 +61,7 @@ def test_minutes_of_a_start_that_failed_count(speedrun, tmp_path):
     assert 0.3 <= taken[0] <= taken[1] - 0.3
 
 
-def test_the_table_ranks_recipes_by_the_mean_of_their_seeds(speedrun, tmp_path):
+def test_the_table_ranks_recipes_by_the_mean_of_their_seeds(tmp_path):
     rows = [("slow", 0, 2.5, 1.0), ("fast", 0, 2.2, 2.0), ("fast", 1, 2.4, 3.0)]
     for name, seed, bits, minutes in rows:
         folder = tmp_path / "runs" / f"{name}_{seed}"

@@ -15,22 +15,22 @@ from bert_cli.optim.optimizer import Rule
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
 from bert_cli.parallel.jax.forward import ForwardPass
+from bert_cli.parallel.jax.mesh import AXES
 from bert_cli.parallel.jax.state import over_replicas
 from bert_cli.parallel.runtime import Layout
 
 
-def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches():
-    grid = Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "tensor", "tensor_2"))
+@pytest.fixture
+def grid():
+    return Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES)
+
+
+def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches(grid):
     batch = {"input_ids": np.zeros((3, 2, 8), np.int32)}
     indices = []
     for rank in (0, 1, 2):
-        engine = SimpleNamespace(
-            grid=grid,
-            local_grid=grid,
-            reads={"input_ids"},
-            state={},
-            group=SimpleNamespace(rank=rank),
-        )
+        engine = SimpleNamespace(grid=grid, local_grid=grid, reads={"input_ids"}, state={})
+        engine.group = SimpleNamespace(rank=rank)
         engine.first_index = partial(JaxEngine.first_index, engine)
         engine._place_part = partial(JaxEngine._place_part, engine)
         request = UpdateRequest(first_micro_batch=18, micro_batches=9)
@@ -40,11 +40,9 @@ def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches():
 
 
 def test_random_bits_differ_between_weights_and_between_steps():
-    draws = [
-        random_bits(jnp.array(key), (64,), 0).tolist() for key in ([5, 1], [5, 2], [6, 1], [1, 5])
-    ]
-    assert len({tuple(draw) for draw in draws}) == len(draws)
-    assert random_bits(jnp.array([5, 1]), (64,), 0).tolist() == draws[0]
+    keys = ([5, 1], [5, 2], [6, 1], [1, 5], [5, 1])
+    *others, again = (tuple(random_bits(jnp.array(key), (64,), 0).tolist()) for key in keys)
+    assert len({*others}) == 4 and again == others[0]
 
 
 def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
@@ -72,9 +70,8 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
     assert keys == [(41, 7), (41, 8)]
 
 
-def test_gradients_of_float16_are_added_in_float32():
+def test_gradients_of_float16_are_added_in_float32(grid):
     """4,096 + 1 is 4,096 in float16."""
-    grid = Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("replica", "tensor", "tensor_2"))
     complete = NamedSharding(grid, PartitionSpec())
 
     class OfOneWeight(ForwardPass):
@@ -89,14 +86,9 @@ def test_gradients_of_float16_are_added_in_float32():
         def __call__(self, hidden, columns, counts, key):
             return (self.weight.astype(jnp.float32) * columns["sizes"]).sum(), {}
 
-    engine = SimpleNamespace(
-        grid=grid,
-        seed=1,
-        layout=Layout(),
-        shardings={"a": [complete]},
-        update_shardings={"a": complete},
-        forward_pass=OfOneWeight([], Sum(), grid, {}, recomputes=False, loops=False),
-    )
+    engine = SimpleNamespace(grid=grid, seed=1, layout=Layout())
+    engine.shardings, engine.update_shardings = {"a": [complete]}, {"a": complete}
+    engine.forward_pass = OfOneWeight([], Sum(), grid, {}, recomputes=False, loops=False)
     columns = {"sizes": jnp.array([[4096.0], [1.0]]), "index": jnp.array([[0], [1]])}
     with jax.set_mesh(grid):
         accumulate = jax.jit(partial(JaxEngine._accumulate, engine))

@@ -15,7 +15,8 @@ ADAMW = {
     "bert_config": {"initializer_range": 0.02},
     "optimizer_opts": {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.001}},
 }
-RECOMPUTED, CHUNKED = {"recompute": True}, {"embedding_serialization_factor": 3}
+RECOMPUTED = {"recompute": True}
+CHUNKED, MANY_CHUNKS = ({"embedding_serialization_factor": number} for number in (3, 16))
 MOMENTS, WEIGHTS = {"replicated_tensor_sharding": True}, {"shard_weights": True}
 ONE = {"parallel": {}}
 EIGHT = {"replicas": 2, "parallel": {"tensor": [2, 2], **WEIGHTS, **RECOMPUTED, **CHUNKED}}
@@ -60,9 +61,8 @@ def test_ten_steps_of_layers_in_a_loop_are_those_of_tensorflow(name, jax):
     layout = (LAYOUTS | MORE)[name]
     result = jax.run(**layout, loops=True)
     assert_same(result, on_tensorflow())
-    loops = [
-        program.count(" while(") for program in (*result.programs, *jax.run(**layout).programs)
-    ]
+    programs = *result.programs, *jax.run(**layout).programs
+    loops = [program.count(" while(") for program in programs]
     # The loops of the forward and of the backward pass stand inside the loop over micro-batches.
     assert loops[0] >= loops[1] + 2
     if name == "2 replicas":
@@ -139,11 +139,7 @@ def test_a_layout_divides_weights_and_moments_among_the_devices(name, parts, mos
         (RECOMPUTED, {"num_hidden_layers": 4}, 0.6),
         # Repetitions of three layers; without them 0.23.
         (RECOMPUTED, MODERN, 0.2),
-        (
-            {"embedding_serialization_factor": 16},
-            {"num_hidden_layers": 1, "vocab_size": 16384},
-            0.75,
-        ),
+        (MANY_CHUNKS, {"num_hidden_layers": 1, "vocab_size": 16384}, 0.75),
     ],
 )
 def test_temporaries_shrink(parallel, model, fraction, jax):

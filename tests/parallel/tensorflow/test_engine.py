@@ -30,7 +30,6 @@ from bert_cli.parallel.engine import (
     count,
     scaled_for_accumulation,
 )
-from bert_cli.parallel.tensorflow import engine as engine_module
 
 
 def examples(number: int, micro_batches: int = 1) -> dict[str, np.ndarray]:
@@ -77,9 +76,13 @@ def test_dropout_depends_on_the_index_of_the_micro_batch_and_on_nothing_else(pip
     assert_close(accumulate(pipelines, batch, 4)[1], accumulate(pipelines, alone, 6)[1], 1e-6)
 
 
-def products_of(function, *arguments) -> int:
-    """Return the matrix products that the graph optimizer leaves in a function."""
-    graph = function.get_concrete_function(*arguments).graph
+def products_of(engine) -> int:
+    """Return the matrix products that the graph optimizer leaves in the step of the last stage."""
+    (stage,) = engine.replicas[0]
+    counts = {name: tf.constant(1.0) for name in ("masked", "pairs", "examples", "tokens")}
+    arguments = None, stage.columns(micro_batch(2)), np.array([3, 0], np.int32), counts
+    scale, is_first = tf.constant(1.0), tf.constant(True)
+    graph = stage._forward_backward.get_concrete_function(*arguments, scale, is_first).graph
     meta = export_meta_graph(graph=graph, graph_def=graph.as_graph_def())
     fetched = [op.name for op in graph.get_operations() if op.type == "If"]  # which add gradients
     meta.collection_def["train_op"].node_list.value.extend(fetched)
@@ -89,18 +92,9 @@ def products_of(function, *arguments) -> int:
 
 def test_recomputation_in_the_last_stage_really_runs_the_forward_pass_again(plain):
     """If the graph optimizer merged the two passes, all activations would be alive after all."""
-
-    def products(engine) -> int:
-        (stage,) = engine.replicas[0]
-        counts = {name: tf.constant(1.0) for name in ("masked", "pairs", "examples", "tokens")}
-        arguments = stage.columns(micro_batch(2)), np.array([3, 0], np.int32), counts
-        return products_of(
-            stage._forward_backward, None, *arguments, tf.constant(1.0), tf.constant(True)
-        )
-
     again, _ = engine_of(model=NO_DROPOUT, parallel={"recompute": True})
     # One more forward pass of every block but the last: the products of two layers and the pooler.
-    assert products(again) - products(plain) >= 2 * 6
+    assert products_of(again) - products_of(plain) >= 2 * 6
 
 
 def test_evaluation_has_no_dropout_and_leaves_no_gradient(plain, pipelines):
@@ -157,7 +151,7 @@ def test_functions_are_traced_once_however_many_micro_batches_there_are(pipeline
 def test_a_request_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient(
     pipelines, monkeypatch
 ):
-    monkeypatch.setattr(engine_module, "AGREE_SECONDS", 0.05)
+    monkeypatch.setattr("bert_cli.parallel.tensorflow.engine.AGREE_SECONDS", 0.05)
     # Minutes of work.
     batch = {name: np.repeat(column, 20_000, 0) for name, column in examples(4, 2).items()}
     requested = threading.Event()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -52,6 +53,11 @@ def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(a[name], value, err_msg=name)
 
 
+def arrays_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return copies of weights or moments."""
+    return {name: value.numpy().copy() for name, value in values.items()}
+
+
 def first_step(engine, reader, micro_batches: int = 4):
     """Return the sums and gradients of the first micro-batches of the stream, with dropout."""
     batch = {name: column[:micro_batches] for name, column in reader[0].items()}
@@ -93,16 +99,8 @@ def make_run(layout: str, **changes) -> Run:
     metrics += [step(reader[number]) for number in range(1, STEPS)]
     # The first moment is 1 - beta_1 of the gradient.
     clipped_norm = 10 * math.sqrt(sum(squares))
-    values = weights_of(state), moments_of(state)
+    values = arrays_of(state.weights), arrays_of(state.slots)
     return Run(gradients, clipped_norm, *values, metrics, engine, state, step, reader)
-
-
-def weights_of(state: State) -> dict[str, np.ndarray]:
-    return {name: weight.numpy().copy() for name, weight in state.weights.items()}
-
-
-def moments_of(state: State) -> dict[str, np.ndarray]:
-    return {name: moment.numpy().copy() for name, moment in state.slots.items()}
 
 
 @pytest.mark.slow
@@ -220,8 +218,8 @@ def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
         for run in (saves, resumes):
             run.step(run.reader[number])
         assert resumes.state.step == number + 1
-        assert_equal(weights_of(resumes.state), weights_of(saves.state))
-        assert_equal(moments_of(resumes.state), moments_of(saves.state))
+        assert_equal(arrays_of(resumes.state.weights), arrays_of(saves.state.weights))
+        assert_equal(arrays_of(resumes.state.slots), arrays_of(saves.state.slots))
 
 
 # In place, on another device than the weights, and on shards: each assigns other results.
@@ -287,7 +285,7 @@ def test_small_buckets_add_up_to_the_same_bits(monkeypatch):
 
 def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(monkeypatch):
     *_, engine, state, step, reader = run_of("2x1", **CLIPPED)
-    before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
+    before = arrays_of(state.weights)
     # Of the second replica alone, whose micro-batches the first one does not have.
     poisoned = engine.replicas[1][0].accumulators["hid_0/attention/query/kernel"]
     all_reduce = engine.all_reduce_gradients

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.settings import SHAPE
 
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.bert import build_block
@@ -15,15 +16,7 @@ from bert_cli.parallel.tensorflow.mesh import traced
 from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage
 
 B, S = 3, 16
-CONFIG = BertConfig(
-    vocab_size=50,
-    hidden_size=16,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=S,
-    initializer_range=0.5,
-)
+CONFIG = BertConfig(**SHAPE | {"max_position_embeddings": S, "initializer_range": 0.5})
 KEY = np.array([7, 3], np.int32)
 
 
@@ -56,10 +49,14 @@ def forward_and_backward(blocks, run):
     return lambda length: compute(*inputs(length), KEY)
 
 
+def separately(block, *rest):
+    return block(*rest)
+
+
 def test_layers_with_a_shared_trace_are_the_layers_bit_for_bit_at_every_length():
     blocks = layers()
     traces, single = SharedTraces(blocks), SharedTraces(blocks[:1])
-    separate = forward_and_backward(blocks, lambda block, *rest: block(*rest))
+    separate = forward_and_backward(blocks, separately)
     shared = forward_and_backward(blocks, traces.run)
     for length in (16, 8, 16):
         values, expected = shared(length), separate(length)
@@ -97,7 +94,7 @@ def test_layers_of_one_class_with_different_attributes_share_no_trace():
         weight.assign(draw.standard_normal(weight.shape) / 4)
     shared = SharedTraces(blocks)
     values = forward_and_backward(blocks, shared.run)(16)
-    expected = forward_and_backward(blocks, lambda block, *rest: block(*rest))(16)
+    expected = forward_and_backward(blocks, separately)(16)
     for value, other in zip(values, expected, strict=True):
         np.testing.assert_array_equal(value, other)
     assert list(shared.functions) == [(blocks[0].trace_key, B, S, 16)]
