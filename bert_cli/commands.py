@@ -92,27 +92,16 @@ _ROWS = {
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
 }
 # By both words or the first; all other commands continue.
-_SHOW = (
-    "inspect",
-    "doctor",
-    "predict",
-    "serve",
-    "search",
-    "evaluate",
-    "plan",
-    "runs",
-    "compare",
-    "completion",
-)
-_WRITE = ("init", "export", "search export", "shrink", "average", "bench", "plot", "verdict")
-_KINDS = dict.fromkeys(_SHOW, "shows") | dict.fromkeys(_WRITE, "writes")
-_KINDS["search make"] = "continues"
+_NAMES_OF_KINDS = {
+    "shows": "inspect, doctor, predict, serve, search, evaluate, plan, runs, compare, completion",
+    "writes": "init, export, search export, shrink, average, bench, plot, verdict",
+    "continues": "search make",
+}
+_KINDS = {name: kind for kind, names in _NAMES_OF_KINDS.items() for name in names.split(", ")}
 COMMANDS = {
     name: Command(*row, _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"))
     for name, row in _ROWS.items()
 }
-
-
 MACHINE_FLAGS = {"--build", "--no-build", "--engine", "--require-gpu", "--no-require-gpu", "--json"}
 
 

@@ -42,9 +42,7 @@ class TerminalBar:
 
         def draw() -> None:
             task = self.bar.task_ids[0]
-            self.bar.update(
-                task, description=description, completed=done, total=self.total, left=left
-            )
+            self.bar.update(task, description=description, completed=done, left=left)
 
         self._safely(draw)
 
@@ -61,12 +59,7 @@ class TerminalBar:
         from rich.progress import BarColumn, Progress, TimeElapsedColumn
         from rich.text import Text
 
-        columns = (
-            "{task.description}",
-            BarColumn(None),
-            TimeElapsedColumn(),
-            "{task.fields[left]}",
-        )
+        columns = "{task.description}", BarColumn(None), TimeElapsedColumn(), "{task.fields[left]}"
         terminal = console(stream=self.stream)
         self.bar = Progress(*columns, console=terminal, expand=True)
         self.bar.add_task(self.description, total=self.total, completed=self.done, left="")

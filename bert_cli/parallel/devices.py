@@ -47,16 +47,11 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
         # As CUDA reads it: devices after a -1 are hidden.
         return [name for name in names[: [*names, "-1"].index("-1")] if name]
     try:
-        listed = subprocess.check_output(
-            ["nvidia-smi", "-L"],
-            text=True,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            env=dict(environment),
-        )
+        words = ["nvidia-smi", "-L"]
+        done = subprocess.run(words, capture_output=True, check=True, timeout=60, env=environment)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(number) for number in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
+    return [str(number) for number in range(len(re.findall(b"^GPU ", done.stdout, re.MULTILINE)))]
 
 
 def device_memory(kind: str, processes: Processes) -> int:

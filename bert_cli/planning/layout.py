@@ -35,12 +35,7 @@ MORE_IDLE = 0.05
 # Positions of a micro-batch above which a CPU gets no faster: BERT-base on one core trains 4.3 examples/s with 4 x 128,
 # 5.3 with 8 x 128 and with larger micro-batches. Narrower models need more positions.
 CPU_POSITIONS = 4096
-
-
 AUTO = "pass --parallel.layout auto to choose a layout that fits, with the same results"
-
-
-# --- idle time, traffic and the choice of a layout
 
 
 def flops_of(work: Workload) -> dict[str, float]:
@@ -74,7 +69,7 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
 def idle(work: Workload) -> float:
     """Return the bubble of a layout."""
     flops = flops_of(work)
-    (stages, mapping) = stages_of(work)
+    stages, mapping = stages_of(work)
     times = [sum(flops[block] for block in stage) for stage in stages]
     return bubble(times, mapping, work.batch.grad_acc_steps_per_replica)
 
@@ -224,7 +219,7 @@ def _laid_out(work: Workload, shape: Shape, memory: float) -> Workload:
     laid = work.with_batch(replicas=replicas, grad_acc_steps_per_replica=accumulation)
     mapping = [0] if devices == 1 or work.engine == "jax" else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
-    return laid.with_parallel(layout="given", **stages)
+    return laid._replace(parallel=work.parallel.model_copy(update={"layout": "given", **stages}))
 
 
 def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[str]]:

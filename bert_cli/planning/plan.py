@@ -99,16 +99,11 @@ class Plan:
         return None if self.corpus_examples is None else self.examples / self.corpus_examples
 
     @property
-    def sequences_per_step(self) -> int:
-        """Return the global batch in sequences, on which the learning rate depends."""
-        return round(self.examples_per_step * self.sequences_per_example)
-
-    @property
     def step_in_words(self) -> str:
         """Return the size of a step as text: examples, or packs and their sequences."""
         if self.sequences_per_example > 1:
-            packs = count(self.examples_per_step, "pack")
-            return f"{packs}, {count(self.sequences_per_step, 'sequence')}"
+            sequences = round(self.examples_per_step * self.sequences_per_example)
+            return f"{count(self.examples_per_step, 'pack')}, {count(sequences, 'sequence')}"
         return count(self.examples_per_step, "example")
 
 
@@ -227,15 +222,14 @@ def _segments(
             end: float = stage_examples
             if size < sizes:
                 end = min(end, growth * (size + 1) / sizes - read)
-            sequences = micro_batches * batch.micro_batch_size * sequences_per_example
+            each = batch.micro_batch_size
+            sequences = micro_batches * each * sequences_per_example
             steps = max(1, math.ceil((end - done) / sequences))
-            size_of_micro_batch = batch.micro_batch_size
-            segment = Segment(step, micro_batches, before, stage, examples, size_of_micro_batch)
-            segments.append(segment)
+            segments.append(Segment(step, micro_batches, before, stage, examples, each))
             step += steps
             before += steps * micro_batches
             done += steps * sequences
-            examples += steps * micro_batches * batch.micro_batch_size
+            examples += steps * micro_batches * each
         read += stage_examples
     return tuple(segments), step
 

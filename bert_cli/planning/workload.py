@@ -1,7 +1,7 @@
 """What memory, layout, operations and plan read of a run: values that `_replace` changes and nothing checks again."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from bert_cli.config.markers import Engine
 from bert_cli.config.parallel import Parallel
@@ -81,10 +81,6 @@ class Workload(NamedTuple):
     def with_batch(self, **changes: int | None) -> "Workload":
         """Return the work with other numbers of the batch."""
         return self._replace(batch=self.batch.model_copy(update=changes))
-
-    def with_parallel(self, **changes: Any) -> "Workload":
-        """Return the work with another layout."""
-        return self._replace(parallel=self.parallel.model_copy(update=changes))
 
 
 def workload_of(order: TrainSettings) -> Workload:
