@@ -20,11 +20,8 @@ def section(page: Path, anchor: str) -> str:
     headings = list(HEADING.finditer(text))
     for number, heading in enumerate(headings):
         if re.sub(r"[^\w]+", "-", heading[2].lower()).strip("-") == anchor:
-            later = (
-                other.start()
-                for other in headings[number + 1 :]
-                if len(other[1]) <= len(heading[1])
-            )
+            rest = headings[number + 1 :]
+            later = (other.start() for other in rest if len(other[1]) <= len(heading[1]))
             return text[heading.end() : next(later, len(text))]
     raise LookupError(f"{page} has no section #{anchor}")
 

@@ -194,10 +194,9 @@ def test_the_commands_for_an_own_language_run_unchanged(tmp_path):
     # The warning that the page quotes is printed once, for the vocabulary without marks.
     (quoted,) = re.findall(r"^vocab: warning: .*$", page, re.MULTILINE)
     assert printed.count(quoted) == printed.count("stripping accents") == 1
-    vocabularies = [
-        (language / name / "vocab.txt").read_text("utf-8") for name in ("vocab", "stripped")
-    ]
-    assert ["が" in text.split("\n") for text in vocabularies] == [True, False]
+    for name, has_marks in (("vocab", True), ("stripped", False)):
+        vocabulary = (language / name / "vocab.txt").read_text("utf-8")
+        assert ("が" in vocabulary.split("\n")) == has_marks
     first, *_, last = map(json.loads, (language / "run/metrics.jsonl").read_text().splitlines())
     assert last["step"] == 100 and last["mlm_loss"] < first["mlm_loss"] - 0.2
     config = json.loads((language / "run/step_00000100/tokenizer_config.json").read_text())
@@ -299,15 +298,12 @@ def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
     blocks = [block for _, language, block in FENCE.findall(page) if language == "bash"]
     lines = [words for block in blocks for words in lines_of(block)]
     programs = ("bert", *(f"scripts/slurm/{path.name}" for path in JOBS.iterdir()))
-    commands = [
-        words[number + 1 :]
-        for words in lines
-        for number, word in enumerate(words[:-1])
-        if word in programs
+    starts = [
+        (line, n + 1) for line in lines for n, word in enumerate(line[:-1]) if word in programs
     ]
-    assert commands
-    for words in commands:
-        load_command(words)
+    assert starts
+    for line, first in starts:
+        load_command(line[first:])
     named = set(re.findall(r"(?:configs|scripts)/[\w./]*\w\.(?:yaml|sh|json)", page))
     assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 
@@ -332,10 +328,8 @@ def test_every_block_has_a_language_and_github_finds_every_place_that_a_page_nam
         headings = re.findall("^#+ (.*)$", prose.lower(), re.MULTILINE)
         places[page] = {re.sub(r"[^\w -]", "", line).replace(" ", "-") for line in headings}
         for target in re.findall(r"\]\(([^)\s]+)", prose):
-            exists = (
-                re.match(r"https?:", target) or (page.parent / target.partition("#")[0]).exists()
-            )
-            assert exists, (page, target)
+            path = page.parent / target.partition("#")[0]
+            assert re.match(r"https?:", target) or path.exists(), (page, target)
     for page in places:
         prose = FENCE.sub("", page.read_text(encoding="utf-8"))
         for name, place in re.findall(r"\]\(([^)#:]*)#([^)\s]+)\)", prose):
@@ -394,12 +388,10 @@ def test_the_page_draws_the_schedules_of_the_code():
     page = (ROOT / "docs" / "ideas" / "schedules.md").read_text(encoding="utf-8")
     passes = {"forward": "{0}", "backward": "{0}'", "forward-backward": "{0} {0}'"}
     for name in SCHEDULES:
-        rows = [
-            f"stage {stage} "
-            + " ".join(
-                passes[kind].format(number + 1) for kind, number in work_of(name, stage, 3, 4)
-            )
-            for stage in range(3)
-        ]
+        rows = []
+        for stage in range(3):
+            work = work_of(name, stage, 3, 4)
+            done = (passes[kind].format(number + 1) for kind, number in work)
+            rows.append(" ".join([f"stage {stage}", *done]))
         # A point in a drawing is a time in which the stage waits.
         assert "\n".join(rows) in re.sub(r"( +\.)*(\n| +)", lambda end: end[2][0], page)

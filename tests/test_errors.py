@@ -11,7 +11,6 @@ from packaging.requirements import Requirement
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import DataError, nearest, needs_extra, printable, redact
 from bert_cli.parse.load import field_paths
-from bert_cli.text import count
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "bert_cli").rglob("*.py"))
@@ -66,9 +65,3 @@ def test_no_message_shows_a_password_or_a_token_of_an_address():
 def test_the_name_of_a_folder_sends_nothing_to_the_terminal():
     name = "runs/\x1b[31mred\x07\x9b\u202e\udcffé 日本"
     assert printable(name) == r"runs/\x1b[31mred\x07\x9b\u202e\udcffé 日本"
-
-
-def test_a_noun_agrees_with_its_number():
-    expected = ["0 micro-batches", "1 micro-batch", "2 micro-batches"]
-    assert [count(n, "micro-batch") for n in (0, 1, 2)] == expected
-    assert (count(1, "process"), count(1000, "process")) == ("1 process", "1,000 processes")

@@ -99,6 +99,10 @@ def test_a_file_imports_only_lower_layers_and_its_own_package():
         assert wrong_imports(PACKAGE / f"{file}.py", source), source
 
 
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
 def module_graph(sources: dict[str, str]) -> dict[str, set[str]]:
     """Return the modules that each module imports, also where only a type checker reads the import."""
     graph: dict[str, set[str]] = {}
@@ -124,19 +128,14 @@ def arrows_up(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_the_imports_of_files_have_no_circle_and_no_arrow_up():
-    sources = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
-        for path in FILES
-    }
+    sources = {module_of(path): path.read_text(encoding="utf-8") for path in FILES}
     graph = module_graph(sources)
-    list(
-        graphlib.TopologicalSorter(graph).static_order()
-    )  # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
     assert arrows_up(graph) == []
     typed = "if TYPE_CHECKING:\n    from bert_cli.facts.heads import Head"
     broken = module_graph({**sources, "bert_cli.facts.products": typed})
     with pytest.raises(graphlib.CycleError, match="heads"):
-        list(graphlib.TopologicalSorter(broken).static_order())
+        graphlib.TopologicalSorter(broken).prepare()
     for module, source in (
         ("bert_cli.data.records.masking", "from bert_cli.data.examples import source"),
         ("bert_cli.tasks.run.teacher", "from bert_cli.tasks.use.predictions import predictors"),
@@ -155,7 +154,7 @@ def test_the_light_files_and_the_help_load_nothing_heavy():
     for light in LIGHT:
         file = PACKAGE / f"{light}.py"
         paths += [file] if file.exists() else sorted((PACKAGE / light).rglob("[a-z]*.py"))
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    names = list(map(module_of, paths))
     code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)\n"
     assert printed_by(f"{code}print(sorted(set(sys.modules) & {HEAVY!r}))") == "[]"
     code = (

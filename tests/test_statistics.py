@@ -35,11 +35,11 @@ RULES = {
 }
 
 
-def test_the_interval_of_a_mean_is_that_of_scipy():
-    found = interval(mean_of(VALUES), seed=3)
-    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(3)}
-    low, high = stats.bootstrap((VALUES,), np.mean, **options).confidence_interval
-    np.testing.assert_allclose(found, (VALUES.mean(), low, high, 80, 80), rtol=1e-12)
+def scipys(*columns, metric, seed=0, **options):
+    """Return the interval of SciPy's bootstrap."""
+    options |= {"n_resamples": RESAMPLES, "method": "percentile"}
+    random = np.random.default_rng(seed)
+    return stats.bootstrap(columns, metric, rng=random, **options).confidence_interval
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -47,17 +47,9 @@ def test_every_rule_is_its_metric_and_has_the_interval_of_scipy(rule):
     *columns, metric = RULES[rule]
     sample = sample_of(identify(range(80)), rule, *columns)
     assert sample.value == pytest.approx(metric(*columns), rel=1e-12)
-    found = interval(sample)
-    expected = stats.bootstrap(
-        columns,
-        metric,
-        paired=True,
-        vectorized=False,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    np.testing.assert_allclose(found[1:3], expected.confidence_interval, rtol=1e-10)
+    found = interval(sample, seed=3)
+    expected = scipys(*columns, metric=metric, seed=3, paired=True, vectorized=False)
+    np.testing.assert_allclose(found, (sample.value, *expected, 80, 80), rtol=1e-10)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -75,12 +67,9 @@ def test_every_rule_counts_a_repeated_example_as_often_as_it_is_there(rule):
 
 def test_groups_are_drawn_whole():
     groups = [n // 8 for n in range(80)]
-    means = VALUES.reshape(10, 8).mean(1)
-    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
-    expected = stats.bootstrap((means,), np.mean, **options).confidence_interval
+    expected = scipys(VALUES.reshape(10, 8).mean(1), metric=np.mean)
     found = interval(mean_of(VALUES, groups))
-    np.testing.assert_allclose(found[1:3], expected)
-    assert (found.n, found.groups) == (80, 10)
+    np.testing.assert_allclose(found, (VALUES.mean(), *expected, 80, 10))
     equal = np.repeat(VALUES[:10], 8)  # eight equal examples say no more than one
     wide, narrow = interval(mean_of(equal, groups)), interval(mean_of(equal))
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
@@ -109,9 +98,8 @@ def test_a_row_that_a_system_lacks_counts_for_none_of_the_compared():
     parts = np.where(np.arange(80) % 4, -np.inf, OTHERS)
     every = slice(None, None, 4)
     found = difference([mean_of(VALUES)], [mean_of(parts)])
-    np.testing.assert_allclose(
-        found, difference([mean_of(VALUES[every])], [mean_of(OTHERS[every])])
-    )
+    expected = difference([mean_of(VALUES[every])], [mean_of(OTHERS[every])])
+    np.testing.assert_allclose(found, expected)
     assert (interval(mean_of(parts)).n, interval(mean_of(parts)).groups) == (20, 20)
 
 

@@ -4,8 +4,9 @@ from bert_cli.text import count, format_bytes, format_duration
 
 
 def test_a_noun_is_in_the_plural_but_after_one():
-    texts = [count(1, "device"), count(2, "match"), count(1000, "micro-batch"), count(0, "loss")]
-    assert texts == ["1 device", "2 matches", "1,000 micro-batches", "0 losses"]
+    numbers = {"device": 1, "match": 2, "micro-batch": 1000, "loss": 0, "process": 1}
+    texts = ["1 device", "2 matches", "1,000 micro-batches", "0 losses", "1 process"]
+    assert [count(number, noun) for noun, number in numbers.items()] == texts
 
 
 def test_bytes_are_written_in_the_largest_unit():
@@ -14,16 +15,8 @@ def test_bytes_are_written_in_the_largest_unit():
     assert [format_bytes(size) for size in sizes] == texts
     # The unit is that of the rounded number.
     sizes = (951, 999.6, 999_949, 999_950, 960_000_000, 999_999_999, 999_999_999_999, 1.2e16)
-    texts = [
-        "951 bytes",
-        "1.0 kB",
-        "999.9 kB",
-        "1.0 MB",
-        "960.0 MB",
-        "1.0 GB",
-        "1.0 TB",
-        "12000.0 TB",
-    ]
+    texts = ["951 bytes", "1.0 kB", "999.9 kB", "1.0 MB", "960.0 MB"]
+    texts += ["1.0 GB", "1.0 TB", "12000.0 TB"]
     assert [format_bytes(size) for size in sizes] == texts
 
 

@@ -56,6 +56,5 @@ def test_a_worker_process_can_print_where_nobody_reads():
         "ends = Pipe(False)\ndie_with_parent(ends[0])\nprint('a line', flush=True)"
     )
     with open("/dev/full", "w") as full:
-        assert (
-            subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full).returncode == 0
-        )
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full)
+    assert done.returncode == 0

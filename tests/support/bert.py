@@ -24,6 +24,7 @@ from typing import IO, Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
 
 class Process:
@@ -143,10 +144,7 @@ def _server() -> tuple[socket.socket, str]:
     folder = TemporaryDirectory()
     address = f"{folder.name}/socket"
     words = [sys.executable, __file__, str(theirs.fileno()), address]
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+    environment = os.environ | PYTHONPATH | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     server = subprocess.Popen(words, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()
     assert ours.recv(100) == b"ready", "the server of forked processes did not start"

@@ -63,8 +63,10 @@ class Result(NamedTuple):
     """Bytes on a device: arguments and temporaries of the first program."""
 
 
+@cache
 def run(described: str) -> Result:
-    """Run a case, JSON of the arguments of `case`, on the engine that it names."""
+    """Run a case, JSON of the arguments of `case`, on the engine that it names; equal cases are run once."""
+    import keras
     from support.settings import plan_of
 
     from bert_cli.config import finetune as kinds
@@ -114,22 +116,12 @@ def run(described: str) -> Result:
     sums, logits = [], []
     for rows in held_out if of["scores"] else []:
         sums.append(engine.evaluate(rows))
-        logits += map(np.asarray, _leaves(engine.predict(rows)))
+        logits += map(np.asarray, keras.tree.flatten(engine.predict(rows)))
     last = copy_state(state)
-    return Result(
-        first,
-        dict(last.weights),
-        dict(last.slots),
-        metrics,
-        sums,
-        logits,
-        [program.as_text() for program in programs],
-        (memory.argument_size_in_bytes, memory.temp_size_in_bytes) if memory else (0, 0),
-    )
-
-
-def _leaves(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, tuple | list) else [value]
+    values = dict(last.weights), dict(last.slots)
+    texts = [program.as_text() for program in programs]
+    sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes) if memory else (0, 0)
+    return Result(first, *values, metrics, sums, logits, texts, sizes)
 
 
 def case(
@@ -206,14 +198,9 @@ def _use_devices() -> None:
     assert len(jax.devices()) == DEVICES
 
 
-@cache
-def _on_tensorflow(described: str) -> Result:
-    return run(described)
-
-
 def on_tensorflow(**options: Any) -> Result:
-    """Return the result of a run on one device with TensorFlow; equal ones are made once."""
-    return _on_tensorflow(case("tensorflow", **options))
+    """Return the result of a run on one device with TensorFlow."""
+    return run(case("tensorflow", **options))
 
 
 def assert_same(result: Result, expected: Result, weights_within: float = 1e-6) -> None:

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from support.bert import ROOT
+from support.bert import PYTHONPATH
 
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
@@ -69,23 +69,11 @@ def tree(out: Path) -> dict[str, bytes]:
 
 def start_shout(folder: Path, workers: Path | int, pause: float) -> "subprocess.Popen[str]":
     """Upper-case `folder/in` in so many processes or with a scheduler, with a pause in each shard."""
-    return subprocess.Popen(
-        # A background job of a shell ignores Ctrl-C, and so would its children.
-        [
-            "env",
-            "--default-signal=INT",
-            sys.executable,
-            "-m",
-            "support.shards",
-            str(workers),
-            str(pause),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-    )
+    # A background job of a shell ignores Ctrl-C, and so would its children.
+    words = ["env", "--default-signal=INT", sys.executable, "-m", "support.shards"]
+    words += [str(workers), str(pause)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, **pipes, text=True, cwd=folder, env=os.environ | PYTHONPATH)
 
 
 if __name__ == "__main__":
