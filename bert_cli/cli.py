@@ -186,24 +186,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     open_streams()
     set_result(True)
-    try:
-        return _exit_code(sys.argv[1:] if arguments is None else arguments)
-    finally:
-        set_result(False)  # what Python writes at its end cannot change the exit code
-        if arguments is None:
-            for number in STOP_SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
-
-
-def _exit_code(arguments: Sequence[str]) -> int:
     # TensorFlow's log messages bury the output of a run; its errors are exceptions too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        dispatch(arguments)
+        dispatch(words)
     except BertError as error:
         for line in str(error).splitlines():
             print_error(f"bert: {printable(line)}")
-        if forward := WAYS_FORWARD.get(" ".join(arguments)):
+        if forward := WAYS_FORWARD.get(" ".join(words)):
             print_error(f"bert: {forward}")
         return error.exit_code
     except KeyboardInterrupt as interrupt:
@@ -215,6 +206,11 @@ def _exit_code(arguments: Sequence[str]) -> int:
             raise
         print_error(f"bert: {printable(str(known))}")
         return known.exit_code
+    finally:
+        set_result(False)  # what Python writes at its end cannot change the exit code
+        if arguments is None:
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
     return 0
 
 

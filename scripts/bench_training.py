@@ -103,14 +103,17 @@ def micro_batch_of_bert(options: argparse.Namespace) -> Pairs:
 
 
 def update_of_bert(options: argparse.Namespace) -> Pairs:
+    from bert_cli.parallel.engine import UpdateRequest
+
     engine, _ = build_ours(options)
+    request = UpdateRequest(learning_rate=1e-4, updates=3, step=3)
     for stage in engine.replicas[0]:
         for accumulator in stage.accumulators.values():
             accumulator.assign(1e-3 + accumulator)
 
     def update() -> None:
         squared = engine.all_reduce_gradients(1.0)
-        engine.apply_update(min(1.0, squared**-0.5), 1e-4, 3, 3)
+        engine.apply_update(min(1.0, squared**-0.5), request)
 
     return measure(update, options.repetitions)
 

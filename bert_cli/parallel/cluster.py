@@ -224,9 +224,8 @@ def wait_for_processes(
                 return listener
             if rendezvous.stop_requested():
                 raise StoppedWhileJoiningError
-            names = ", ".join(
-                f"rank {rank} ({at}: {problems[rank]})" for rank, at in missing.items()
-            )
+            reasons = (f"rank {rank} ({at}: {problems[rank]})" for rank, at in missing.items())
+            names = ", ".join(reasons)
             now = time.monotonic()
             if now - began > rendezvous.register_seconds:
                 raise DeviceError(
@@ -337,6 +336,5 @@ def _bind(open_socket: socket.socket, interface: str, is_required: bool) -> None
         if is_required:
             remedy = "leave it out where the network is trusted"
             raise DeviceError("cluster.bind_address", problem, remedy) from error
-        print_error(
-            f"cluster: {problem}; listens on all interfaces, so the network must be trusted"
-        )
+        effect = "listens on all interfaces, so the network must be trusted"
+        print_error(f"cluster: {problem}; {effect}")

@@ -252,9 +252,8 @@ def describe(plan: Plan) -> str:
     sizes = [segment.micro_batches for segment in plan.segments if segment.stage == 0]
     if len(sizes) > 1:
         grown = plan.segments[len(sizes) - 1].first_step
-        lines.append(
-            f"the batch grows from {sizes[0]} to {count(sizes[-1], 'micro-batch')} by step {grown:,}"
-        )
+        largest = count(sizes[-1], "micro-batch")
+        lines.append(f"the batch grows from {sizes[0]} to {largest} by step {grown:,}")
     for segment, after in itertools.pairwise(plan.segments):
         if after.stage != segment.stage:
             size = f"{count(after.micro_batches, 'micro-batch')} of {after.micro_batch_size}"
@@ -262,10 +261,8 @@ def describe(plan: Plan) -> str:
     if plan.decay_step is not None:
         lines.append(f"the learning rate decays from step {plan.decay_step:,}")
     if plan.mask_probabilities is not None:
-        first, last = plan.mask_probabilities
-        lines.append(
-            f"masks {first:.1%} of the tokens in the first step and {last:.1%} in the last"
-        )
+        start, end = plan.mask_probabilities
+        lines.append(f"masks {start:.1%} of the tokens in the first step and {end:.1%} in the last")
     if plan.corpus_examples is not None and not plan.segments[-1].stage:
         epochs = f"{plan.epochs:.3g}"
         what = "packs" if packed else "examples"

@@ -66,18 +66,9 @@ class Accelerator:
 
 GIB = 2**30
 ACCELERATORS = {
-    "v5e": Accelerator(
-        title="TPU v5e", peak=197e12, memory=16 * GIB, bandwidth=819e9,
-        link=200e9, axes=2,
-    ),
-    "v5p": Accelerator(
-        title="TPU v5p", peak=459e12, memory=95 * GIB, bandwidth=2765e9,
-        link=600e9, axes=3,
-    ),
-    "v6e": Accelerator(
-        title="TPU v6e", peak=918e12, memory=32 * GIB, bandwidth=1638e9,
-        link=400e9, axes=2,
-    ),
+    "v5e": Accelerator(title="TPU v5e", peak=197e12, memory=16 * GIB, bandwidth=819e9, link=200e9, axes=2),
+    "v5p": Accelerator(title="TPU v5p", peak=459e12, memory=95 * GIB, bandwidth=2765e9, link=600e9, axes=3),
+    "v6e": Accelerator(title="TPU v6e", peak=918e12, memory=32 * GIB, bandwidth=1638e9, link=400e9, axes=2),
     "a100": Accelerator(
         title="NVIDIA A100-SXM4-80GB", peak=312e12, memory=85_100_068_864,
         bandwidth=2039e9, link=300e9, cores=108, lanes=64, shared_memory=167_936,

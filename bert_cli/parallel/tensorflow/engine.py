@@ -191,9 +191,7 @@ class TensorFlowEngine(Engine):
         with self.record("optimizer"):
             if math.isfinite(squared):
                 factor = clip_factor(squared, request.max_gradient_norm or math.inf) / scale
-                weight_squared = self.apply_update(
-                    factor, request.learning_rate, request.updates, request.step
-                )
+                weight_squared = self.apply_update(factor, request)
             else:
                 self.clear_gradients()
                 weight_squared = math.fsum(float(on.weight_squared()) for on in self.updates[0])
@@ -236,11 +234,10 @@ class TensorFlowEngine(Engine):
         squared = self._on_every_device(lambda update: update.all_reduce_gradients(shrink))
         return self.group.broadcast([squared])[0]
 
-    def apply_update(self, factor: float, learning_rate: float, updates: int, step: int) -> float:
+    def apply_update(self, factor: float, request: UpdateRequest) -> float:
         """Update all weights with `factor` times the gradient, clear it, and return the weights' squared norm."""
-        squared = self._on_every_device(
-            lambda update: update.update(factor, learning_rate, updates, step)
-        )
+        numbers = request.learning_rate, request.updates, request.step
+        squared = self._on_every_device(lambda update: update.update(factor, *numbers))
         self.clear_gradients()
         return squared
 

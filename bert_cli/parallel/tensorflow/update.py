@@ -99,9 +99,8 @@ class DeviceUpdate:
                     function.get_concrete_function(number)
             if not self.sharded:
                 for function, states, weight_ids in self._block_updates():
-                    function.get_concrete_function(
-                        states, weight_ids, number, number, integer, integer
-                    )
+                    numbers = number, number, integer, integer
+                    function.get_concrete_function(states, weight_ids, *numbers)
                 return
             self._directions.get_concrete_function(number, integer)
             squares = tf.TensorSpec([len(self.weights)], tf.float32)
@@ -128,10 +127,8 @@ class DeviceUpdate:
             floats = [tf.constant(number, tf.float32) for number in (factor, learning_rate)]
             integers = [tf.constant(number, tf.int32) for number in (updates, step)]
             if not self.sharded:
-                updates_of_blocks = self._block_updates()
-                return tf.add_n(
-                    [run(*block, *floats, *integers) for run, *block in updates_of_blocks]
-                )
+                blocks = self._block_updates()
+                return tf.add_n([run(*block, *floats, *integers) for run, *block in blocks])
             directions, squares = self._directions(floats[0], integers[0])
             for names, update in zip(self.buckets, self._update_buckets, strict=True):
                 shards = {name: directions[name] for name in names}
