@@ -298,12 +298,11 @@ def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
     blocks = [block for _, language, block in FENCE.findall(page) if language == "bash"]
     lines = [words for block in blocks for words in lines_of(block)]
     programs = ("bert", *(f"scripts/slurm/{path.name}" for path in JOBS.iterdir()))
-    starts = [
-        (line, n + 1) for line in lines for n, word in enumerate(line[:-1]) if word in programs
-    ]
-    assert starts
-    for line, first in starts:
-        load_command(line[first:])
+    names = [(row, number) for row in lines for number, word in enumerate(row) if word in programs]
+    commands = [row[number + 1 :] for row, number in names if row[number + 1 :]]
+    assert commands
+    for words in commands:
+        load_command(words)
     named = set(re.findall(r"(?:configs|scripts)/[\w./]*\w\.(?:yaml|sh|json)", page))
     assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 

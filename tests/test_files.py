@@ -129,9 +129,8 @@ def test_a_writer_keeps_its_partial_file_beside_another_and_a_killed_one_is_remo
     (tmp_path / ".a[1].0123.part").touch()  # not a name of ours
     others = {*tmp_path.iterdir()}
     words = [sys.executable, "-c", WRITE, write, str(path)]
-    writers = [
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writers = [subprocess.Popen(words, **pipes) for _ in range(2)]
     for writer in writers:
         assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
     writers[0].kill()

@@ -233,9 +233,7 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
 
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
-    with pytest.raises(
-        ConfigError, match=r"use --parallel.recompute, --parallel.shard-weights, or"
-    ):
+    with pytest.raises(ConfigError, match=r"--parallel.recompute, --parallel.shard-weights, or"):
         propose(with_jax(), "GPU", 8, 10**9)
 
 

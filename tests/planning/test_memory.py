@@ -201,9 +201,7 @@ COMMON = [
     "null", "--parallel.pipeline-device-mapping", "null",
 ]  # fmt: skip
 BATCH = ("micro-batch-size", "replicas", "grad-acc-steps-per-replica")
-ROW = re.compile(
-    r"^\| `(.+)` \| (\w+) \| ([\dx ]+) \| ([\d.]+) GB \| ([\d.]+) GB, (\S+) % \|$", re.M
-)
+ROW = re.compile(r"(?m)^\| `(.+)` \| (\w+) \| ([\dx ]+) \| ([\d.]+) GB \| ([\d.]+) GB, (\S+) % \|$")
 
 
 def test_the_estimate_is_within_10_percent_of_the_compiler_in_all_cases_of_the_table():

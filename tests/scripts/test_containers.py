@@ -10,11 +10,8 @@ RECIPES = [(ROOT / "containers" / name).read_text() for name in ("Dockerfile", "
 
 def test_the_recipes_install_the_same_from_files_that_exist():
     dockerfile, definition = RECIPES
-    copied = {
-        source
-        for line in re.findall(r"^COPY (.+) /opt/bert\S*$", dockerfile, re.M)
-        for source in line.split()
-    }
+    lines = re.findall(r"^COPY (.+) /opt/bert\S*$", dockerfile, re.M)
+    copied = {source for line in lines for source in line.split()}
     pairs = dict(re.findall(r"^    (\S+) /opt/bert/(\S+)$", definition, re.M))
     assert pairs == {name: name for name in copied}
     assert all((ROOT / name).exists() for name in copied)

@@ -54,9 +54,8 @@ def test_the_pods_of_a_run_have_the_names_in_its_flags():
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"
     (port,) = [one["containerPort"] for one in container_of(job)["ports"]]
-    workers = [
-        f"{name}-{n}.{service['metadata']['name']}:{port}" for n in range(spec["completions"])
-    ]
+    subdomain = service["metadata"]["name"]
+    workers = [f"{name}-{n}.{subdomain}:{port}" for n in range(spec["completions"])]
     assert f"--cluster.workers={','.join(workers)}" in container_of(job)["args"]
 
 
@@ -65,9 +64,8 @@ def test_bert_accepts_the_command_of_every_container():
         container = container_of(job)
         assert container["command"] == ["bert"]
         for index in range(job["spec"].get("completions", 1)):
-            words = [
-                word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in container["args"]
-            ]
+            numbered = ("$(JOB_COMPLETION_INDEX)", str(index))
+            words = [word.replace(*numbered) for word in container["args"]]
             assert "$(" not in " ".join(words)
             settings = load_command(words)
             if job["spec"].get("completionMode") == "Indexed":

@@ -55,11 +55,9 @@ def write_modernbert(folder: Path) -> Path:
     import transformers
 
     bpe = write_tokenizer(folder)
-    names = {f"{name}_token": f"[{name.upper()}]" for name in NAMES}
-    inputs = ["input_ids", "attention_mask"]
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, model_input_names=inputs, **names
-    ).save_pretrained(folder)
+    options = {f"{name}_token": f"[{name.upper()}]" for name in NAMES}
+    options["model_input_names"] = ["input_ids", "attention_mask"]
+    transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, **options).save_pretrained(folder)
     tokens = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "cls": "[CLS]", "sep": "[SEP]"}
     ids = {f"{name}_token_id": bpe.token_to_id(token) for name, token in tokens.items()}
     torch.manual_seed(5)

@@ -28,10 +28,8 @@ def scales(blocks: Sequence[Any], batch: Batch) -> dict[str, tuple[float, float]
         for block in body:
             hidden = block(hidden, columns, None)
         loss, _ = head(hidden, columns, counts, None)
-    seen |= {
-        name: weight.value
-        for name, weight in named_weights([(block.name, block) for block in blocks]).items()
-    }
+    weights = named_weights([(block.name, block) for block in blocks])
+    seen |= {name: weight.value for name, weight in weights.items()}
     gradients = tape.gradient(loss, seen)
     return {name: (_size(value), _size(gradients[name])) for name, value in seen.items()}
 

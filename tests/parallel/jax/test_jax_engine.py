@@ -61,9 +61,8 @@ def test_the_key_of_an_update_is_the_weight_and_the_step_of_the_run():
         weight_id={"a": 41}.get,
         key=lambda weight_id, step: (int(weight_id), int(step)),
     )
-    engine = SimpleNamespace(
-        optimizer=optimizer, names={"a": ["a"]}, forward_pass=SimpleNamespace(stacks={})
-    )
+    engine = SimpleNamespace(optimizer=optimizer, names={"a": ["a"]})
+    engine.forward_pass = SimpleNamespace(stacks={})
     for step in (7, 8):
         numbers = {"rate": 0.1, "updates": 3, "step": step}
         JaxEngine._updated(engine, "a", [weight] * 3, jnp.ones(3), jnp.ones(()), numbers)
