@@ -90,7 +90,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process."""
     pages = Path("/proc/self/statm").read_text().split()[1] if Path("/proc/self").exists() else 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -36,7 +36,6 @@ RULES = {
 
 
 def scipys(*columns, metric, seed=0, **options):
-    """Return the interval of SciPy's bootstrap."""
     options |= {"n_resamples": RESAMPLES, "method": "percentile"}
     random = np.random.default_rng(seed)
     return stats.bootstrap(columns, metric, rng=random, **options).confidence_interval

@@ -20,7 +20,6 @@ def test_the_module_of_an_engine_has_the_functions_of_the_runtime(engine):
 
 
 def kinds(function) -> list[tuple[str, object]]:
-    """Return the names and kinds of a function's parameters."""
     parameters = inspect.signature(function).parameters.values()
     return [(parameter.name, parameter.kind) for parameter in parameters]
 

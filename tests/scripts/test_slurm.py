@@ -208,7 +208,6 @@ def tokenize(folder: Path, out: Path) -> list[str]:
 
 @pytest.fixture
 def submit_task(submit, tmp_path):
-    """Start a task of an array of jobs."""
     pytest.importorskip("distributed")
 
     def start(number: int, *words: object) -> Job:

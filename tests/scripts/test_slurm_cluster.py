@@ -59,7 +59,6 @@ class Slurm:
         )  # fmt: skip
 
     def submit(self, *words: object) -> str:
-        """Submit a job and return its number."""
         done = self.call("sbatch", "--parsable", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -70,7 +69,6 @@ class Slurm:
         return re.search(rf"\b{name}=(\S+)", shown)[1]
 
     def log(self, job: str) -> str:
-        """Return what a job has printed."""
         paths = [self.folder / f"slurm-{name}-{job}.out" for name in ("bert", "bert-data")]
         return "".join(path.read_text() for path in paths if path.exists())
 

@@ -53,7 +53,6 @@ class Process:
         self.pid = int(self._replies.readline())
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
         if self.returncode is None and select.select([self._replies], [], [], 0)[0]:
             self.returncode = int(self._replies.readline())
             self._replies.close()
@@ -85,7 +84,6 @@ class Process:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> "Process":

@@ -107,7 +107,6 @@ def make_corpus(folder: Path, kind: str, counts: list[int], **changes: Any) -> P
 
 
 def payloads(folder: Path) -> list[bytes]:
-    """Return the payloads of all records of a folder."""
     files = RecordFiles(folder, read_corpus(folder))
     return files.payloads(np.arange(files.records))
 

@@ -18,7 +18,6 @@ HEADER = """<mediawiki xml:lang="fr">
 
 
 def page(number, title, text, namespace=0, redirect=""):
-    """Return a page of a dump."""
     lines = [f"    <title>{title}</title>", f"    <ns>{namespace}</ns>", f"    <id>{number}</id>"]
     lines += [f'    <redirect title="{redirect}" />'] if redirect else []
     lines += ["    <revision>", f"      <id>{number + 1000}</id>"]
@@ -27,14 +26,12 @@ def page(number, title, text, namespace=0, redirect=""):
 
 
 def articles(count, words=200):
-    """Return pages of so many articles."""
     text = "This is '''article''' number {} of [[many]]. It goes &amp; goes on.\n" * (words // 10)
     pages = (page(n, f"Article {n}", text.replace("{}", str(n))) for n in range(1, count + 1))
     return "".join(pages)
 
 
 def dump(path, pages, header=HEADER, end="</mediawiki>\n"):
-    """Write a dump of pages."""
     path.write_text(header + pages + end, encoding="utf-8")
     return path
 
@@ -53,5 +50,4 @@ def tree(out):
 
 
 def titles(out):
-    """Return the titles of the articles in order."""
     return re.findall(r'^<doc .*title="(.*)">$', "".join(tree(out).values()), re.MULTILINE)

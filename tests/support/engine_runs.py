@@ -164,14 +164,12 @@ class Jax:
         self._runs: dict[str, Future[Result]] = {}
 
     def start(self, **options: Any) -> Future[Result]:
-        """Start a run, or return the one of these options."""
         described = case("jax", **options)
         if described not in self._runs:
             self._runs[described] = self.executor.submit(run, described)
         return self._runs[described]
 
     def run(self, **options: Any) -> Result:
-        """Return the result of a run."""
         return self.start(**options).result()
 
 
@@ -199,7 +197,6 @@ def _use_devices() -> None:
 
 
 def on_tensorflow(**options: Any) -> Result:
-    """Return the result of a run on one device with TensorFlow."""
     return run(case("tensorflow", **options))
 
 
@@ -243,5 +240,4 @@ def moved_apart(result: Result, expected: Result) -> float:
 
 
 def collectives(program: str) -> Counter[str]:
-    """Return the number of collectives of each kind in a compiled program."""
     return Counter(re.findall(COLLECTIVES, program))

@@ -88,12 +88,10 @@ class Models(dict[str, Path]):
 
 @functools.cache
 def opened(folder: Path, architecture: str) -> Any:
-    """Return a folder's model in PyTorch."""
     return class_of(architecture).from_pretrained(folder).eval()
 
 
 def in_torch(folder: Path, architecture: str, columns: Columns) -> Columns:
-    """Return the outputs of a folder's model."""
     import torch
 
     with torch.no_grad():

@@ -54,7 +54,6 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
 
 
 def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step, Any]:
-    """Return engine, state, step and stream of a run."""
     work = workload_of(settings)
     plan = plan_of(settings, None)
     return *build.build_run(work, open_mesh(work), plan), corpora.open_stream(settings)
@@ -90,7 +89,6 @@ def _engine_of(described: str) -> tuple[TensorFlowEngine, Any]:
 def accumulate(
     engine: TensorFlowEngine, batch: Batch, first_index: int = 0
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Return the sums and the complete gradient of a batch."""
     engine.clear_gradients()
     sums = engine.accumulate(batch, first_index, count(batch, PretrainingHeads.COUNTS), 1.0)
     squared = engine.all_reduce_gradients(1.0)

@@ -30,7 +30,6 @@ def printed_scores(out: str) -> dict[str, float]:
 
 
 def values(samples: Mapping[str, Sample]) -> dict[str, float]:
-    """Return the scores of samples."""
     return {name: sample.value for name, sample in samples.items()}
 
 

@@ -39,7 +39,6 @@ def numbers(*paths: Path) -> list[int]:
 
 
 def assert_gone(*paths: Path) -> None:
-    """Assert that the processes whose numbers are in these files end."""
     gone = numbers(*paths)
     wait_for(lambda: not any(map(alive, gone)))
 

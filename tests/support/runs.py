@@ -28,12 +28,10 @@ def run_command(words: list[str]) -> int:
 
 
 def lines_of(path: Path) -> list[Any]:
-    """Return the objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return the object that was printed last."""
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 

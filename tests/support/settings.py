@@ -29,11 +29,9 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def small_run(run: dict[str, Any] = RUN, /, **changes: Any) -> PretrainSettings:
-    """Return the settings of a small run with changes."""
     return validate(PretrainSettings, Loaded(merged(run, changes), {}))
 
 
 def plan_of(settings: Any, corpus_examples: int | None, sequences_per_example: float = 1.0) -> Plan:
-    """Return the plan of the settings of a run on a corpus of this size."""
     length = length_of(settings, getattr(settings, "decay_from", None))
     return make_plan(workload_of(settings), length, corpus_examples, sequences_per_example)

@@ -7,5 +7,4 @@ class Terminal(io.StringIO):
     """Text that a program prints on a terminal."""
 
     def isatty(self) -> bool:
-        """Return True, as a terminal does."""
         return True

@@ -81,7 +81,6 @@ def pretrain_words(
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """Return the metrics of each step of a run."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

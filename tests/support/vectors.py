@@ -62,7 +62,6 @@ def arguments(home, run, *more, micro_batch=8, accumulation=2):
 
 
 def pairs(home, run, *more, **sizes):
-    """Return the command line of a run on the pairs."""
     return arguments(home, run, "--train-file", str(home / "pairs.tsv"), *more, **sizes)
 
 

@@ -120,13 +120,11 @@ class Ranks:
         ]
 
     def kill(self, rank: int) -> None:
-        """Kill a rank when all are ready."""
         ready = [self.folder / f"ready{number}" for number in range(len(self.processes))]
         wait_for(lambda: all(path.exists() for path in ready), 60, self.processes)
         self.processes[rank].send_signal(signal.SIGKILL)
 
     def end(self, seconds: float) -> list[int]:
-        """Wait for the ends and return the exit codes."""
         until = time.monotonic() + seconds
         for process in self.processes:
             self.texts.append(process.communicate(timeout=max(0.0, until - time.monotonic()))[0])

@@ -51,7 +51,6 @@ def assert_equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 
 def arrays_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return copies of weights or moments."""
     return {name: value.numpy().copy() for name, value in values.items()}
 
 
@@ -76,7 +75,6 @@ class Run(NamedTuple):
 
 
 def run_of(layout: str, **changes) -> Run:
-    """Return a run of STEPS steps, made once."""
     return _run_of(json.dumps([layout, changes], sort_keys=True))
 
 
