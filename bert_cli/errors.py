@@ -18,8 +18,7 @@ UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udf
 class BertError(Exception):
     """A mistake that the user can fix: its location, the problem, and the remedy.
 
-    `where` names the object and its value: a file, a flag, a field with its origin. Printed as
-    `where: problem; remedy`.
+    `where` names the object and its value: a file, a flag, a field and its origin. Printed as `where: problem; remedy`.
     """
 
     exit_code = 1

@@ -158,10 +158,7 @@ def is_stdout(path: Path | None) -> bool:
 
 
 def output_json(path: Path | None, value: JSON) -> None:
-    """Write a JSON report to a file, or print it if the path is `-`; None writes nothing.
-
-    Raises DataError when the file cannot be written.
-    """
+    """Write a JSON report to a file, or print it for `-`; None writes nothing. Raises DataError as `write_output`."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     if is_stdout(path):
         print_line(text)
@@ -406,9 +403,9 @@ def fsync_paths(paths: Iterable[Path]) -> None:
 def lock_file(path: Path, attempts: int = 1) -> TextIO:
     """Return a lock file, created if absent, with an exclusive lock that ends when it is closed.
 
-    The lock also ends with the process, even by signal 9. The content is kept. Raises BlockingIOError
-    when another process holds the lock at the last attempt, and OSError for a symbolic link, which
-    could lock a file elsewhere. A network file system without locks raises `LockUnsupportedError`.
+    The lock also ends with the process, even by signal 9. The content is kept. Raises BlockingIOError when another
+    process holds the lock at the last attempt, OSError for a symbolic link, which could lock a file elsewhere, and
+    LockUnsupportedError on a network file system without locks.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o666), "r+", encoding="utf-8")
@@ -434,10 +431,7 @@ class LockUnsupportedError(OSError):
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a file.
-
-    The check itself holds a shared lock for an instant: `attempts` of `lock_file` allow for it.
-    """
+    """Return whether a process holds the lock of a file; `attempts` of `lock_file` allow for the lock of this check."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

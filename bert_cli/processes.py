@@ -114,10 +114,8 @@ def quiet_imports() -> Iterator[None]:
 
 
 def on_stop_signals(handler: Callable[[int, Any], object]) -> dict[int, Any]:
-    """Install a handler for the requests to stop, and return the handlers before.
-
-    A signal that is ignored stays ignored: `nohup` lets a run go on when the terminal is closed.
-    """
+    """Install a handler for the requests to stop, and return the handlers before."""
+    # What is ignored stays ignored: `nohup` lets a run go on when the terminal is closed.
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     # A handler that was not set from Python is None.
     return {number: signal.signal(number, handler) or signal.SIG_DFL for number in heard}

@@ -3,6 +3,7 @@
 Keras has one backend in a process. The child has the CPU cut into devices for all layouts, and runs them one by one.
 """
 
+import copy
 import faulthandler
 import json
 import re
@@ -42,6 +43,9 @@ BASE: dict[str, Any] = {
     },
     "seed": 3,
 }
+# With `loops` equal layers run in a loop on JAX, as on TPUs. `save` and `resume` are paths.
+OPTIONS = {"kind": "Pretrain", "steps": 10, "labels": 2, "loss_scale": None, "scores": False}
+OPTIONS |= {"loops": False, "save": None, "resume": None}
 COLLECTIVES = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 Arrays = dict[str, np.ndarray]
 
@@ -124,36 +128,18 @@ def run(described: str) -> Result:
     return Result(first, *values, metrics, sums, logits, texts, sizes)
 
 
-def case(
-    engine: str,
-    *,
-    kind: str = "Pretrain",
-    replicas: int = 1,
-    steps: int = 10,
-    labels: int = 2,
-    loss_scale: float | None = None,
-    scores: bool = False,
-    loops: bool = False,
-    save: Path | None = None,
-    resume: Path | None = None,
-    **changes: Any,
-) -> str:
-    """Return a description for `run`; `changes` are settings, groups are merged into the groups of BASE.
-
-    With `loops` equal layers run in a loop on JAX, as on TPUs.
-    """
-    values: dict[str, Any] = json.loads(json.dumps(BASE)) | {"engine": engine}
-    if kind == "Pretrain":
+def case(engine: str, *, replicas: int = 1, **changes: Any) -> str:
+    """Return a description for `run`: OPTIONS, and changes of settings; groups are merged into the groups of BASE."""
+    options = {name: changes.pop(name, default) for name, default in OPTIONS.items()}
+    values: dict[str, Any] = copy.deepcopy(BASE) | {"engine": engine}
+    if options["kind"] == "Pretrain":
         values |= {"max_predictions_per_seq": P, "total_num_train_samples": 6400}
     values["generated_dataset"] = "dataset_dir" not in changes
     for name, value in changes.items():
         values[name] = {**values[name], **value} if isinstance(values.get(name), dict) else value
     values["global_batch"]["replicas"] = replicas
     values["global_batch"]["grad_acc_steps_per_replica"] = MICRO_BATCHES // replicas
-    options = {"kind": kind, "steps": steps, "labels": labels, "loss_scale": loss_scale}
-    options |= {"save": save and str(save), "resume": resume and str(resume)}
-    options |= {"scores": scores, "loops": loops}
-    return json.dumps({"values": values, **options}, sort_keys=True)
+    return json.dumps({"values": values, **options}, sort_keys=True, default=str)
 
 
 class Jax:

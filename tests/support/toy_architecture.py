@@ -138,22 +138,19 @@ class ToyHead(heads.Head):
         return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 
+HEAD_NAMES = {
+    "heads/masked_lm/transform": "head.dense",
+    "heads/masked_lm/layer_norm": "head.norm",
+    "heads/masked_lm": "decoder",
+}
 HEAD = replace(
     PRETRAINING,
     layer="support.toy_architecture:ToyHead",
     before=(GATHER.name,),
     weights=lambda config: PRETRAINING.weights(config) - 2 * config.hidden_size - 2,
     products=lambda config, shape: PRETRAINING.products(config, shape)[1:],
-    hf_names={
-        "heads/masked_lm": "decoder",
-        "heads/masked_lm/transform": "head.dense",
-        "heads/masked_lm/layer_norm": "head.norm",
-    },
-    parts={
-        "heads/masked_lm/transform": "head.dense",
-        "heads/masked_lm/layer_norm": "head.norm",
-        "heads/masked_lm": "decoder",
-    },
+    hf_names=HEAD_NAMES,
+    parts=HEAD_NAMES,
     hf_classes=("BertForMaskedLM",),
 )
 LAYER = "model.layers.{}"

@@ -92,10 +92,7 @@ class Channel:
 
 @dataclass
 class StageWorker:
-    """Runs the work of one stage of one replica in one step.
-
-    `before` and `after` lead to the neighbouring stages.
-    """
+    """Runs the work of one stage of one replica in one step; `before` and `after` lead to the neighbouring stages."""
 
     stage: Stage
     micro_batches: MicroBatches
