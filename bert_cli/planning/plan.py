@@ -152,8 +152,7 @@ def make_plan(
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
     samples = [length.examples(epoch), *(stage.total_num_train_samples for stage, _ in work.later)]
-    segments, total_steps = _segments(work.stages, samples, sequences_per_example)
-    ends = [*(segment.first_step for segment in segments[1:]), total_steps]
+    segments, total_steps, examples = _segments(work.stages, samples, sequences_per_example)
     batch = work.batch
     rate = work.optimizer.learning_rate
     scale = 1.0
@@ -165,10 +164,7 @@ def make_plan(
         examples_per_step=batch.examples,
         micro_batch_size=batch.micro_batch_size,
         micro_batches_per_step=batch.replicas * batch.grad_acc_steps_per_replica,
-        examples=sum(
-            (end - segment.first_step) * segment.micro_batches * segment.micro_batch_size
-            for segment, end in zip(segments, ends, strict=True)
-        ),
+        examples=examples,
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
         sequences_per_example=sequences_per_example,
@@ -195,14 +191,14 @@ def decay_step(rate: LearningRate, total_steps: int) -> int:
 
 def _segments(
     stages: Sequence[Workload], samples: Sequence[int], sequences_per_example: float
-) -> tuple[tuple[Segment, ...], int]:
-    """Return the segments of a run that reads so many sequences in each stage, and its number of steps.
+) -> tuple[tuple[Segment, ...], int, int]:
+    """Return the segments of a run that reads so many sequences in each stage, and its numbers of steps and examples.
 
     A growing batch has up to MOST_SIZES sizes before the last; each size is used for the same number of sequences.
     """
     segments: list[Segment] = []
     growth = stages[0].batch.growth_frac * sum(samples)
-    step = before = read = 0
+    step = before = read = total = 0
     for stage, (work, stage_examples) in enumerate(zip(stages, samples, strict=True)):
         batch = work.batch
         done = 0.0
@@ -231,7 +227,8 @@ def _segments(
             done += steps * sequences
             examples += steps * micro_batches * each
         read += stage_examples
-    return tuple(segments), step
+        total += examples
+    return tuple(segments), step, total
 
 
 def describe(plan: Plan) -> str:
