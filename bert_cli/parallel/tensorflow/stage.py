@@ -272,13 +272,10 @@ class Stage:
             if gradient is not None
         }
 
-        def assign_or_add() -> None:
+        def add(overwrites: bool) -> None:
             for name, (accumulator, gradient) in pairs.items():
-                (accumulator.assign_add if name in accumulated else accumulator.assign)(gradient)
-
-        def add() -> None:
-            for accumulator, gradient in pairs.values():
-                accumulator.assign_add(gradient)
+                assigns = overwrites and name not in accumulated
+                (accumulator.assign if assigns else accumulator.assign_add)(gradient)
 
         if self.compiled:
             # Compiled functions select instead of branching: a branch on a GPU makes the host wait.
@@ -287,7 +284,7 @@ class Stage:
                 new = total if name in accumulated else tf.where(is_first, gradient, total)
                 accumulator.assign(new)
         else:
-            tf.cond(is_first, assign_or_add, add)
+            tf.cond(is_first, lambda: add(True), lambda: add(False))
         return accumulated | pairs.keys()
 
     def _zero_others(self, accumulated: Set[str]) -> None:
