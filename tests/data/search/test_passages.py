@@ -6,13 +6,7 @@ import re
 import pytest
 
 from bert_cli.data.io import files
-from bert_cli.data.search.passages import (
-    LENGTH,
-    documents_of,
-    passages_of,
-    running_heads,
-    width,
-)
+from bert_cli.data.search.passages import LENGTH, documents_of, passages_of, running_heads, width
 from bert_cli.data.text.preprocess import load_splitter
 
 SPLIT = load_splitter("sentencex", "en")
