@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.io import files
-from bert_cli.data.io.files import Part
-from bert_cli.data.io.kinds import check_encoding, refuse_array
+from bert_cli.data.io.files import Part, check_encoding, refuse_array
 from bert_cli.data.io.rows import (
     Row,
     Rows,

@@ -55,7 +55,7 @@ def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kin
 
 def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
     is_inside = title_is_next = False
-    for line in _lines(part):
+    for line in map(str.strip, _lines(part)):
         if files.OPEN.fullmatch(line):
             is_inside = title_is_next = True
             yield "document", line
@@ -75,9 +75,8 @@ def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Ki
     is_new = True
     lines = _lines(part)
     if part.margins is not None:
-        texts = (files.decode(line, part, offset) for line, offset in _raw_lines(part))
-        lines = _joiner(part, reading).paragraphs(texts)
-    for line in lines:
+        lines = _joiner(part, reading).paragraphs(lines)
+    for line in map(str.strip, lines):
         if not line:
             is_new = is_new or reading.documents == "blank-lines"
             continue
@@ -142,7 +141,7 @@ def _raw_lines(part: files.Part) -> Iterator[tuple[bytes, int]]:
 
 def _lines(part: files.Part) -> Iterator[str]:
     for line, offset in _raw_lines(part):
-        yield files.decode(line, part, offset).strip()
+        yield files.decode(line, part, offset)
 
 
 def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list[files.Part]:
@@ -183,8 +182,7 @@ def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
 def _joiner(part: files.Part, reading: files.Reading) -> Joiner:
     """Return what joins the lines of a part, with the words at the beginning of its complete file."""
     size = files.HEAD_BYTES if part.format == "plain" else SAMPLED_CHARACTERS
-    head = _sample(part, reading, size)
-    return Joiner(head, part.margins or ())
+    return Joiner(_sample(part, reading, size), part.margins or ())
 
 
 def _plain_blocks(part: files.Part) -> Iterator[str]:
@@ -210,10 +208,10 @@ def _field_texts(part: files.Part, field: str) -> Iterator[str]:
     if part.format == "json-lines":
         texts = _json_texts(part, field)
     else:
-        rows = parquet_rows(part, [field], FIELD_REMEDY)
-        if part.format != "parquet":
-            lines = (files.decode(line, part, offset) for line, offset in _raw_lines(part))
-            rows = table_rows(lines, str(part.path), part.format, [field], FIELD_REMEDY)
+        if part.format == "parquet":
+            rows = parquet_rows(part, [field], FIELD_REMEDY)
+        else:
+            rows = table_rows(_lines(part), str(part.path), part.format, [field], FIELD_REMEDY)
         texts = (text_of(row, field, where, FIELD_REMEDY) for where, row in rows if row)
     for text in texts:
         yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text

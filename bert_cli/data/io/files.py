@@ -6,19 +6,20 @@ middle and is one part.
 
 import bz2
 import io
+import json
 import lzma
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from bert_cli.data.io.kinds import COMPRESSED, check_encoding, refuse_array, refuse_other_kinds
 from bert_cli.data.io.manifest import Shard
 from bert_cli.data.io.margins import (
     CUT,
@@ -37,6 +38,22 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "xz": lzma.LZMADecompressor,
     "bzip2": bz2.BZ2Decompressor,
 }
+COMPRESSED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<zstandard>\x28\xb5\x2f\xfd)"
+)
+NOT_TEXT: dict[bytes, tuple[str, str]] = {
+    mark.encode("latin-1"): tuple(row)
+    for mark, row in json.loads(Path(__file__).with_name("kinds.json").read_bytes()).items()
+}
+"""First bytes, in lower case -> what the file is, and what to do with it. Prose has no such first bytes."""
+# Byte order marks, or without one the zero bytes of ASCII letters.
+WIDE_CHARACTERS = {
+    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+    "UTF-16": rb"\xff\xfe|\xfe\xff",
+    "UTF-16LE": rb"([^\0]\0){4}",
+    "UTF-16BE": rb"(\0[^\0]){4}",
+}
+XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
 LONGEST_MARK = 16  # of a compression
@@ -141,6 +158,39 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     if kind != "plain" or reading.line_breaks == "keep":
         return part
     return judge_lines(part, head[:WRAPPED_BYTES].decode(errors="replace"), reading)
+
+
+def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
+    """Raise DataError for a file that is not text by its marks; with `is_plain`, printable marks are text."""
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096].lower()
+    if first.startswith(b"<?xml"):
+        first = next((first[first.find(tag) :] for tag in XML_ROOTS if tag in first), first)
+    mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
+    kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
+    if match := COMPRESSED.match(head):
+        kind = f"{match.lastgroup} in another compression"
+        remedy = "unpack it first"
+    with suppress(tarfile.HeaderError):  # the sum of a header's bytes is in the header
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "replace")
+        kind = "a tar archive"
+        remedy = "unpack it first, as with `tar xf FILE`"
+    is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
+    if kind and not (is_plain and is_printable):
+        raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))
+
+
+def check_encoding(head: bytes, where: str) -> None:
+    """Raise DataError for text that begins with units of 16 or 32 bits."""
+    for name, start in WIDE_CHARACTERS.items():
+        if re.match(start, head):
+            remedy = f"convert it with iconv -f {name} -t UTF-8"
+            raise DataError(where, f"is {name}, not UTF-8", remedy)
+
+
+def refuse_array(text: str, where: str) -> None:
+    """Raise DataError if a file of JSON lines begins as a JSON array."""
+    if text.lstrip("\ufeff \t\r\n").startswith("["):
+        raise DataError(where, "is a JSON array", "write one object on each line (jq -c .[])")
 
 
 def judge_lines(part: Part, text: str, reading: Reading, common: tuple[int, ...] = ()) -> Part:
@@ -361,17 +411,17 @@ def _document_start(file: IO[bytes], offset: int, kind: Format, near: int) -> in
 
 def _split_row_groups(part: Part, size: int) -> list[Part]:
     with open_parquet(part) as file:
-        count = file.metadata.num_row_groups
-        sizes = [file.metadata.row_group(n).total_byte_size for n in range(count)]
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        sizes = [group.total_byte_size for group in groups]
     compression = part.size / max(1, sum(sizes))
     parts = []
     start = 0
     total = 0.0
-    for number, unpacked in enumerate(sizes):
+    for stop, unpacked in enumerate(sizes, 1):
         total += unpacked * compression
-        if total >= size or number == count - 1:
-            parts.append(replace(part, start=start, stop=number + 1, size=round(total)))
-            start = number + 1
+        if total >= size or stop == len(sizes):
+            parts.append(replace(part, start=start, stop=stop, size=round(total)))
+            start = stop
             total = 0.0
     return parts or [part]
 
