@@ -13,7 +13,7 @@ import sys
 import tarfile
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,8 @@ PACKERS = {
     "gzip": frames(gzip.compress),
     "xz": frames(lzma.compress),
     "bzip2": frames(bz2.compress),
-    "zstandard": frames(lambda data: zstandard.ZstdCompressor().compress(data)),
 }
+PACKERS["zstandard"] = frames(lambda data: zstandard.ZstdCompressor().compress(data))
 
 
 def made_documents(count=300):
@@ -73,14 +73,17 @@ def write(path, kind):
 
 def read(parts, reading=READING):
     found = []
-    for part in parts:
-        for kind, line in marked_lines(part, reading):
-            if kind == "document":
-                found.append([])
-            else:
-                assert kind == "body"
-                found[-1].append(line)
+    for kind, line in chain.from_iterable(marked_lines(part, reading) for part in parts):
+        if kind == "document":
+            found.append([])
+        else:
+            assert kind == "body"
+            found[-1].append(line)
     return found
+
+
+def lines_of(found):
+    return [line for document in found for line in document]
 
 
 def read_blocks(parts, reading=READING):
@@ -92,10 +95,17 @@ def read_file(path, reading=READING):
     return read([files.recognise(path, reading)], reading)
 
 
+def assert_refused(path, problem, reading=READING):
+    """Assert that both readers of text refuse a file."""
+    for reader in (marked_lines, text_blocks):
+        with pytest.raises(DataError, match=problem):
+            list(reader(files.recognise(path, reading), reading))
+
+
 @pytest.mark.parametrize("kind", ["plain", "json-lines", "wikiextractor", "parquet"])
 def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, kind, monkeypatch):
     expected = write(tmp_path / "a", kind)
-    lines = [line for document in expected for line in document]
+    lines = lines_of(expected)
     for packing, pack in PACKERS.items():
         path = tmp_path / packing
         path.write_bytes(pack((tmp_path / "a").read_bytes()))
@@ -197,22 +207,10 @@ def made_by_programs(folder):
         yield kind, (folder / "ipc").read_bytes(), "is an Arrow file; write its text as Parquet"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "BZh is a syllable.",
-        "BZh9 too.",
-        "PAR1 is a gene.",
-        "PK is short.",
-        "WARC is a format.",
-        "%PDF is it.",
-        "Obj is.",
-        "<a>",
-    ],
-)
-def test_prose_that_begins_like_another_file_is_text(tmp_path, text):
-    (tmp_path / "a").write_text(f"{text}\n")
-    assert read_file(tmp_path / "a") == [[text]]
+def test_prose_that_begins_like_another_file_is_text(tmp_path):
+    for mark in ("BZh", "BZh9", "PAR1", "PK", "WARC", "%PDF", "Obj", "<a>"):
+        (tmp_path / "a").write_text(f"{mark} is short.\n")
+        assert read_file(tmp_path / "a") == [[f"{mark} is short."]]
     markup = "<?xml version='1.0'?>"
     (tmp_path / "a").write_text(f"{markup}\n")
     assert read_file(tmp_path / "a", files.Reading(format="plain")) == [[markup]]
@@ -260,31 +258,25 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
 
 
 def test_folders_files_and_patterns_are_inputs(tmp_path):
-    for name in ("b.txt", "a.txt", "deep/c.txt", "d.md", ".hidden", "odd[1].md"):
+    names = ["b.txt", "a.txt", "deep/c.txt", "d.md", "odd[1].md"]
+    hidden = [".hidden", ".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"]
+    for name in (*names, *hidden):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("Text.")
-    for pattern, names in (
+    (tmp_path / "a_link.txt").symlink_to("b.txt")  # before the file in the order of names
+    (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
+    for name in (".links/1", ".links/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(tmp_path / "a.txt")
+    for pattern, found in (
         ("", "a.txt b.txt d.md deep/c.txt odd[1].md"),
         ("b.txt", "b.txt"),
         ("*.txt", "a.txt b.txt"),
         ("**/*.txt", "a.txt b.txt deep/c.txt"),
         ("odd[1].md", "odd[1].md"),
+        (".links", ".links/1"),
     ):
-        assert inputs.find_files(tmp_path / pattern, {}) == [
-            tmp_path / name for name in names.split()
-        ]
-    (tmp_path / "a_link.txt").symlink_to("b.txt")  # before the file in the order of names
-    (tmp_path / "z.txt").symlink_to(tmp_path / "a.txt")
-    for hidden in (".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"):
-        (tmp_path / hidden).parent.mkdir(exist_ok=True)
-        (tmp_path / hidden).write_text("Stale.")
-    names = ["a.txt", "b.txt", "d.md", "deep/c.txt", "odd[1].md"]
-    assert inputs.find_files(tmp_path, {}) == [tmp_path / name for name in names]
-    assert inputs.find_files(tmp_path / "*.txt", {}) == [tmp_path / "a.txt", tmp_path / "b.txt"]
-    (tmp_path / "links").mkdir()
-    for name in ("1", "2"):
-        (tmp_path / "links" / name).symlink_to(tmp_path / "a.txt")
-    assert inputs.find_files(tmp_path / "links", {}) == [tmp_path / "links" / "1"]
+        assert inputs.find_files(tmp_path / pattern, {}) == [tmp_path / n for n in found.split()]
     for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
         with pytest.raises(DataError, match=problem):
             inputs.find_files(tmp_path / name, {})
@@ -316,9 +308,8 @@ def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     assert len(files.split_part(part, part.size // 2, READING)) == 2
     reading = files.Reading(documents="files")
     assert files.split_part(part, 100, reading) == [part]
-    lines = [line for document in expected for line in document]
-    assert read([part], reading) == [lines]
-    assert read_blocks([part], reading) == lines
+    assert read([part], reading) == [lines_of(expected)]
+    assert read_blocks([part], reading) == lines_of(expected)
     # Where a document ends near, the range ends there, else at a line.
     parts = files.split_part(part, 40_000, READING, anywhere=True)
     assert len(parts) > 1 and read(parts) == expected
@@ -327,7 +318,7 @@ def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     assert read(files.split_part(long, 100, READING)) == read([long])
     parts = files.split_part(long, 1000, READING, anywhere=True)
     assert 20 <= len(parts) <= 24
-    assert [line for document in read(parts) for line in document] == read([long])[0]
+    assert lines_of(read(parts)) == read([long])[0]
 
 
 def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):
@@ -357,9 +348,7 @@ def test_an_error_in_json_has_its_line(tmp_path):
     ):
         text = b'{"text": "One \\ud83d\\ude00."}\n\n' + row + b'\n{"text": "Two."}\n'
         path.write_bytes(gzip.compress(text))
-        for reader in (marked_lines, text_blocks):
-            with pytest.raises(DataError, match=rf"rows.jsonl \(line 3\){problem}"):
-                list(reader(files.recognise(path, READING), READING))
+        assert_refused(path, rf"rows.jsonl \(line 3\){problem}")
 
 
 def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path):
@@ -372,9 +361,7 @@ def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path)
     with pytest.raises(DataError, match=r"a.jsonl \(line 778\): is not JSON"):
         read([wrong])
     (tmp_path / "b").write_bytes(b"One.\nTwo.\nCaf\xe9.\n")
-    for reader in (marked_lines, text_blocks):
-        with pytest.raises(DataError, match=r"b \(line 3\): byte 0xE9 is not UTF-8"):
-            list(reader(files.recognise(tmp_path / "b", READING), READING))
+    assert_refused(tmp_path / "b", r"b \(line 3\): byte 0xE9 is not UTF-8")
 
 
 def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
@@ -412,9 +399,7 @@ def test_tables_are_read_by_their_header(tmp_path):
         (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
     ):
         (tmp_path / "b.csv").write_bytes(rows)
-        for reader in (marked_lines, text_blocks):
-            with pytest.raises(DataError, match=rf"b.csv \({where}\): .*{problem}"):
-                list(reader(files.recognise(tmp_path / "b.csv", body), body))
+        assert_refused(tmp_path / "b.csv", rf"b.csv \({where}\): .*{problem}", body)
     assert read_file(tmp_path / "b.csv", files.Reading("plain")) == [["body,b", "1,2", '"cut']]
 
 
