@@ -22,6 +22,7 @@ from bert_cli.errors import ConfigError, DataError
 KIND = "pages-articles-multistream.xml.bz2"
 NAME = f"xxwiki-20240101-{KIND}"
 BODY = bytes(range(256)) * 4096  # 1 MiB
+HALF = len(BODY) // 2
 SHA1 = hashlib.sha1(BODY).hexdigest()
 PART = f"{NAME}.{SHA1}.part"
 
@@ -47,15 +48,12 @@ class DumpServer(ThreadingHTTPServer):
     def address(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def publish(self, date, body, *, latest=True, dated=True):
+    def publish(self, date, body, *, dated=True):
         name = f"xxwiki-{date}-{KIND}"
         sums = f"{'0' * 40}  xxwiki-{date}-other.gz\n{hashlib.sha1(body).hexdigest()}  {name}\n"
-        if dated:
-            self.files[f"/xxwiki/{date}/{name}"] = body
-            self.files[f"/xxwiki/{date}/xxwiki-{date}-sha1sums.txt"] = sums.encode()
-        if latest:
-            self.files[f"/xxwiki/latest/xxwiki-latest-{KIND}"] = body
-            self.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = sums.encode()
+        for folder in (date, "latest") if dated else ("latest",):
+            self.files[f"/xxwiki/{folder}/xxwiki-{folder}-{KIND}"] = body
+            self.files[f"/xxwiki/{folder}/xxwiki-{folder}-sha1sums.txt"] = sums.encode()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -121,6 +119,11 @@ def fetch(server, out, date="latest"):
     download.run(DownloadSettings(out=out, language="xx", date=date, mirror=server.address))
 
 
+def assert_fetched(out, body=BODY, name=NAME):
+    assert visible(out) == ["manifest.json", name]
+    assert (out / name).read_bytes() == body
+
+
 def visible(out):
     return sorted(path.name for path in out.iterdir() if path.name[0] != ".")
 
@@ -128,12 +131,11 @@ def visible(out):
 @pytest.mark.parametrize("date", ["latest", "20240101"])
 def test_a_dump_arrives_under_its_dated_name_and_is_fetched_once(server, tmp_path, date, capsys):
     fetch(server, tmp_path, date)
-    assert (tmp_path / NAME).read_bytes() == BODY
-    assert visible(tmp_path) == ["manifest.json", NAME]
+    assert_fetched(tmp_path)
     manifest = read_manifest(tmp_path)
     assert manifest["sha1"] == SHA1
     assert manifest["url"].endswith(f"/xxwiki/20240101/{NAME}")
-    assert find_files(tmp_path, read_manifest(tmp_path)) == [tmp_path / NAME]
+    assert find_files(tmp_path, manifest) == [tmp_path / NAME]
     assert server.dump_requests[0]["User-Agent"].startswith("bert-cli/")
     assert "download: plan: 1 file, about 1.0 MB to write" in capsys.readouterr().out
     fetch(server, tmp_path, date)
@@ -160,12 +162,11 @@ def test_a_password_of_the_mirror_is_neither_stored_nor_printed(server, tmp_path
 
 def test_a_busy_server_is_asked_again_and_a_broken_connection_resumed(server, tmp_path, capsys):
     server.statuses = [503, 429]
-    server.hang_up_after = [len(BODY) // 2, 1000]
+    server.hang_up_after = [HALF, 1000]
     fetch(server, tmp_path)
-    assert (tmp_path / NAME).read_bytes() == BODY
+    assert_fetched(tmp_path)
     ranges = [headers.get("Range") for headers in server.dump_requests]
-    half = len(BODY) // 2
-    assert ranges == [None, None, None, f"bytes={half}-", f"bytes={half + 1000}-"]
+    assert ranges == [None, None, None, f"bytes={HALF}-", f"bytes={HALF + 1000}-"]
     assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY)
     assert capsys.readouterr().err.count("trying again") == 4
 
@@ -181,19 +182,19 @@ def test_what_was_received_before_too_many_hang_ups_is_kept_and_a_complete_part_
         (tmp_path / NAME).unlink(missing_ok=True)
         (tmp_path / PART).write_bytes(part)
         fetch(server, tmp_path)
-        assert (tmp_path / NAME).read_bytes() == BODY
+        assert_fetched(tmp_path)
         assert read_manifest(tmp_path)["bytes_in_this_run"] == missing
 
 
 def test_a_server_without_the_requested_range_starts_the_file_over(server, tmp_path):
     server.ranges, server.hang_up_after = False, [300_000]
     fetch(server, tmp_path / "all")
-    assert (tmp_path / "all" / NAME).read_bytes() == BODY
+    assert_fetched(tmp_path / "all")
     assert read_manifest(tmp_path / "all")["bytes_in_this_run"] == len(BODY) + 300_000
     # The total length of this answer is right, only its first byte is another than the requested one.
     server.ranges, server.hang_up_after, server.shifts = True, [300_000], [7]
     fetch(server, tmp_path / "other")
-    assert (tmp_path / "other" / NAME).read_bytes() == BODY
+    assert_fetched(tmp_path / "other")
 
 
 def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_path, monkeypatch):
@@ -204,11 +205,9 @@ def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_
     new = BODY[::-1]
     server.publish("20240101", new)
     fetch(server, tmp_path)
-    assert (tmp_path / NAME).read_bytes() == new
-    assert not list(tmp_path.glob("*.part"))  # the old half is removed
+    assert_fetched(tmp_path, new)  # and the old half is removed
 
 
-HALF = len(BODY) // 2
 ANSWERS = {
     "login page": ({"Content-Type": "text/html"}, b"<html>Welcome to the hotel</html>"),
     "cut login page": ({"Content-Type": "text/html", "Content-Length": "900"}, b"<html>Wel"),
@@ -229,34 +228,23 @@ def test_an_answer_that_is_not_the_file_leaves_the_part(server, tmp_path, answer
     server.pages.clear()
     fetch(server, tmp_path)
     assert server.dump_requests[-1]["Range"] == f"bytes={HALF}-"
-    assert (tmp_path / NAME).read_bytes() == BODY
-    assert visible(tmp_path) == ["manifest.json", NAME]
+    assert_fetched(tmp_path)
 
 
-@pytest.mark.parametrize("is_served_right", [True, False])
-def test_a_range_of_another_file_is_not_kept(server, tmp_path, is_served_right):
-    # The server's file has other bytes under the listed name, or the part has.
+def test_a_range_of_another_file_is_not_kept(server, tmp_path):
+    # The part has other bytes than the server's file, and then that file has others under the listed name.
     wrong = BODY[:HALF] + BODY[HALF:][::-1]
-    (tmp_path / PART).write_bytes(BODY[: HALF + 9] if not is_served_right else wrong[: HALF + 9])
-    before = (tmp_path / PART).read_bytes()
-    if not is_served_right:
-        server.files[f"/xxwiki/20240101/{NAME}"] = wrong
-        with pytest.raises(DataError, match=f"the server lists {SHA1}.*is kept"):
-            fetch(server, tmp_path)
-        assert (tmp_path / PART).read_bytes() == before
-        assert visible(tmp_path) == [PART]
-    else:
-        fetch(server, tmp_path)
-        assert (tmp_path / NAME).read_bytes() == BODY
-        assert visible(tmp_path) == ["manifest.json", NAME]
-
-
-def test_a_wrong_byte_is_caught_and_the_file_removed(server, tmp_path):
-    wrong = BODY[:1000] + bytes([BODY[1000] ^ 1]) + BODY[1001:]
+    (tmp_path / PART).write_bytes(wrong[: HALF + 9])
+    fetch(server, tmp_path)
+    assert_fetched(tmp_path)
     server.files[f"/xxwiki/20240101/{NAME}"] = wrong
-    with pytest.raises(DataError, match=f"the server lists {SHA1}"):
-        fetch(server, tmp_path)
-    assert visible(tmp_path) == []
+    out = tmp_path / "other"
+    out.mkdir()
+    (out / PART).write_bytes(BODY[: HALF + 9])
+    with pytest.raises(DataError, match=f"the server lists {SHA1}.*is kept"):
+        fetch(server, out)
+    assert (out / PART).read_bytes() == BODY[: HALF + 9]
+    assert visible(out) == [PART]
 
 
 def test_a_latest_dump_that_changes_during_the_download_gets_its_new_name(server, tmp_path):
@@ -265,23 +253,22 @@ def test_a_latest_dump_that_changes_during_the_download_gets_its_new_name(server
     new = BODY[::-1]
     server.after_checksums = lambda: server.publish("20240201", new, dated=False)
     fetch(server, tmp_path)
-    assert visible(tmp_path) == ["manifest.json", NAME.replace("20240101", "20240201")]
-    assert (tmp_path / NAME.replace("20240101", "20240201")).read_bytes() == new
+    assert_fetched(tmp_path, new, NAME.replace("20240101", "20240201"))
 
 
-def test_an_absent_dump_is_an_error_with_a_remedy(server, tmp_path):
+def test_an_absent_or_wrong_dump_is_an_error_with_a_remedy(server, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"404.*check --language, --date"):
         fetch(server, tmp_path, "20200101")
-    server.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = b"nothing here\n"
-    with pytest.raises(DataError, match="may not be finished yet"):
-        fetch(server, tmp_path)
-
-
-def test_a_list_of_checksums_without_end_is_not_read(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "LIST_BYTES", 1000)
-    server.files["/xxwiki/latest/xxwiki-latest-sha1sums.txt"] = b"x" * (1 << 22)
-    with pytest.raises(DataError, match=r"is longer than 1.0 kB, so it is not a list of checksums"):
-        fetch(server, tmp_path)
+    for path, content, problem in (
+        (f"20240101/{NAME}", BODY[:-1] + b"x", f"the server lists {SHA1} .* file was removed;"),
+        ("latest/xxwiki-latest-sha1sums.txt", b"nothing here\n", "may not be finished yet"),
+        ("latest/xxwiki-latest-sha1sums.txt", b"x" * (1 << 22), r"longer than 1.0 kB, so it is"),
+    ):
+        server.files[f"/xxwiki/{path}"] = content
+        with pytest.raises(DataError, match=problem):
+            fetch(server, tmp_path)
+        assert visible(tmp_path) == []
 
 
 def test_a_server_that_cannot_be_reached_is_an_error_after_some_attempts(server, tmp_path, capsys):
@@ -310,7 +297,7 @@ def test_a_download_killed_by_signal_9_continues_where_it_was(server, tmp_path):
     assert visible(out) == [PART]
     server.seconds_per_block = 0.0
     fetch(server, out)
-    assert (out / NAME).read_bytes() == BODY
+    assert_fetched(out)
     assert server.dump_requests[-1]["Range"] == f"bytes={had}-"
 
 
