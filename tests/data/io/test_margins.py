@@ -1,5 +1,6 @@
 """Wrapped text with a layout: its prose comes out in sentences, its code, tables and lists in lines."""
 
+import csv
 import json
 import random
 import re
@@ -9,12 +10,8 @@ from itertools import islice
 import pytest
 from data.io.test_wrapping import PARAGRAPHS, sentences
 
-from bert_cli.data.io.margins import (
-    ends_within_sentences,
-    has_two_columns,
-    margins_of,
-    wrapped_width,
-)
+from bert_cli.data.io import margins
+from bert_cli.data.io.margins import margins_of
 from bert_cli.data.io.wrapping import Joiner
 from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
@@ -77,24 +74,23 @@ def test_a_manual_has_complete_sentences_and_its_code_in_lines(tmp_path):
     assert [line for line in MANUAL_LINES if line not in lines] == []
 
 
-def indented(text, first, rest, width=72):
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest)
-
-
-KINDS = {
-    "quoted mail": lambda n, text: indented(text, "> " * (n % 3), "> " * (n % 3)),
-    "a list": lambda n, text: indented(text, "  * ", "    "),
-    "a numbered pleading": lambda n, text: indented(text, f"{n:>4}) ", "      "),
-    "an indented first line": lambda n, text: indented(text, "   ", ""),
-    "an indented text": lambda n, text: indented(text, " " * 8, " " * 8),
+INDENTS = {
+    "quoted mail": lambda n: ("> " * (n % 3), "> " * (n % 3)),
+    "a list": lambda n: ("  * ", "    "),
+    "a numbered pleading": lambda n: (f"{n:>4}) ", "      "),
+    "an indented first line": lambda n: ("   ", ""),
+    "an indented text": lambda n: (" " * 8, " " * 8),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_wrapped_prose_has_its_sentences_in_any_layout(tmp_path, kind):
+@pytest.mark.parametrize("indents", INDENTS.values(), ids=list(INDENTS))
+def test_wrapped_prose_has_its_sentences_in_any_layout(tmp_path, indents):
     (tmp_path / "a").write_text("\n\n".join(PARAGRAPHS[:40]))
-    wrapped = "\n\n".join(KINDS[kind](n, text) for n, text in enumerate(PARAGRAPHS[:40]))
-    (tmp_path / "b").write_text(wrapped)
+    wrapped = []
+    for number, text in enumerate(PARAGRAPHS[:40]):
+        first, rest = indents(number)
+        wrapped.append(textwrap.fill(text, 72, initial_indent=first, subsequent_indent=rest))
+    (tmp_path / "b").write_text("\n\n".join(wrapped))
     expected = set(sentences(tmp_path / "a", tmp_path / "c", line_breaks="keep"))
     joined = sentences(tmp_path / "b", tmp_path / "d")
     marks = r"*0123456789) "
@@ -107,9 +103,8 @@ def write_json(path, texts):
 
 
 def write_csv(path, texts):
-    path.write_text(
-        "id,text\n" + "".join(f'1,"{t.replace(chr(34), chr(34) * 2)}"\n' for t in texts)
-    )
+    with path.open("w") as file:
+        csv.writer(file).writerows([("id", "text"), *((1, text) for text in texts)])
 
 
 def write_parquet(path, texts):
@@ -160,9 +155,9 @@ def test_lines_that_cannot_be_joined_are_named(tmp_path, capsys):
         printed = capsys.readouterr()
         assert "hard line breaks" not in printed.out
         assert re.search(problem, printed.err)
-    assert has_two_columns(columns) and not has_two_columns(MANUAL)
-    assert not ends_within_sentences("\n".join(PARAGRAPHS))
-    assert not ends_within_sentences("\n".join(PARAGRAPHS).lower().replace(". ", "\n"))
+    assert margins.has_two_columns(columns) and not margins.has_two_columns(MANUAL)
+    assert not margins.ends_within_sentences("\n".join(PARAGRAPHS))
+    assert not margins.ends_within_sentences("\n".join(PARAGRAPHS).lower().replace(". ", "\n"))
 
 
 @pytest.mark.parametrize(
@@ -192,13 +187,12 @@ def test_lines_of_a_proportional_font_have_no_margin():
         else:
             lines.append(word)
     text = "\n".join(lines)
-    assert not margins_of(text) and wrapped_width(text)
+    assert not margins_of(text) and margins.wrapped_width(text)
 
 
-def test_hyphens_of_options_and_names_stay(tmp_path):
+def test_hyphens_of_options_and_names_stay():
     text = "The latitude of a non‐existent XftColor is re‐\\nturned by the keeper."
-    joiner = Joiner(text, (40,))
-    join = joiner._join
+    join = Joiner(text, (40,))._join
     assert join("it is re‐", "turned") == "it is returned"
     assert join("with --sort-", "key") == "with --sort-key"
     assert join("an Xft‐", "Color") == "an XftColor"

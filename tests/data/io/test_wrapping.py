@@ -150,35 +150,29 @@ def test_a_hyphen_at_a_line_end_stays_where_the_text_has_it_elsewhere():
     ]
 
 
-def test_a_sentence_goes_on_over_a_page_break_without_its_number_and_title():
+@pytest.mark.parametrize(
+    ("head", "foot"),
+    [
+        ("\fA running TITLE\n", "\nPage {} of 9\n"),
+        ("\f{}\nTHE SAME TITLE", "THE SAME TITLE\nPage {}\n"),
+    ],
+    ids=["apart", "beside the number of the page"],
+)
+def test_a_sentence_goes_on_over_a_page_break_without_its_number_and_title(head, foot):
     prose = textwrap.wrap(" ".join(PARAGRAPHS[:20]), 70)
     pages = [prose[start : start + 9] for start in range(0, len(prose), 9)]
-    text = "".join(
-        "\n".join(["\fA running title", "", *page, "", f"Page {number} of 9", ""])
-        for number, page in enumerate(pages)
-    )
-    joined = " ".join(Joiner(text).paragraphs(text.split("\n")))
-    assert "running title" not in joined and "Page" not in joined
+    framed = ([head.format(n), *page, foot.format(n)] for n, page in enumerate(pages))
+    text = "".join(map("\n".join, framed))
+    lines = [line for line in Joiner(text).paragraphs(text.split("\n")) if line]
+    assert not any("TITLE" in line or "Page" in line for line in lines)
     starts = sum(page[0][0].islower() for page in pages[1:])
     assert starts > 3
-    lines = [line for line in Joiner(text).paragraphs(text.split("\n")) if line]
     assert len(lines) <= len(pages) - starts
 
 
-def test_a_running_title_may_stand_beside_the_number_of_its_page():
-    prose = textwrap.wrap(" ".join(PARAGRAPHS[:20]), 70)
-    pages = [prose[start : start + 9] for start in range(0, len(prose), 9)]
-    text = "".join(
-        "\n".join([f"\f{n}", "THE SAME TITLE", *page, "THE SAME FOOTER", f"Page {n}", ""])
-        for n, page in enumerate(pages)
-    )
-    joined = " ".join(Joiner(text).paragraphs(text.split("\n")))
-    assert "SAME" not in joined and "Page" not in joined
-
-
 def test_an_output_folder_of_an_earlier_version_keeps_its_lines(tmp_path):
+    (tmp_path / "in").mkdir()
     for name in ("1.wrapped", "2.wrapped"):
-        (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_text("\n\n".join(map(WRAPPERS["72"], PARAGRAPHS)))
     out = tmp_path / "out"
     kept = sentences(tmp_path / "in", out, line_breaks="keep")

@@ -16,30 +16,21 @@ REACHED = {
 }  # fmt: skip
 
 
-def read_judge():
-    texts, lines = {}, []
-    for line in Path(__file__).with_name("abbreviations.txt").read_text().splitlines():
-        if line.startswith("= "):
-            lines = texts.setdefault(line[2:], [])
-        else:
-            lines.append(line.split(" | "))
-    return texts
-
-
-JUDGE = read_judge()
+TEXTS = Path(__file__).with_name("abbreviations.txt").read_text().removeprefix("= ").split("\n= ")
+JUDGE = {text[:2]: [line.split(" | ") for line in text.splitlines()[1:]] for text in TEXTS}
 
 
 def count_whole(split, language):
-    found = 0
-    for sentences in JUDGE[language]:
-        pieces = [piece.strip() for piece in split(" ".join(sentences))]
-        found += sum(sentence in pieces for sentence in sentences)
-    return found
+    pieces = [{piece.strip() for piece in split(" ".join(text))} for text in JUDGE[language]]
+    texts = zip(JUDGE[language], pieces, strict=True)
+    return sum(sentence in whole for sentences, whole in texts for sentence in sentences)
 
 
-def run(source, out, **settings):
-    preprocess.run(PreprocessSettings(input=source, out=out, processes=1, **settings))
-    return read_manifest(out)["settings"], (out / "text_00000.txt").read_text().splitlines()
+def run(folder, out, language):
+    settings = {"input": folder / "in.txt", "out": folder / out, "processes": 1}
+    preprocess.run(PreprocessSettings(language=language, **settings))
+    lines = (folder / out / "text_00000.txt").read_text().splitlines()
+    return read_manifest(folder / out)["settings"], lines
 
 
 @pytest.mark.parametrize("language", REACHED)
@@ -74,7 +65,7 @@ def test_the_same_rule_joins_what_punkt_cut(language):
 )
 def test_the_command_keeps_abbreviations(tmp_path, language, sentences):
     (tmp_path / "in.txt").write_text(sentences.replace("|", " ") + "\n")
-    settings, lines = run(tmp_path / "in.txt", tmp_path / "out", language=language)
+    settings, lines = run(tmp_path, "out", language)
     assert lines == sentences.split("|")
     assert settings["abbreviations"] == LISTS["version"]
 
@@ -83,22 +74,20 @@ def test_a_begun_folder_goes_on_with_the_rule_that_began_it(tmp_path, monkeypatc
     (tmp_path / "in.txt").write_text("M. Dupont vint. Fin.\n")
     with monkeypatch.context() as earlier:
         earlier.setitem(abbreviations.LISTS, "languages", {})
-        begun = run(tmp_path / "in.txt", tmp_path / "out", language="fr")
+        begun = run(tmp_path, "out", "fr")
     assert begun[1] == ["M.", "Dupont vint.", "Fin."] and "abbreviations" not in begun[0]
     for name in ("text_00000.txt", "manifest.json"):
         (tmp_path / "out" / name).unlink()
-    assert run(tmp_path / "in.txt", tmp_path / "out", language="french") == begun
-    run(tmp_path / "in.txt", tmp_path / "new", language="fr")
+    assert run(tmp_path, "out", "french") == begun
+    run(tmp_path, "new", "fr")
     monkeypatch.setitem(abbreviations.LISTS, "version", "2")
     with pytest.raises(DataError, match="abbreviations was '1', now '2'"):
-        run(tmp_path / "in.txt", tmp_path / "new", language="fr")
+        run(tmp_path, "new", "fr")
 
 
 def test_other_text_and_languages_are_split_as_before():
     split = preprocess.load_splitter("sentencex", "fr")
-    text = (
-        "Il aime l'art. Le soir tombe… Est-ce vrai ? Oui.  Deux espaces.\tUne tabulation. 5 jours."
-    )
+    text = "Il aime l'art. Le soir tombe… Est-ce vrai ? Oui.  Deux espaces.\tUn onglet. 5 jours."
     assert keep_abbreviations(split, "fr")(text) == split(text)
     assert keep_abbreviations(split, "de") is split
 

@@ -35,8 +35,7 @@ def changed(lines, fraction):
 def write(folder, files):
     folder.mkdir()
     for name, documents in files.items():
-        text = "\n\n".join("\n".join(lines) for lines in documents)
-        (folder / name).write_text(text + "\n", encoding="utf-8")
+        (folder / name).write_text("\n\n".join(map("\n".join, documents)) + "\n")
     return folder
 
 
@@ -176,9 +175,8 @@ def test_pages_of_one_template_take_linear_time_and_their_copies_are_found():
         near = near_to_earlier([rows[:50], rows[50:]], np.zeros(count, np.bool_), 0.8)
         seconds.append(time.process_time() - started)
         assert np.flatnonzero(near).tolist() == [count - 1]
-    assert (
-        seconds[1] < 8 * seconds[0]
-    )  # four times the documents; 15 to 17 times as long without a bound
+    # Of four times the documents; without a bound 15 to 17 times as long.
+    assert seconds[1] < 8 * seconds[0]
 
 
 def test_signatures_are_the_same_whatever_the_lines_and_differ_for_short_texts():

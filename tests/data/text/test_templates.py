@@ -62,10 +62,9 @@ def test_templates_of_the_largest_wikipedias_are_filled(language, wikitext, expe
 def test_a_bad_file_of_templates_is_an_error_with_place_value_and_remedy(
     tmp_path, content, problem
 ):
-    path = tmp_path / "rules.json"
-    path.write_text(content)
+    (tmp_path / "rules.json").write_text(content)
     with pytest.raises(ConfigError, match=problem):
-        templates.read_rules(path)
+        templates.read_rules(tmp_path / "rules.json")
     with pytest.raises(ConfigError, match=r"absent: cannot be read \(No such file"):
         templates.read_rules(tmp_path / "absent")
 
@@ -89,10 +88,8 @@ def test_a_file_of_templates_overrides_every_kind_of_rule():
     """The last dictionary has the names of a rule, a rule of one language, a prefix, functions, and nothing."""
     more = {"NoWrap": "N{1}", "s": "S{1}", "lang-de": "L{1}", "convert": "C{2}"}
     more |= {"formatnum": "F{1}", "lc:": "l{1}{2}", "#if": "{2}", "small": "", "PAGENAME": "P"}
-    wikitext = (
-        "{{nowrap|a}} {{s|b}} {{lang-de|c}} {{convert|1|d}} {{formatnum:1}} {{lc:X|y}} {{#if:x|e}}"
-    )
-    wikitext += " {{small|f}}{{PAGENAME}} {{uc:g}}"
+    wikitext = "{{nowrap|a}} {{s|b}} {{lang-de|c}} {{convert|1|d}} {{formatnum:1}} {{lc:X|y}} "
+    wikitext += "{{#if:x|e}} {{small|f}}{{PAGENAME}} {{uc:g}}"
     assert text("fr", wikitext, **more) == ["Na Sb Lc Cd F1 lXy e P G"]
 
 
