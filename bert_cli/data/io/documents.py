@@ -35,10 +35,7 @@ Kind = Literal["document", "body", "outside"]  # of a line
 
 
 def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
-    """Yield (kind, line) for each line that is not blank; the start of a document counts as a line.
-
-    Raises DataError with file and line for text that cannot be read.
-    """
+    """Yield (kind, line) of each start of a document and each line with text. Raises DataError with the faulty line."""
     if part.format == "wikiextractor":
         yield from _marked_articles(part)
     elif part.format == "plain":

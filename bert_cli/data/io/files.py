@@ -194,10 +194,7 @@ def refuse_array(text: str, where: str) -> None:
 
 
 def judge_lines(part: Part, text: str, reading: Reading, common: tuple[int, ...] = ()) -> Part:
-    """Return a file with the margins that the beginning of its text was wrapped at, or with the fault of its lines.
-
-    `common` are the margins of its corpus.
-    """
+    """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
     is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
     if not is_joined and has_two_columns(text):
         return replace(part, fault=TWO_COLUMNS)
@@ -230,10 +227,7 @@ def _format_of(path: Path, head: bytes) -> Format:
 
 
 def open_part(part: Part) -> IO[bytes]:
-    """Open the complete file, unpacked. Raises ConfigError if the package for its compression is missing.
-
-    Reading raises DamagedError for damaged compressed data.
-    """
+    """Open the complete file, unpacked. Raises ConfigError without the package for it; reading raises DamagedError."""
     file = open(part.path, "rb")  # noqa: SIM115
     if not part.compression:
         return file
@@ -242,7 +236,7 @@ def open_part(part: Part) -> IO[bytes]:
 
 
 def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterator[bytes]:
-    """Yield the content of a file up to its byte `stop`; a compressed file is unpacked, with all streams or frames.
+    """Yield the content of a file up to its byte `stop`, unpacked with all its streams or frames.
 
     Raises DamagedError, also for a truncated file, which not all libraries report.
     """
@@ -294,7 +288,6 @@ class _BlockReader(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer and return the number of bytes, 0 at the end."""
         if not self._block:
             self._block = memoryview(next(self._blocks, b""))
         size = min(len(buffer), len(self._block))
@@ -335,10 +328,7 @@ def report_damage(part: Part) -> Iterator[None]:
 
 
 def decode(data: bytes, source: Part | str, offset: int = 0) -> str:
-    """Return bytes as text. Raises DataError with the line for bytes that are not UTF-8.
-
-    They begin at byte `offset` of an unpacked file.
-    """
+    """Return bytes from byte `offset` of an unpacked file on as text. Raises DataError with the line if not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -127,10 +127,7 @@ def find_root(source: Path) -> Path:
 def recognise_all(
     source: Path, reading: Reading, manifest: Manifest
 ) -> tuple[list[Part], list[str]]:
-    """Return every file of the input that is not empty, and notes for the manifest.
-
-    Raises DataError for a file that cannot be read as text, and when all are empty.
-    """
+    """Return every file of the input that is not empty, and notes. Raises DataError for a file that is not text."""
     files = {path: recognise(path, reading) for path in find_files(source, manifest)}
     empty = [path for path, part in files.items() if part is None]
     parts = [part for part in files.values() if part is not None]

@@ -231,10 +231,7 @@ class OutputFolder:
         shutil.rmtree(self.work_folder(shard), ignore_errors=True)
 
     def total(self, notes: Sequence[str]) -> Stats:
-        """Return the total counts of this run's shards, which are all complete.
-
-        Raises DataError when the total is empty, or when the folder holds a shard of other inputs.
-        """
+        """Return the total counts of this run's shards, all complete. Raises DataError for none, or other inputs."""
         expected = {self.done / f"{name}.shard" for name in self.markers}
         if unexpected := {*self.done.rglob("*.shard")} - expected:
             raise self._changed_inputs(_read_marker(min(unexpected)))
@@ -253,10 +250,7 @@ class OutputFolder:
 def write_manifest(
     path: Path, step: Step, total: Stats, seconds: float, bytes_read: int, **values: JSON
 ) -> Manifest:
-    """Write the manifest of a complete step; `values` are further entries.
-
-    `seconds` and `bytes_read` count this run only.
-    """
+    """Write the manifest of a step, with further `values`; `seconds` and `bytes_read` count this run only."""
     manifest: Manifest = {
         "step": step.name,
         "settings": _without_secrets(step.settings),
@@ -301,8 +295,8 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT or a parent folder is a file."""
     if not (place := files.existing(out)).is_dir():
-        where = f"out ({place})"
-        raise DataError(where, "is a file and must be a folder", "choose another path")
+        problem = "is a file and must be a folder"
+        raise DataError(f"out ({place})", problem, "choose another path")
 
 
 def _read_marker(path: Path) -> Marker:
@@ -323,10 +317,7 @@ def recorded_step(out: Path) -> str | None:
 
 
 def recorded_settings(out: Path, step: str) -> JSONObject | None:
-    """Return the settings that an output folder was begun with, None for a new folder.
-
-    Raises DataError for a file and for the folder of another step.
-    """
+    """Return the settings that OUT was begun with, None if it is new. Raises DataError for OUT of another step."""
     check_is_folder(out)
     path = out / DONE / "settings.json"
     if not path.exists():

@@ -205,9 +205,9 @@ def run_in_threads(
 def plan_disk_space(
     step: str, number: int | None, to_write: int, written: int, out: Path, unit: str = "shard"
 ) -> str:
-    """Return the plan of a step in one line. Raises DataError when the disk has less space than `to_write`.
+    """Return the plan of a step in one line; `written` are the bytes of complete shards, `number` their number.
 
-    `written` are the bytes of complete shards; `number` is None if the number of shards is unknown.
+    Raises DataError when the disk has less space than `to_write`.
     """
     free = free_bytes(out)
     if to_write > free:

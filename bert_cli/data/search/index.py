@@ -174,10 +174,7 @@ class Index:
     # --- ranking
 
     def ask(self, question: str, top: int = 10, half: Half | None = None) -> list[Hit]:
-        """Return the best passages, by words and meaning or by one half.
-
-        Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
-        """
+        """Return the best passages, by both halves or one. Raises ConfigError for a question that cannot be asked."""
         words.check(question)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
@@ -227,7 +224,6 @@ class Index:
         return rare or present or terms
 
     def _frequency(self, term: str) -> int:
-        """Return the number of passages with a word."""
         if term not in self._frequencies:
             counted = "SELECT count(*) FROM words WHERE words MATCH ?"
             self._frequencies[term] = self._value(counted, words.any_of([term]))
@@ -278,10 +274,7 @@ class Index:
         return Hit(text, title, document, score, file, start, stop, spans, key)
 
     def document(self, passage: int) -> list[str]:
-        """Return the passages of the document that has a passage, at most AROUND on each side.
-
-        None are returned if the index no longer has the passage.
-        """
+        """Return the passages around one in its document, AROUND on each side; none if the index has it no more."""
         owner = "(SELECT document FROM passages WHERE id = ?)"
         text = f"SELECT text FROM words JOIN passages ON id = words.rowid WHERE document = {owner}"
         with self.snapshot():

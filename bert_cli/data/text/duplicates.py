@@ -49,19 +49,14 @@ Duplicates = tuple[list[int], list[int]]  # exact and near duplicates of a shard
 def find_duplicates(
     outputs: Outputs, reading: Reading, out: Path, workers: Workers, threshold: float | None
 ) -> list[Duplicates]:
-    """Return the duplicates in each of the `outputs` of a step.
-
-    Without a threshold there are no near-duplicates.
-    """
+    """Return the duplicates in each of the `outputs` of a step; without a threshold none are near-duplicates."""
     with_near = threshold is not None
     settings = vars(reading) | {"near": with_near, "joined_by": JOINED_BY}
     if reading.line_breaks == "keep":
         del settings["line_breaks"], settings["joined_by"]  # earlier versions have no such settings
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
-        Step(
-            "deduplicate", out / FOLDER, settings=settings, packages=["rensa"] if with_near else []
-        ),
+        Step("deduplicate", out / FOLDER, settings, ["rensa"] if with_near else []),
         [shard_of(name, parts) for name, (_, parts) in zip(names, outputs, strict=True)],
         partial(sign_documents, reading=reading, near=with_near),
         workers,
@@ -172,9 +167,9 @@ def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
 
 
 def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> Flags:
-    """Return for each document whether it shares `threshold` of its runs with an earlier document that is kept.
+    """Return for each document but exact duplicates whether it shares `threshold` of its runs with an earlier kept one.
 
-    The similarity is estimated from the signatures. Exact duplicates are skipped.
+    The similarity is estimated from the signatures.
     """
     bands = _bands(signatures, exact, threshold)
     near = np.zeros(len(exact), np.bool_)

@@ -256,10 +256,7 @@ def _is_text(inner: str) -> bool:
 
 
 def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], str]) -> str:
-    """Convert the text between pairs of marks, the innermost first; marks without a partner are dropped.
-
-    Text nested deeper than DEPTH is not converted.
-    """
+    """Convert the text between pairs of marks, innermost first, up to DEPTH; marks without a partner are dropped."""
     pieces: list[str] = []
     opened: list[list[int]] = []  # for a run of marks: its index in `pieces`, and the marks left
     last = 0
