@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Literal
 
 from bert_cli.data.io import files
-from bert_cli.data.io.margins import margins_of
 from bert_cli.data.io.rows import json_object, parquet_rows, table_rows, text_of
-from bert_cli.data.io.wrapping import Joiner
+from bert_cli.data.io.wrapping import Joiner, margins_of
 from bert_cli.errors import DataError
 
 BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB

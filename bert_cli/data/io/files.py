@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from bert_cli.data.io.manifest import Shard
-from bert_cli.data.io.margins import (
+from bert_cli.data.io.wrapping import (
     CUT,
     TWO_COLUMNS,
     ends_within_sentences,

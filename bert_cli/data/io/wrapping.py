@@ -1,25 +1,55 @@
-"""Join the lines of the paragraphs of wrapped text.
+"""Recognise wrapped text by its right margin, or by the common length of proportional lines, and join its lines.
 
-A break where the next word would have fitted was made by the author: the end of a paragraph, a heading, a list item, a
-verse.
+A program that wraps text breaks a line where the next word would end behind the margin. So the margin lies between the
+end of each such line and the end that it would have with the next word: most of these intervals have a column in
+common. Lines that an author ended, as those of code, tables, lists and verse, have none.
 """
 
+import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
+from typing import NamedTuple
 
-from bert_cli.data.io.margins import (
-    FILLED,
-    FINAL,
-    Row,
-    common_length,
-    continues,
-    fill,
-    is_prose,
-    row_of,
-)
+JOINED_BY = "margins"  # recorded, because earlier versions joined other lines
+COLUMNS = range(30, 201)
+MIN_EVIDENCE = 12  # broken lines
+STRONG_EVIDENCE = 3  # times that a line with a split word or stretched blanks counts
+MIN_BROKEN = 0.6  # of the lines that end in the last quarter before the margin, or behind it
+MIN_WORDS = 0.6  # of the words of prose consist of letters
+SAMPLED_ROWS = 8  # of a paragraph
+MAX_UNEVEN = 0.15  # of the lines end a little before or behind the margin, within a sentence
+SPLIT_ROOM = 9  # columns: a word need not be split at its last possible syllable
+MAX_FINAL = 0.4
+MAX_BEGUN = 0.6
+"""Limits for fractions of the breaks: after the end of a sentence, before a capital, a digit or a mark."""
+MIN_COLUMN = 12  # characters of text in each of two columns
+MIN_CUT = 0.2  # of the lines end within a sentence
+MAX_LOWER = 0.9  # of the lines begin with a small letter; more if the text has no others
+TWO_COLUMNS = "hold two columns"
+CUT = "end within sentences"
+
+MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
+WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
+FILLED = 0.9
+"""Minimum length of a line, as a fraction of the width: proportional fonts vary."""
+MIN_FILLED = 0.72
+"""Least fraction of the breaks after a filled line. Filled breaks, those after the end of a sentence (MAX_FINAL) and
+before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped in 8 ways and 56 PDF files have at least
+0.75, at most 0.29, at most 0.44; the same articles with one sentence per line at most 0.40, at least 0.96, at least
+0.98; verse of Shakespeare and Milton 0.89, 0.25, 1."""
+
+FINAL = re.compile(r"[.!?:;…。！？：；][\"'”’»」』)\]*_]*$")
+QUOTE = re.compile(r"(?:> ?)+")
+WORD = re.compile(r"[\"'“‘(«]*[^\W\d_]+(?:['’‐-][^\W\d_]+)*[)\"'”’»]*[.,;:!?…]*[)\"'”’»]*")
+SPLIT = re.compile(r"\w[-‐\u00ad]$")
+BULLET = re.compile(r"[*•·◦▪+–—-]\s+\S")
+ITEM = re.compile(r"(?:[*•·◦▪+–—-]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]+)[.)])\s+\S")
+STRETCHED = re.compile(r"[^\s.!?:]  +\S")
+GAP = re.compile(r" {3,}")
 
 UNFINISHED = 0.8
 """Minimum length of a line that does not end a sentence, as a fraction of the width, instead of FILLED."""
@@ -28,8 +58,212 @@ MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs n
 WORDS = re.compile(r"\w+(?:-\w+)*")
 FIRST_PART = re.compile(r"(?<![\w-])(-*)((?:\w+-)*\w+)([-\u2010])$")
 SOFT_HYPHEN = re.compile(r"\u00ad$|[^\w\s]\u2010$")
-SECOND_PART = re.compile(r"\w+(?:-\w+)*")
 WITHOUT_SPACES = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]{2}")  # Chinese and Japanese
+
+
+class Row(NamedTuple):
+    """A line with the columns of its text, which count behind the marks of a quoted mail."""
+
+    quote: str
+    indent: int
+    end: int
+    text: str
+
+
+Break = tuple[Row, Row]
+
+
+def row_of(line: str) -> Row:
+    """Return the line without blanks around it and without the marks of a quoted mail."""
+    line = line.expandtabs().rstrip()
+    quote = ""
+    if line.startswith(">") and (match := QUOTE.match(line)):
+        quote = match[0]
+        line = line[len(quote) :]
+    text = line.lstrip()
+    return Row(quote, len(line) - len(text), len(line), text)
+
+
+def margins_of(text: str, common: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return the columns at which prose was wrapped, most frequent first; none for text that is not wrapped."""
+    rows = [row_of(line) for line in text.split("\n")]
+    breaks = [(a, b) for a, b in pairwise(rows) if _shows_margin(a, b)]
+    margins: list[int] = []
+    rest = breaks
+    columns = list(COLUMNS)
+    while columns and (margin := _margin_of(rest, columns)):
+        margins.append(margin)
+        rest = [(a, b) for a, b in rest if not is_broken(a, b, margins)]
+        columns = [n for n in columns if n > margin / 2 and abs(n - margin) > 0.1 * margin]
+    if margins and supports(breaks, margins):
+        return tuple(margins)
+    return common if common and supports(breaks, common) else ()
+
+
+def wrapped_width(text: str) -> int:
+    """Return the width at which prose in a proportional font was wrapped, or 0 for text that does not look wrapped."""
+    lines = [Row("", 0, len(text), text) for text in map(str.strip, text.split("\n"))]
+    breaks = [(first, second) for first, second in pairwise(lines) if first.text and second.text]
+    if len(breaks) < MIN_BREAKS:
+        return 0
+    width = common_length([first.end for first, _ in breaks])
+    filled = sum(fill(first.text, second.text, width) > FILLED for first, second in breaks)
+    is_wrapped = filled >= MIN_FILLED * len(breaks) and _are_prose(breaks, 0)
+    return width if width in WIDTHS and is_wrapped else 0
+
+
+def common_length(lengths: list[int]) -> int:
+    """Return the length L for which the most lines have a length of 0.9 L to L."""
+    lengths = sorted(lengths)
+    ends = {length: end for end, length in enumerate(lengths, 1)}
+    return max(ends, key=lambda length: ends[length] - bisect_left(lengths, 0.9 * length))
+
+
+def fill(line: str, following: str, width: int) -> float:
+    """Return the length of a line with the first word of the following line, as a fraction of the width.
+
+    pdftotext joins the two lines of a hyphenated word, so that a line may be as long as several.
+    """
+    rows = math.ceil(len(line) / (1.1 * width))
+    row = len(line) - (rows - 1) * width
+    return (row + 1 + len(following.partition(" ")[0])) / width
+
+
+def has_two_columns(text: str) -> bool:
+    """Return whether most lines have one wide gap, and all gaps end in about the same column."""
+    rows = [row for line in text.split("\n") if (row := row_of(line)).text]
+    starts = Counter(
+        column
+        for row in rows
+        if len(gaps := list(GAP.finditer(row.text))) == 1 and gaps[0].start() > MIN_COLUMN
+        if (column := row.indent + gaps[0].end()) < row.end - MIN_COLUMN
+    )
+    # The second column of proportional fonts starts a column more or less to the right.
+    count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
+    return count > max(MIN_EVIDENCE, len(rows) / 2)
+
+
+def ends_within_sentences(text: str) -> bool:
+    """Return whether many lines of prose end within a sentence; not for text that is all in lower case."""
+    rows = [row for line in text.split("\n") if (row := row_of(line)).text]
+    begun = sum(row.text[0].islower() for row in rows)
+    cut = sum(
+        not FINAL.search(first.text) and second.text[0].islower() and is_prose((first, second))
+        for first, second in pairwise(rows)
+        if len(first.text) > COLUMNS.start
+    )
+    return cut >= max(3, MIN_CUT * len(rows)) and begun <= MAX_LOWER * len(rows)
+
+
+def _shows_margin(first: Row, second: Row) -> bool:
+    if not first.text or not second.text or first[:2] != second[:2]:
+        return False
+    if not second.text[0].isalnum() and first.text[0] == second.text[0]:
+        return False
+    return not _are_cells(first, second)
+
+
+def _are_cells(first: Row, second: Row) -> bool:
+    """Return whether two lines have a wide gap that ends in the same column, as rows of a table do."""
+    if "   " not in first.text or "   " not in second.text:
+        return False
+    gaps, others = (
+        {row.indent + gap.end() for gap in GAP.finditer(row.text)} for row in (first, second)
+    )
+    return bool(gaps & others)
+
+
+def _margin_of(breaks: Sequence[Break], columns: Sequence[int]) -> int:
+    """Return the column that the most of the lines were broken at, or 0 if they show none."""
+    lines = Counter(first.end for first, _ in breaks if STRETCHED.search(first.text))
+    for first, second in breaks:
+        for end in {first.end, first.end + len(first.quote)}:
+            lines.update(range(end, end + _room(first, second) + 1))
+    margin = max(columns, key=lambda column: lines[column])
+    broken = [(a, b) for a, b in breaks if is_broken(a, b, (margin,))]
+    weight = sum(
+        STRONG_EVIDENCE
+        if SPLIT.search(a.text) or (a.end == margin and STRETCHED.search(a.text))
+        else 1
+        for a, _ in broken
+    )
+    return margin if weight >= MIN_EVIDENCE and _are_prose(broken) else 0
+
+
+def _are_prose(broken: Sequence[Break], slack: int = 2) -> bool:
+    """Return whether few breaks are after the end of a sentence, or before a word that may begin one."""
+    final = sum(bool(FINAL.search(first.text)) for first, _ in broken)
+    begun = sum(second.text[0].isupper() or not second.text[0].isalpha() for _, second in broken)
+    count = len(broken)
+    return final <= MAX_FINAL * count + slack and begun <= MAX_BEGUN * count + slack
+
+
+def supports(breaks: Sequence[Break], margins: Sequence[int]) -> bool:
+    """Return whether most long lines were broken at the margins, and are prose."""
+    broken = [(a, b) for a, b in breaks if is_broken(a, b, margins)]
+    near = sum(a.end > 0.75 * min(margins) for a, _ in breaks)
+    # In a proportional font the lines of a paragraph are shorter and longer than at one margin.
+    first = margins[0]
+    others = [(a, b) for a, b in breaks if not is_broken(a, b, (first,))]
+    uneven = sum(
+        0.85 * first < a.end < 1.1 * first and b.text[0].islower() and is_prose((a, b))
+        for a, b in others
+    )
+    is_even = uneven <= MAX_UNEVEN * (len(breaks) - len(others))
+    is_wrapped = len(broken) >= MIN_BROKEN * near and is_even
+    return bool(broken) and is_wrapped and _are_prose(broken)
+
+
+def _room(first: Row, second: Row) -> int:
+    """Return the columns that the next word, or a part of it, would have taken with a blank, less one."""
+    room = len(second.text.partition(" ")[0])
+    return max(room, SPLIT_ROOM) if SPLIT.search(first.text) and second.text[0].islower() else room
+
+
+def is_broken(first: Row, second: Row, margins: Iterable[int]) -> bool:
+    """Return whether the first line ends where one of the margins left no room for the second line's first word."""
+    room = _room(first, second)
+    for margin in margins:
+        # Wrapped before it was quoted, or after.
+        if 0 <= margin - first.end <= room or 0 <= margin - first.end - len(first.quote) <= room:
+            return True
+    return False
+
+
+def continues(rows: Sequence[Row], row: Row, margins: Sequence[int]) -> bool:
+    """Return whether a line continues the paragraph or the item of a list that consists of `rows`."""
+    last = rows[-1]
+    if _starts_item(rows, row) or _are_cells(last, row):
+        return False
+    offset = row.indent - last.indent
+    if offset and len(rows) > 1:
+        return False
+    if not offset or last.text[max(0, offset - 1) : max(0, offset)] == " ":  # behind an item's mark
+        if is_broken(last, row, margins):
+            return True
+        is_edited = len(rows) > 1 and row.text[0].islower() and last.end > MIN_BROKEN * min(margins)
+        return is_edited and not FINAL.search(last.text)
+    # A first line may have been indented after the text was wrapped.
+    unindented = last._replace(end=last.end + min(0, offset))
+    widest = (max(margins),)
+    return is_broken(last, row, widest) or is_broken(unindented, row, widest)
+
+
+def _starts_item(rows: Sequence[Row], row: Row) -> bool:
+    if not ITEM.match(row.text):
+        return False
+    is_next = rows[0].indent == row.indent and bool(ITEM.match(rows[0].text))
+    return is_next or bool(BULLET.match(row.text) and FINAL.search(rows[-1].text))
+
+
+def is_prose(rows: Sequence[Row]) -> bool:
+    """Return whether most words consist of letters, other than in code."""
+    words = [word for row in rows[:SAMPLED_ROWS] for word in row.text.split()]
+    count = sum(word.isalpha() or bool(WORD.fullmatch(word)) for word in words)
+    return count >= MIN_WORDS * len(words)
+
+
+# --- joining
 
 
 class Joiner:
@@ -48,7 +282,7 @@ class Joiner:
         excesses = [
             self._excess(first[2], second[0])
             for line, following in pairwise(lines)
-            if (first := _first_part(line)) and (second := SECOND_PART.match(following))
+            if (first := _first_part(line)) and (second := WORDS.match(following))
         ]
         joined, hyphenated = (sum(sign * n > 0 for n in excesses) for sign in (1, -1))
         self.drops_hyphens = joined >= hyphenated
@@ -90,7 +324,7 @@ class Joiner:
         if SOFT_HYPHEN.search(paragraph[-2:]):
             return paragraph[:-1] + line
         first = _first_part(paragraph)
-        second = SECOND_PART.match(line)
+        second = WORDS.match(line)
         if first and second:
             # A minus sign of an option, or one beside true hyphens, was in the text before it was wrapped.
             is_minus = first[1] or (self.has_hyphens and first[3] == "-")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import marked_lines
-from bert_cli.data.io.margins import GAP
+from bert_cli.data.io.wrapping import GAP
 
 Split = Callable[[str], list[str]]
 LENGTH = 1000

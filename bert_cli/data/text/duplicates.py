@@ -21,8 +21,8 @@ import numpy.typing as npt
 from bert_cli.data.io.documents import marked_lines
 from bert_cli.data.io.files import Outputs, Part, Reading, shard_of
 from bert_cli.data.io.manifest import Stats, Step
-from bert_cli.data.io.margins import JOINED_BY
 from bert_cli.data.io.runner import Progress, Workers, run_shards
+from bert_cli.data.io.wrapping import JOINED_BY
 from bert_cli.errors import import_extra
 
 FOLDER = ".duplicates"

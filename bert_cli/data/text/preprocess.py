@@ -19,8 +19,8 @@ from bert_cli.data.io import files
 from bert_cli.data.io.documents import Kind, marked_lines
 from bert_cli.data.io.inputs import find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
-from bert_cli.data.io.margins import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.io.wrapping import CUT, JOINED_BY, TWO_COLUMNS
 from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject

@@ -13,8 +13,8 @@ from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.io.files import format_by_name
-from bert_cli.data.io.margins import wrapped_width
 from bert_cli.data.io.rows import Rows, check_text, listed, parquet_rows
+from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
