@@ -128,18 +128,12 @@ def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path,
     assert re.search(note, capsys.readouterr().out)
 
 
-def test_a_dump_cut_in_a_page_or_without_siteinfo_gives_the_other_pages_and_a_note(tmp_path):
-    text = HEADER + articles(5)
-    source = tmp_path / "cut.xml"
-    source.write_text(text[: text.rindex("</text>") - 9])
-    manifest = run(source, tmp_path / "out", keep_damaged=True)
-    assert manifest["notes"] == [f"cut.xml {CUT} 4"]
-    assert titles(tmp_path / "out") == [f"Article {n}" for n in range(1, 5)]
+def test_a_dump_without_siteinfo_gives_its_pages_and_a_note(tmp_path):
     source = dump(tmp_path / "dump.xml", articles(3), header='<mediawiki xml:lang="de">\n')
-    manifest = run(source, tmp_path / "german")
+    manifest = run(source, tmp_path / "out")
     assert manifest["counts"]["documents"] == 3
     assert "has no <siteinfo>: taken as de.wikipedia.org" in manifest["notes"][0]
-    assert "https://de.wikipedia.org/wiki?curid=1" in tree(tmp_path / "german")["AA/wiki_00"]
+    assert "https://de.wikipedia.org/wiki?curid=1" in tree(tmp_path / "out")["AA/wiki_00"]
 
 
 def test_a_page_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
@@ -308,6 +302,9 @@ def test_a_damaged_dump_ends_with_exit_code_3_and_its_text_stays_until_it_is_acc
     count = len(titles(out))
     expected = rf"dump \({source}\): is damaged or cut off \(.*; the text of {count:,} articles is in {out}; "
     assert count > 20 and re.search(expected + ".* --keep-damaged", messages[0])
+    if damage is cut_in_a_page:
+        assert f"{CUT} 199; the text of 199 articles is" in messages[0]
+        assert titles(out) == [f"Page {n}" for n in range(1, 200)]
     assert not (out / "manifest.json").exists()
     with pytest.raises(DataError, match="has not finished"):
         find_files(out, read_manifest(out))
