@@ -218,9 +218,8 @@ def test_prose_that_begins_like_another_file_is_text(tmp_path):
 
 def test_frames_with_the_largest_window_of_zstandard_are_read(tmp_path):
     """`zstd --long=31` writes a window of 2 GiB into the frame; libraries refuse more than 128 MiB by themselves."""
-    parameters = zstandard.ZstdCompressionParameters(
-        window_log=31, enable_ldm=True, write_content_size=False
-    )
+    window = {"window_log": 31, "enable_ldm": True, "write_content_size": False}
+    parameters = zstandard.ZstdCompressionParameters(**window)
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     (tmp_path / "a.zst").write_bytes(packer.compress(b"One.\n") + packer.flush())
     with pytest.raises(zstandard.ZstdError, match="memory"):
@@ -374,9 +373,8 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
         write_parquet(tmp_path / "a", texts)
         with pytest.raises(DataError, match=problem):
             read_file(tmp_path / "a", files.Reading(text_field=field))
-    write_parquet(
-        tmp_path / "a", pyarrow.concat_arrays([strings[:1]] * 5 + [strings]), row_group_size=2
-    )
+    longer = pyarrow.concat_arrays([strings[:1]] * 5 + [strings])
+    write_parquet(tmp_path / "a", longer, row_group_size=2)
     part = replace(files.recognise(tmp_path / "a", READING), start=2)
     with pytest.raises(DataError, match=r"a \(row 7\): is not UTF-8"):
         read([part], READING)
@@ -384,9 +382,8 @@ def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
 
 def test_tables_are_read_by_their_header(tmp_path):
     body = files.Reading(text_field="body")
-    (tmp_path / "a.csv").write_bytes(
-        b'id,body\r\n1,"Say ""x"", then\n\nleave."\r\n\r\n2,Two.\r\n3,\r\n'
-    )
+    rows = b'id,body\r\n1,"Say ""x"", then\n\nleave."\r\n\r\n2,Two.\r\n3,\r\n'
+    (tmp_path / "a.csv").write_bytes(rows)
     assert read_file(tmp_path / "a.csv", body) == [['Say "x", then', "leave."], ["Two."], []]
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b'body\tid\n"Quote.\t1\nTwo, too.\t2\n'))
     assert read_file(tmp_path / "a.tsv.gz", body) == [['"Quote.'], ["Two, too."]]
@@ -435,8 +432,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path, kind, times, most):
         path = tmp_path / str(count)
         texts = [f"Row {n} of {count} says this. " * 500 for n in range(80 * count)]
         if kind == "gzip":
-            rows = (json.dumps({"text": text}).encode() + b"\n" for text in texts)
-            path.write_bytes(gzip.compress(b"".join(rows), 1))
+            rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+            path.write_bytes(gzip.compress(rows.encode(), 1))
         elif kind == "parquet":
             write_parquet(path, texts, use_dictionary=False, row_group_size=10**6)
         else:

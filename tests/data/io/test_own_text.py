@@ -20,7 +20,6 @@ from bert_cli.data.text import preprocess
 from bert_cli.data.tokens import vocab
 from bert_cli.errors import ConfigError
 
-S, P = 32, 5
 WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
 
@@ -34,11 +33,15 @@ def documents(count=30, seed=0):
     ]
 
 
-def write(path, found, kind="plain", pack=bytes):
+def plain(found):
+    return "\n\n".join(map("\n".join, found)) + "\n"
+
+
+def write(path, found, pack=bytes):
+    """Write documents, as JSON lines into a file of that name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    texts = ["\n".join(lines) for lines in found]
-    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    path.write_bytes(pack(("\n\n".join(texts) + "\n" if kind == "plain" else rows).encode()))
+    rows = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in found)
+    path.write_bytes(pack((rows if path.suffix == ".jsonl" else plain(found)).encode()))
     return path
 
 
@@ -56,16 +59,15 @@ def pieces(tmp_path):
 
 
 def make(source, out, pieces, **settings):
-    settings = {"processes": 1, "sequence_length": S, "mask_tokens": P, **settings}
+    settings = {"processes": 1, "sequence_length": 32, "mask_tokens": 5, **settings}
     tokenize.run(data.TokenizeSettings(input=source, out=out, vocab=pieces, **settings))
     return out
 
 
 def test_a_compressed_file_gives_the_same_sentences_and_records_directly(tmp_path, pieces):
     expected = documents()
-    source = write(tmp_path / "in" / "file", expected, "json-lines", lzma.compress)
-    text = "\n\n".join("\n".join(lines) for lines in expected) + "\n"
-    assert split(source, tmp_path / "sentences") == text
+    source = write(tmp_path / "in" / "file.jsonl", expected, lzma.compress)
+    assert split(source, tmp_path / "sentences") == plain(expected)
     direct = make(source, tmp_path / "direct", pieces)
     through = make(tmp_path / "sentences", tmp_path / "through", pieces)
     assert payloads(direct) == payloads(through)
@@ -106,8 +108,7 @@ def test_a_run_on_one_large_file_killed_by_signal_9_continues(tmp_path, monkeypa
     assert not (out / "manifest.json").exists()
     # Two processes make the other ranges of the file.
     monkeypatch.setattr(preprocess, "SHARD_BYTES", 100_000)
-    found = split(source, out, 2, deduplicate=True)
-    assert found == "\n\n".join("\n".join(lines) for lines in documents(4000)) + "\n"
+    assert split(source, out, 2, deduplicate=True) == plain(documents(4000))
     assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
     shards = sorted(path.name for path in out.glob("*.txt"))
     assert len(shards) > 4 and shards[1] == "text_00001.txt"
@@ -121,7 +122,7 @@ def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so
     out = make(source, tmp_path / "static", pieces, nsp=False, duplication_factor=1)
     assert read_corpus(out)["next_sentence"] is False
     assert read_manifest(out)["settings"]["nsp"] is False
-    arrays = parse_static(payloads(out), S, P)
+    arrays = parse_static(payloads(out), 32, 5)
     ids, lengths = unmasked(arrays), arrays["input_mask"].sum(axis=1)
     assert not arrays["segment_ids"].any() and not arrays["next_sentence_labels"].any()
     words = sum(len(line.split()) + 1 for lines in expected for line in lines)
@@ -147,24 +148,23 @@ def test_a_folder_of_an_earlier_version_can_be_continued(tmp_path, pieces):
 
 
 def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, capsys):
-    sizes, sentences = {"sequence_length": 64, "mask_tokens": 9}, documents(count=10)
+    sentences = documents(count=10)
     lines = [[" ".join(document) for _ in range(2)] for document in sentences]
-    for name, found, least, most, more in (
-        ("sentences", sentences, 0.0, 0.3, {}),
-        ("lines", lines, 0.6, 1.0, {}),
-        ("single", lines, 0.0, 0.0, {"nsp": False}),
+    for name, found, least, most, nsp in (
+        ("sentences", sentences, 0.0, 0.3, True),
+        ("single", lines, 0.0, 0.0, False),
+        ("lines", lines, 0.6, 1.0, True),
     ):
-        make(write(tmp_path / f"{name}.txt", found), tmp_path / name, pieces, **sizes, **more)
+        source = write(tmp_path / f"{name}.txt", found)
+        make(source, tmp_path / name, pieces, sequence_length=64, mask_tokens=9, nsp=nsp)
         counts = read_manifest(tmp_path / name)["counts"]
         fraction = counts["tokens_cut"] / counts["tokens"]
         assert least <= fraction <= most
         printed = capsys.readouterr().out
-        is_warned = f"warning: {fraction:.0%} of the tokens" in printed
-        assert is_warned == (name == "lines")
-        if is_warned:
-            mean = counts["tokens"] / counts["records"]
-            assert f"a pair has {mean:.0f} tokens before truncation" in printed
-            assert "because lines are long; if they have several sentences, split" in printed
+        assert (f"warning: {fraction:.0%} of the tokens" in printed) == (name == "lines")
+    mean = counts["tokens"] / counts["records"]
+    assert f"a pair has {mean:.0f} tokens before truncation" in printed
+    assert "because lines are long; if they have several sentences, split" in printed
 
 
 def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(tmp_path, pieces, capsys):
@@ -219,7 +219,7 @@ def test_the_estimate_of_bytes_is_near_what_is_written(shared_data, tmp_path, es
 
 def test_the_estimate_includes_many_short_documents(tmp_path, pieces, estimates):
     rows = [[f"{a} {b}.", f"{b} {a}."] for a in WORDS for b in WORDS]
-    split(write(tmp_path / "a.jsonl", rows, "json-lines"), tmp_path / "sentences")
+    split(write(tmp_path / "a.jsonl", rows), tmp_path / "sentences")
     out = make(tmp_path / "sentences", tmp_path / "out", pieces)
     held = sum(path.stat().st_size for path in out.glob("wiki_*"))
     assert 0.7 < estimates[0] / held < 1.6
