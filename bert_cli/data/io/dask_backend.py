@@ -131,10 +131,9 @@ class _Cluster:
         # Another exception may be propagating, which must not be replaced.
         with suppress(Exception):
             if self.running and self.client.status == "running":
-                try:
+                is_stopped = False
+                with suppress(TimeoutError):
                     is_stopped = self.client.sync(self._stop, callback_timeout=STOP_SECONDS)
-                except TimeoutError:
-                    is_stopped = False
                 if not is_stopped:
                     name = self.output.step.name
                     problem = f"not all workers were stopped within {STOP_SECONDS:g} s"

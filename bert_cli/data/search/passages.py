@@ -97,17 +97,13 @@ def headings_of(lines: Sequence[str]) -> set[int]:
     for number, line in enumerate(lines):
         if MARKUP.match(line) and len(line) <= LONGEST_HEADING:
             numbers.add(number)
-        elif _is_short(line):
+        elif len(line) <= LONGEST_HEADING and not FINAL.search(line):
             row.append(number)
             continue
         else:
             numbers.update(row if len(row) <= MOST_HEADINGS else ())
         row = []
     return numbers
-
-
-def _is_short(line: str) -> bool:
-    return len(line) <= LONGEST_HEADING and not FINAL.search(line)
 
 
 def passages_of(lines: Sequence[str], split: Split) -> list[Passage]:

@@ -8,7 +8,7 @@ stop of Japanese.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from bert_cli.data.io.inputs import find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.io.wrapping import CUT, JOINED_BY, TWO_COLUMNS
-from bert_cli.data.text.abbreviations import LISTS, Split, keep_abbreviations
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
@@ -47,6 +46,15 @@ NLTK_NAMES = {code: name for name, code in NLTK_CODES.items()}
 ENDS = LANGUAGES["ends"]
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 WITHOUT_RULES = "it splits at the punctuation of every script, with the abbreviations of a related language or English"
+
+LISTS = json.loads(Path(__file__).with_name("abbreviations.json").read_text(encoding="utf-8"))
+"""Abbreviations by language; the file names their sources and license."""
+BEFORE = ["", *"([«„“\"'’و", *(f"{letter}{mark}" for letter in "dlDL" for mark in "'’")]  # l'art.
+NUMBER = re.compile(
+    r"[(\[<>≤≥≈~+−±§№$€£-]*(\d|[IVX]{2,}\b|[VX]\b|[A-Z](\.( No\.)? ?)?\d)"
+)  # 5, (3), IV, A.1
+
+Split = Callable[[str], list[str]]
 
 
 def run(settings: PreprocessSettings) -> None:
@@ -294,6 +302,37 @@ def load_splitter(name: str, language: str) -> Split:
     if pattern is None:
         return segment
     return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]
+
+
+@lru_cache(maxsize=2)  # for all shards
+def keep_abbreviations(split: Split, language: str) -> Split:
+    """Return `split` less its cuts after the abbreviations of a language (ISO 639) that end no sentence there.
+
+    Those of `never_last`, such as titles, end none, except after a number ("500 Ft. Molnár"); the `others` end none
+    before a number and before a word without a capital. A language without a list stays as it is.
+    """
+    never_last, others = (
+        {mark + word for word in f"{words} {words.title()}".split() for mark in BEFORE}
+        for words in LISTS["languages"].get(language, {"never_last": "", "others": ""}).values()
+    )
+    listed = never_last | others
+
+    def join(text: str) -> list[str]:
+        pieces = split(text)
+        if listed.isdisjoint([(piece.rsplit(None, 1) or " ")[-1] for piece in pieces[:-1]]):
+            return pieces
+        joined = pieces[:1]
+        for piece in pieces[1:]:
+            before, word = ["", "", *joined[-1].rsplit(None, 2)][-2:]
+            is_inside = NUMBER.match(piece) or piece[:1].isalpha() > piece[:1].isupper()
+            is_title = word in never_last and not before[-1:].isdigit()
+            if is_title or (is_inside and word in others):
+                joined[-1] += piece if joined[-1] + piece in text else f" {piece}"
+            else:
+                joined.append(piece)
+        return joined
+
+    return join if listed else split
 
 
 def check_punkt(language: str, out: Path, begun_with: str | None) -> None:

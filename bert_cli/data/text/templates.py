@@ -114,11 +114,11 @@ def fill(rule: str | Function, head: str, arguments: list[str], *, has_names: bo
     if not isinstance(rule, str):
         return rule(head.strip(), values, fields)
     fields |= {"*": "".join(values), "-1": "".join(values[-1:]), "0": head.strip()}
-    return ARGUMENT.sub(lambda field: _first(field[1], fields), rule)
 
+    def text_of(argument: re.Match[str]) -> str:
+        return next(filter(None, map(fields.get, argument[1].split("|"))), "")
 
-def _first(names: str, fields: Mapping[str, str]) -> str:
-    return next(filter(None, (fields.get(name) for name in names.split("|"))), "")
+    return ARGUMENT.sub(text_of, rule)
 
 
 def _quantity(_: str, values: list[str], __: Mapping[str, str]) -> str:

@@ -24,8 +24,7 @@ from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES, read_embedding
 from bert_cli.data.io import files
 from bert_cli.data.io.inputs import open_text
-from bert_cli.data.text.abbreviations import keep_abbreviations
-from bert_cli.data.text.preprocess import load_splitter, report_joined_lines
+from bert_cli.data.text.preprocess import keep_abbreviations, load_splitter, report_joined_lines
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError

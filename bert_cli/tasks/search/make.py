@@ -12,9 +12,8 @@ from bert_cli.data.io import files, inputs
 from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search.index import Index, write_index
-from bert_cli.data.search.passages import Document, documents_of, passages_of
-from bert_cli.data.text.abbreviations import Split, keep_abbreviations
-from bert_cli.data.text.preprocess import language_of, load_splitter, report_joined_lines
+from bert_cli.data.search.passages import Document, Split, documents_of, passages_of
+from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
 from bert_cli.processes import print_line
 from bert_cli.tasks.search.opened import Model
@@ -67,7 +66,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     if parts:
         inputs.refuse_without_effect(parts, settings.model_fields_set)
     parts = recognise_lines(parts, reading)
-    report_joined_lines("search", parts, reading)
+    preprocess.report_joined_lines("search", parts, reading)
     if new or gone:
         print_line(f"search: reads {count(len(new), 'new or changed file')}, forgets {len(gone):,}")
     with index.table:
@@ -94,8 +93,8 @@ def _add(index: Index, file: int, documents: Iterable[Document]) -> None:
 
 
 def _splitter(document: Document) -> Split:
-    language = language_of("\n".join(document.lines)) or "en"
-    return keep_abbreviations(load_splitter("sentencex", language), language)
+    language = preprocess.language_of("\n".join(document.lines)) or "en"
+    return preprocess.keep_abbreviations(preprocess.load_splitter("sentencex", language), language)
 
 
 def _embed(index: Index, model: Model) -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io.manifest import read_manifest
-from bert_cli.data.text import abbreviations, preprocess
-from bert_cli.data.text.abbreviations import LISTS, keep_abbreviations
+from bert_cli.data.text import preprocess
+from bert_cli.data.text.preprocess import LISTS, keep_abbreviations
 from bert_cli.errors import DataError
 
 # Of at least 50 sentences a language, `|` between them: those that come out whole, beside those of sentencex alone.
@@ -73,14 +73,14 @@ def test_the_command_keeps_abbreviations(tmp_path, language, sentences):
 def test_a_begun_folder_goes_on_with_the_rule_that_began_it(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text("M. Dupont vint. Fin.\n")
     with monkeypatch.context() as earlier:
-        earlier.setitem(abbreviations.LISTS, "languages", {})
+        earlier.setitem(LISTS, "languages", {})
         begun = run(tmp_path, "out", "fr")
     assert begun[1] == ["M.", "Dupont vint.", "Fin."] and "abbreviations" not in begun[0]
     for name in ("text_00000.txt", "manifest.json"):
         (tmp_path / "out" / name).unlink()
     assert run(tmp_path, "out", "french") == begun
     run(tmp_path, "new", "fr")
-    monkeypatch.setitem(abbreviations.LISTS, "version", "2")
+    monkeypatch.setitem(LISTS, "version", "2")
     with pytest.raises(DataError, match="abbreviations was '1', now '2'"):
         run(tmp_path, "new", "fr")
 
