@@ -213,14 +213,10 @@ def run_on_worker(
     # Another patch version of Python writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
     installed = manifest.package_versions(names) | {"python": versions["python"]}
-    differing = [
-        f"{n} {installed[n]}, not {version}"
-        for n, version in versions.items()
-        if installed[n] != version
-    ]
-    if differing:
+    if differing := [n for n, version in versions.items() if installed[n] != version]:
+        listed = ", ".join(f"{n} {installed[n]}, not {versions[n]}" for n in differing)
         remedy = "install the same versions on all machines, or the bytes may differ"
-        raise DataError(worker, f"has {', '.join(differing)}", remedy)
+        raise DataError(worker, f"has {listed}", remedy)
     for path in (folder, *shard.inputs):
         _wait_for(path, worker)
     attempt = folder / uuid4().hex

@@ -58,10 +58,9 @@ def open_text(source: Path, out: Path, reading: Reading, names: Collection[str])
 
 
 def find_files(source: Path, manifest: Manifest) -> list[Path]:
-    """Return the files of a folder, a single file, or the matches of a pattern, in a fixed order.
+    """Return a file, the files of a folder, or the matches of a pattern, in order; of a step's folder its outputs.
 
-    For the folder of a step, which has a manifest, these are its outputs. Raises DataError when there are no files, and
-    for the output of an unfinished step.
+    Raises DataError when there are no files, and for the output of an unfinished step.
     """
     where = f"input ({source})"
     if source.is_file():

@@ -194,10 +194,7 @@ class Index:
         return WEIGHT if weight is None else float(weight)
 
     def by_words(self, question: str) -> Floats:
-        """Return the BM25 of each passage [N], 0 without a word of the question.
-
-        Of a large index, passages that have frequent words of the question alone have 0 too.
-        """
+        """Return the BM25 of each passage [N], 0 without a word of the question (of a large index, a rare word)."""
         self._load()
         scores = np.zeros(len(self._numbers), np.float32)
         terms = self._terms(question)

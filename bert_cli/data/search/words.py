@@ -22,10 +22,7 @@ RUN = re.compile(f"[{UNSPACED}]+|[^{UNSPACED}]+")
 
 
 def indexed(text: str) -> str:
-    """Return text in which a JOINER follows each letter of a script without spaces, and precedes it.
-
-    OPEN and CLOSE of the text become spaces.
-    """
+    """Return text with a JOINER around each letter of a script without spaces; its OPEN and CLOSE become spaces."""
     unmarked = text.replace(OPEN, " ").replace(CLOSE, " ")
     return LETTER.sub(rf"{JOINER}\g<0>{JOINER}", unmarked)
 

@@ -7,6 +7,7 @@ stop of Japanese.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -143,10 +144,7 @@ def report_joined_lines(
     reading: files.Reading,
     remedy: str = "to keep them, use the output of `bert preprocess --line-breaks keep`",
 ) -> None:
-    """Print how many files have hard line breaks, what ends a document in them, and how to keep the lines.
-
-    A warning for each kind of lines that cannot be joined names the first of their files.
-    """
+    """Print how many files have hard line breaks, and how to keep them; warn of lines that cannot be joined."""
     of_all = f"of {len(parts):,} files"
     for fault, cure in CURES.items():
         if faulty := [part.path for part in parts if part.fault == fault]:
@@ -171,9 +169,8 @@ def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Read
     is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
     if not is_plain or len(parts) < 2:
         return
-    sample = [
-        replace(part, stop=SAMPLED_BYTES) for part in parts[:: -(-len(parts) // SAMPLED_FILES)]
-    ]
+    every = math.ceil(len(parts) / SAMPLED_FILES)
+    sample = [replace(part, stop=SAMPLED_BYTES) for part in parts[::every]]
     documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
     if documents >= MANY_DOCUMENTS * len(sample):
         print_line(
