@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ class Cluster:
         flags += ["--death-timeout", "60", "--local-directory", str(self.folder)]
         self.processes.append(self._start("worker", *flags))
 
-    def end(self):
+    def close(self):
         for process in reversed(self.processes):
             process.kill()  # workers end with their nannies
             process.wait()
@@ -64,17 +65,15 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    cluster.start_workers()
-    yield cluster
-    cluster.end()
+    with closing(Cluster(tmp_path_factory.mktemp("cluster"))) as cluster:
+        cluster.start_workers()
+        yield cluster
 
 
 @pytest.fixture
 def empty_cluster(tmp_path):
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.end()
+    with closing(Cluster(tmp_path)) as cluster:
+        yield cluster
 
 
 def run(shards, out, convert, scheduler=None):

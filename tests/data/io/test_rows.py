@@ -30,7 +30,7 @@ def sentences(path):
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("mark", ",;\t|")
 def test_the_delimiter_that_gives_the_needed_columns_is_used(name, mark, tmp_path):
     others = ",;\t|".replace(mark, "").replace("\t", " ")
     text = f"One{others}two."
