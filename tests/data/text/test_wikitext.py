@@ -285,12 +285,10 @@ def test_an_unclosed_mark_does_not_pair_with_a_later_stray_one(begin, end, first
     assert lines(text) == [first, "Two c.", "Three.", "d", "Four E|f end."]
 
 
-def test_an_unclosed_table_does_not_pair_with_a_later_stray_end():
+def test_an_unclosed_table_or_element_does_not_pair_with_a_later_stray_end():
     text = "One\n{| class=a\n! b\nx.\n\nTwo [[c]].\n\n* d\n\nFour E|f.\n|}\nFive."
     assert lines(text) == ["One", "x.", "Two c.", "d", "Four E|f.", "Five."]
-
-
-def test_an_unclosed_element_ends_where_the_next_of_its_kind_begins():
+    # It ends where the next of its kind begins.
     text = "A<ref>b <i>c</i>. D<ref>{{cite|e}} <i>f</i></ref> g<gallery>\nh<gallery>\ni.jpg\n</gallery>"
     assert lines(text) == ["Ab c. D g h"]
 
