@@ -37,7 +37,7 @@ def test_blocks_run_forward_and_backward_in_every_precision(policy, model):
     for name, block in blocks[:-1]:
         hidden = block(hidden, columns, KEY)
         rows = 16 if name == "emb" or name.startswith("hid") else 1 + 5
-        assert hidden.shape == (4, rows, 32)
+        assert hidden.shape == (4, rows, model.hidden_size)
         assert hidden.dtype == COMPUTE[policy]
     kind = "float16" if policy == "float16" else "float32"
     assert {weight.dtype for weight in named_weights(blocks).values()} == {kind}
@@ -112,7 +112,7 @@ def test_dropout_is_applied_as_in_the_paper(model, monkeypatch):
     config = model.model_copy(update=rates)
     hidden_of(build_blocks(config, seed=1, policy="float32"), make_examples(model.vocab_size), KEY)
     # After the embeddings; in each layer on the probabilities and at the end of both halves, or of four modules.
-    scores, hidden = ((4, 4, 16, 16), 0.3), ((4, 16, 32), 0.2)
+    scores, hidden = ((4, 4, 16, 16), 0.3), ((4, 16, model.hidden_size), 0.2)
     layer = [scores, hidden, hidden]
     if model.architecture == "groupbert":
         layer = [hidden, hidden, scores, hidden, hidden]

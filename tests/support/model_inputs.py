@@ -35,21 +35,56 @@ def counts_of(columns: Mapping[str, np.ndarray]) -> dict[str, np.float32]:
     return {"masked": np.float32(masked), "pairs": np.float32(pairs)}
 
 
-def assert_gradients_of_pytorch(
-    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], zero: Sequence[str] = ()
-) -> None:
-    """Assert that gradients are equal relative to the norm of each.
+KINDS = {
+    # What is learned -> the block of the head and its outputs.
+    "pre-training": ("heads", 2),
+    "question answering": ("qa_head", 2),
+    "sequence classification": ("glue_head", 3),
+    "several labels": ("glue_head", 3),
+    "regression": ("glue_head", 1),
+    "token classification": ("token_head", 3),
+}
 
-    What adds the same to all scores of a softmax changes nothing: the true gradient of an attention key's bias, and of
-    the weights named in `zero`, is zero. What is there is rounding, and there is nothing to be relative to.
-    """
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        distance = np.linalg.norm(ours[name] - gradient)
-        if name.endswith("attention.self.key.bias") or name in zero:
-            assert distance < 1e-6, name
-        else:
-            assert distance < 1e-5 * np.linalg.norm(gradient), name
+
+def task_labels(kind: str, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Return labels for a head of fine-tuning, by its name in `KINDS`, for texts [B, S] with padding."""
+    draw = np.random.default_rng(0)
+    examples, length = mask.shape
+    if kind == "question answering":
+        # Within the shortest text: an answer in its padding has no finite loss.
+        ends = draw.integers(0, length // 2, (2, examples))
+        return {"start_positions": ends[0], "end_positions": ends[1]}
+    if kind == "token classification":
+        is_word = (draw.random(mask.shape) < 0.5) & (mask > 0)
+        labels = draw.integers(0, 3, mask.shape) * is_word
+        return {"labels": labels, "label_weights": is_word.astype(np.float32)}
+    labels = {
+        "sequence classification": draw.integers(0, 3, examples),
+        "several labels": draw.integers(0, 2, (examples, 3)),
+        "regression": draw.normal(size=examples).astype(np.float32),
+    }
+    return {"labels": labels[kind]}
+
+
+def random_blocks(config: Any, kind: str = "pre-training") -> list[tuple[str, Any]]:
+    """Return the blocks of a model with a head of `KINDS`, whose weights are all random: gammas and biases, too."""
+    from bert_cli.facts.architectures import ARCHITECTURES
+    from bert_cli.model.bert import Outputs, build_blocks, named_weights
+
+    name, outputs = KINDS[kind]
+    options = {"last_blocks": ARCHITECTURES[config.architecture].heads[name].last_blocks}
+    blocks = build_blocks(config, seed=4, policy="float32", outputs=Outputs(outputs), **options)
+    draw = np.random.default_rng(5)
+    for weight in named_weights(blocks).values():
+        weight.assign(weight.numpy() + draw.normal(0, 0.1, weight.shape))
+    return blocks
+
+
+def values_of(blocks: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Return the values of all weights by name."""
+    from bert_cli.model.bert import named_weights
+
+    return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 
 def hidden_of(blocks: Sequence[Any], columns: Mapping[str, Any], key: Any = None) -> Any:
