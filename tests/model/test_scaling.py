@@ -1,24 +1,16 @@
 """Unit Scaling: a scaled model is a plain BERT with other units, and its first step is in float16's range."""
 
-from functools import partial
-
 import numpy as np
 import pytest
-import tensorflow as tf
 from support import layouts
-from support.model_inputs import counts_of, gradients_of, make_examples
+from support.model_inputs import counts_of, gradients_of, make_examples, values_of
 from support.scales import is_far, scales
-from support.settings import RUN, merged, small_run
-from tensorflow.python.framework import dtypes
 
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.facts.products import BatchShape
-from bert_cli.model import heads, operations
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.model.fused import value_of
 from bert_cli.model.operations import Operations
 from bert_cli.model.scaling import check_trained_with, factors, folded
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, weight_rules
@@ -47,10 +39,6 @@ def models(tiny, table):
     for name, value in folded(values_of(scaled), table).items():
         targets[name].assign(value)
     return scaled, plain
-
-
-def values_of(blocks) -> dict[str, np.ndarray]:
-    return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -138,37 +126,29 @@ def test_a_step_of_adamw_changes_each_weight_by_its_rate():
             assert largest == pytest.approx(0.01 * factor.rate, rel=1e-3), name
 
 
-SIZES = {"max_seq_length": 128, "max_predictions_per_seq": 20}
-SIZES |= {"global_batch": {"micro_batch_size": 8}}
-settings_of = partial(small_run, merged(RUN, SIZES), generated_dataset=True)
-
-
-def blocks_of(settings: PretrainSettings) -> list:
-    policy, table = "float32", factors_of(workload_of(settings))
-    operations = Operations(factors=table)
-    named = build_blocks(settings.bert_config, seed=1, policy=policy, operations=operations)
-    return [block for _, block in named]
-
-
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 DEEP = {"hidden_size": 256, "num_hidden_layers": 24, "num_attention_heads": 4}
 
 
+def scales_of(shape, scaling, examples=8):
+    """Return the scales of the first step of a model, without scaling or with it."""
+    config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
+    table = factors(config, scaling, BatchShape(examples, 128, 20)) if scaling else {}
+    operations = Operations(factors=table)
+    blocks = build_blocks(config, seed=1, policy="float32", operations=operations)
+    batch = make_examples(8192, examples=examples, length=128, predictions=20)
+    return scales([block for _, block in blocks], batch)
+
+
 @pytest.mark.parametrize(
-    "shape", [TINY, *(pytest.param(one, marks=pytest.mark.slow) for one in (BASE, DEEP))]
+    "shape", [TINY, *(pytest.param(large, marks=pytest.mark.slow) for large in (BASE, DEEP))]
 )
 @pytest.mark.parametrize("scaling", ["unit", "u-mup"])
 def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling):
-    config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
-    examples = 2 if shape is BASE else 8  # all their values and gradients are in memory
-    batch_size = {"micro_batch_size": examples}
-    settings = settings_of(
-        bert_config=config.model_dump(), scaling=scaling, global_batch=batch_size
-    )
-    batch = make_examples(8192, examples=examples, length=128, predictions=20)
-    sizes = scales(blocks_of(settings), batch)
-    assert len(sizes) > 40 * config.num_hidden_layers
+    # All values and gradients of an example are in memory.
+    sizes = scales_of(shape, scaling, 2 if shape is BASE else 8)
+    assert len(sizes) > 40 * shape["num_hidden_layers"]
     # A label of next-sentence prediction has the gradient of all masked tokens of its sequence, at [CLS] alone. The
     # true gradient of a key's bias is 0. u-muP's logits have a deviation of 1 / sqrt(D), and their gradient 1 / D.
     known = {"pool/split, before": (0.5, 20), "heads/readout, after": (1e-3, 1)}
@@ -176,15 +156,13 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling)
     for name, size in sizes.items():
         if name in known:
             least, most = known[name]
-            assert all(least < one < most for one in size), (name, size)
+            assert all(least < number < most for number in size), (name, size)
         elif not name.endswith("key/bias"):
             assert not is_far(size), (name, size)
 
 
 def test_a_plain_model_is_far_outside_that_range():
-    settings = settings_of(bert_config={**TINY, "intermediate_size": 512, "vocab_size": 8192})
-    batch = make_examples(8192, examples=8, length=128, predictions=20)
-    sizes = scales(blocks_of(settings), batch).values()
+    sizes = scales_of(TINY, None).values()
     assert sum(map(is_far, sizes)) > 0.9 * len(sizes)
 
 
@@ -194,44 +172,6 @@ def test_scaling_refuses_weights_that_were_trained_without_it():
         with pytest.raises(ConfigError, match="the weights of old were trained with") as error:
             check_trained_with(described, wanted, "old")
         assert error.value.where == f"scaling ({wanted})"
-
-
-def rounded_products(product):
-    """Return a matrix product with factors in E4M3 and the gradient of its result in E5M2, simulated."""
-    to_e4m3, to_e5m2 = (
-        lambda x, kind=kind: tf.cast(tf.cast(x, kind), tf.float32)
-        for kind in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
-    )
-
-    @tf.custom_gradient
-    def with_rounded_gradient(x):
-        return tf.identity(x), to_e5m2
-
-    def rounded(x, kernel, **options):
-        rounded_inputs = [y + tf.stop_gradient(to_e4m3(y) - y) for y in map(value_of, (x, kernel))]
-        return with_rounded_gradient(product(*rounded_inputs, **options))
-
-    return rounded
-
-
-@pytest.mark.parametrize(("scaling", "survives"), [("u-mup", True), (None, False)])
-def test_gradients_survive_products_in_float8_without_a_loss_scale(scaling, survives, monkeypatch):
-    config = BertConfig(**TINY, intermediate_size=512, vocab_size=8192)
-    table = factors(config, scaling, BatchShape(8, 128, 20)) if scaling else None
-    blocks = build_blocks(
-        config, seed=1, policy="float32", operations=Operations(factors=table or {})
-    )
-    columns = make_examples(8192, examples=8, length=128, predictions=20)
-    exact = gradients_of(blocks, columns, counts_of(columns))[2]
-    monkeypatch.setattr(operations, "linear", rounded_products(operations.linear))
-    monkeypatch.setattr(heads, "matmul", rounded_products(heads.matmul))
-    rounded = gradients_of(blocks, columns, counts_of(columns))[2]
-    cosines = []
-    for name in exact:
-        if name.endswith("kernel") and name.startswith("hid"):
-            one, other = (gradients[name].numpy().ravel() for gradients in (exact, rounded))
-            cosines.append(one @ other / (np.linalg.norm(one) * np.linalg.norm(other) + 1e-30))
-    assert (min(cosines) > 0.9) if survives else (np.median(cosines) < 0.5), cosines
 
 
 def test_the_rules_of_u_mup_are_those_of_its_paper():
