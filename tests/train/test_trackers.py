@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.bert import run_python
@@ -22,10 +23,27 @@ TINY = ["pretrain", *flags_of(TINY_RUN, total_num_train_samples=8)]
 
 
 @pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
+def wandb_runs(monkeypatch):
+    """The runs of the real client, which is offline, each with the metrics that it has taken."""
+    import wandb
+
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    init, runs = wandb.init, []
+
+    def recorded(**options):
+        run, steps = init(**options), []
+        runs.append((run, steps))
+
+        def log(metrics, step):
+            run.log(metrics, step=step)
+            steps.append({"step": step, **metrics})
+
+        return SimpleNamespace(log=log, finish=run.finish)
+
+    monkeypatch.setattr(wandb, "init", recorded)
+    return runs
 
 
 def test_a_tracker_in_the_background_gets_all_metrics_in_order_and_is_ended():
@@ -104,58 +122,19 @@ def test_a_tracker_that_hangs_delays_no_step_and_the_end_only_for_a_limited_time
 # --- wandb
 
 
-def records(folder: Path) -> list:
-    """Return wandb's messages of offline runs from their files, which have the format of LevelDB's log."""
-    from wandb.proto import wandb_internal_pb2
-
-    block, head, found = 32_768, 7, []
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        data, at, parts = path.read_bytes(), head, b""
-        while at + head <= len(data):
-            if block - at % block < head:
-                at += block - at % block
-                continue
-            size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-            if kind == 0 or at + head + size > len(data):  # not written yet
-                break
-            parts += data[at + head : at + head + size]
-            at += head + size
-            if kind in (1, 4):  # complete, or the last of several
-                found.append(wandb_internal_pb2.Record.FromString(parts))
-                parts = b""
-    return found
-
-
-def _exits(found: list) -> list:
-    return [record for record in found if record.HasField("exit")]
-
-
-def wandb_run(folder: Path, starts: int = 1) -> tuple[list, dict, list[dict]]:
-    """Return the runs, the settings and the steps that wandb has written in so many starts."""
-    until = time.monotonic() + 30.0
-    # Its service closes the file of each start a moment after that is finished.
-    while len(_exits(found := records(folder))) < starts:
-        assert time.monotonic() < until, "the file of the run has no end"
-        time.sleep(0.05)
-
-    def values_of(items) -> dict:
-        return {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
-
-    runs = [record.run for record in found if record.HasField("run")]
-    steps = [values_of(record.history.item) for record in found if record.HasField("history")]
-    return runs, values_of(runs[0].config.update), steps
-
-
-def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(tmp_path, offline, monkeypatch):
+def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(
+    tmp_path, wandb_runs, monkeypatch
+):
     for name in ("seed_1", "sweep"):
         if name == "sweep":
             monkeypatch.setenv("WANDB_RUN_ID", "s4mple1d")
         with ExitStack() as closing:
             trackers.wandb(WANDB, {}, tmp_path / name, closing)(1, {"a": 1.0})
-        (run,), _, _ = wandb_run(tmp_path / name)
-        assert run.run_id == (tmp_path / name / "wandb_id").read_text()
-        assert (run.run_id == "s4mple1d") == (name == "sweep")
-        assert (run.entity, run.display_name, list(run.tags)) == ("team", name, ["t"])
+        run, steps = wandb_runs.pop()
+        assert run.id == (tmp_path / name / "wandb_id").read_text()
+        assert (run.id == "s4mple1d") == (name == "sweep")
+        assert (run.entity, run.name, run.tags) == ("team", name, ("t",))
+        assert steps == [{"step": 1, "a": 1.0}]
 
 
 def test_a_run_without_the_extra_of_its_tracker_does_not_start(tmp_path, monkeypatch, capsys):
@@ -207,7 +186,7 @@ def hparams_tab(folder: Path) -> tuple[dict, set[str]]:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, offline):
+def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, wandb_runs):
     folder, board = tmp_path / "run", tmp_path / "board"
     words = [*TINY, "--save-ckpt-path", str(folder), "--tensorboard-dir", str(board)]
     words += ["--wandb.enabled", "--wandb.project", "mine", "--wandb.tags", "one"]
@@ -221,11 +200,11 @@ def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_pat
     # A folder does not influence how good a run is, and null is no value to compare.
     assert not {"save_ckpt_path", "length_buckets", "wandb.project"} & {*chosen}
     assert "mlm_loss" in names
-    runs, config, steps = wandb_run(folder, starts=2)
+    (first, steps), (second, more) = wandb_runs
     settings = json.loads((folder / "settings.json").read_text())
     del settings["checkpoint_every_steps"], settings["own_crc32c"]
-    assert {name: config[name] for name in settings} == settings
-    assert {run.run_id for run in runs} == {(folder / "wandb_id").read_text()}
-    assert runs[0].project == "mine" and list(runs[0].tags) == ["one"]
-    assert [one["_step"] for one in steps] == [1, 2, 3, 4, 3, 4]
+    assert {name: first.config[name] for name in settings} == settings
+    assert first.id == second.id == (folder / "wandb_id").read_text()
+    assert first.project == "mine" and list(first.tags) == ["one"]
+    assert [row["step"] for row in steps + more] == [1, 2, 3, 4, 3, 4]
     assert {"mlm_loss", "learning_rate", "examples_per_second"} <= set(steps[0])
