@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 import pytest
+from support.model_inputs import random_blocks, values_of
 
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.model.bert import PRETRAINING, Outputs, build_blocks, named_weights
+from bert_cli.model.bert import PRETRAINING, Outputs, build_blocks
 from bert_cli.model.hf import (
     check_hf_config,
     class_files,
@@ -25,27 +26,25 @@ TEXTS = ("pool", "glue_head")
 @pytest.fixture(scope="module")
 def weights(tiny):
     """Values that are all different from 0 and from one another."""
-    draw = np.random.default_rng(0)
-    named = named_weights(build_blocks(tiny, seed=1, policy="float32"))
-    return {n: draw.normal(size=weight.shape).astype(np.float32) for n, weight in named.items()}
+    return values_of(random_blocks(tiny))
 
 
 def shapes_of(values):
     return {name: value.shape for name, value in values.items()}
 
 
-def values_of(config, last_blocks, labels=2):
-    blocks = build_blocks(
-        config, seed=1, policy="float32", last_blocks=last_blocks, outputs=Outputs(labels)
+def model_of(config, last_blocks, labels=2):
+    outputs = Outputs(labels)
+    return values_of(
+        build_blocks(config, seed=1, policy="float32", last_blocks=last_blocks, outputs=outputs)
     )
-    return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 
 def test_of_an_encoder_without_prefix_a_task_takes_what_it_has(tiny, weights):
     theirs = to_hf(weights, tiny).items()
     bare = {n.removeprefix("bert."): value for n, value in theirs if n.startswith("bert.")}
-    assert fitting(bare, shapes_of(values_of(tiny, ("qa_head",))), tiny)[1] == ["pooler"]
-    assert fitting(bare, shapes_of(values_of(tiny, TEXTS)), tiny)[1] == []
+    assert fitting(bare, shapes_of(model_of(tiny, ("qa_head",))), tiny)[1] == ["pooler"]
+    assert fitting(bare, shapes_of(model_of(tiny, TEXTS)), tiny)[1] == []
 
 
 def test_old_names_buffers_and_tied_copies_are_understood(tiny, weights):
@@ -109,7 +108,7 @@ def test_a_task_takes_the_encoder_and_leaves_heads_of_others_and_for_other_label
     tiny, there, here, left_out, new
 ):
     # Three labels there: a head for tokens of two is another one though it has the same name.
-    values, wanted = values_of(tiny, there, labels=3), shapes_of(values_of(tiny, here))
+    values, wanted = model_of(tiny, there, labels=3), shapes_of(model_of(tiny, here))
     kept, out = fitting(to_hf(values, tiny), wanted, tiny)
     assert out == left_out
     taken, missing = from_hf(kept, wanted, tiny)

@@ -12,7 +12,6 @@ from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.files import verify_checkpoint
 from bert_cli.train.card import CARD, command_of, model_card, training_section
 
 
@@ -38,18 +37,13 @@ def test_a_checkpoints_card_is_the_same_after_a_resumption_and_names_no_folder(h
     front = yaml.safe_load(text.split("---\n")[1])
     entries = {"library_name": "transformers", "pipeline_tag": "fill-mask"}
     assert front == {**entries, "tags": ["bert"]}
-    for row in (
+    rows = (
         "data | records, ",
         "starts from | model",
         "steps | 2 of 2",
         "command | `bert pretrain` of",
-    ):
-        assert f"| {row}" in text
-    verify_checkpoint(path)
-    (path / CARD).write_text(text + " ")
-    with pytest.raises(Exception, match=r"README\.md: has changed since it was saved"):
-        verify_checkpoint(path)
-    (path / CARD).write_text(text)
+    )
+    assert all(f"| {row}" in text for row in rows)
 
 
 def test_the_code_of_a_checkpoints_card_runs_and_its_numbers_are_the_models(
