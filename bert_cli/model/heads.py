@@ -30,8 +30,7 @@ from bert_cli.model.layers import MASKED_SCORE
 from bert_cli.model.parts import Block, Layer
 
 Columns = Mapping[str, Tensor]
-Sums = dict[str, Tensor]
-Loss = tuple[Tensor, Sums]
+Loss = tuple[Tensor, dict[str, Tensor]]
 """A part of the loss of a step, and the sums for its metrics."""
 Key = Tensor | None
 """A dropout key, None for no dropout."""
@@ -315,20 +314,17 @@ class SentenceEmbedding(Head):
             return self._loss_of_prefixes(vectors_BD, labels, counts)
         if "text_slots" in labels:
             return self._contrastive_loss(vectors_BD, labels, counts)
-        loss = ops.sum(vectors_BD * labels["vector_gradients"])
-        sums = {"loss": labels["losses"], "correct": labels["is_correct"]}
-        return loss, {name: ops.sum(column) for name, column in sums.items()}
+        sums = {"loss": ops.sum(labels["losses"]), "correct": ops.sum(labels["is_correct"])}
+        return ops.sum(vectors_BD * labels["vector_gradients"]), sums
 
     def _loss_of_prefixes(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
         masks_KD = ops.cast(labels["is_in_prefix"], "float32")
-        losses, sums = zip(
-            *(
-                self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
-                for prefix in range(masks_KD.shape[0])
-            ),
-            strict=True,
-        )
-        return sum(losses), {**sums[0], "loss": sum(of_prefix["loss"] for of_prefix in sums)}
+        parts = [
+            self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
+            for prefix in range(masks_KD.shape[0])
+        ]
+        loss = sum(sums["loss"] for _, sums in parts)
+        return sum(part for part, _ in parts), {**parts[0][1], "loss": loss}
 
     def _contrastive_loss(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
         size = vectors_BD.shape[-1]

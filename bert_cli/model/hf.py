@@ -94,7 +94,11 @@ def from_hf(
         "are missing": [name for name in dict.fromkeys(tensor_names) if name not in theirs],
         "fit no weight of the model": [name for name in theirs if name not in tensor_names],
     }
-    listed = [f"{len(n)} tensors {what}: {_listed(n)}" for what, n in problems.items() if n]
+    listed = []
+    for what, names in problems.items():
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        if names:
+            listed.append(f"{len(names)} tensors {what}: {', '.join(sorted(names)[:8])}{more}")
     if listed:
         raise CheckpointError(where, "; ".join(listed), "use the bert_config of these weights")
     return values, missing_parts
@@ -298,8 +302,3 @@ def _split(value: Array, part: Part) -> Array:
 
 def _transposed(name: str, value: Array) -> Array:
     return value.T if name.endswith("/kernel") else value
-
-
-def _listed(names: list[str], shown: int = 8) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(sorted(names)[:shown]) + more

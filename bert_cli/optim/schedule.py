@@ -7,7 +7,7 @@ the last steps (Hu et al. 2024, MiniCPM, section 4.3), or not at all. 1e-7 is it
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field, NonNegativeInt
@@ -99,10 +99,6 @@ class LossScale:
             skipped=self.skipped + (not finite),
             skipped_in_a_row=0 if finite else self.skipped_in_a_row + 1,
         )
-
-    def as_json(self) -> dict[str, float | int | bool]:
-        """Return the fields for a checkpoint's state.json; `LossScale(**...)` reads them back."""
-        return asdict(self)
 
 
 def first_loss_scale(setting: float | str) -> LossScale:

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -275,7 +275,7 @@ def save(
         with atomic_folder(path, sum(value.nbytes for value in values.values())) as partial:
             record = {
                 "step": state.step,
-                "loss_scale": state.loss_scale.as_json(),
+                "loss_scale": asdict(state.loss_scale),
                 "fixed": fixed,
                 "settings": settings,
                 "epoch_size": form.epoch_size,
@@ -441,24 +441,24 @@ def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
-    """Return all tensors of a safetensors file. Raises CheckpointError if it is absent or incomplete."""
+    """Return all tensors of a safetensors file.
+
+    Raises CheckpointError if it is absent or incomplete, or has a dtype that NumPy lacks.
+    """
+    tensors: dict[str, Array] = {}
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: read_tensor(path, file, name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                try:
+                    tensors[name] = file.get_tensor(name)
+                except (AttributeError, TypeError) as error:
+                    problem = f"is {file.get_slice(name).get_dtype()}, which cannot be read"
+                    remedy = "convert it to float32, float16 or bfloat16 where it was written"
+                    raise CheckpointError(f"{path}: {name}", problem, remedy) from error
     except (OSError, SafetensorError) as error:
         problem = f"cannot be read ({error})"
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
-
-
-def read_tensor(path: Path, file: safe_open, name: str) -> Array:
-    """Return a tensor of an open safetensors file. Raises CheckpointError for a dtype that NumPy does not have."""
-    try:
-        value: Array = file.get_tensor(name)
-    except (AttributeError, TypeError) as error:
-        problem = f"is {file.get_slice(name).get_dtype()}, which cannot be read"
-        remedy = "convert it to float32, float16 or bfloat16 where it was written"
-        raise CheckpointError(f"{path}: {name}", problem, remedy) from error
-    return value
+    return tensors
 
 
 def _assign(

@@ -125,15 +125,15 @@ def format_losses(metrics: Metrics) -> str:
     Held-out metrics are left out.
     """
     parts = []
-    for head in (n.removesuffix("loss") for n in metrics if n.endswith("loss")):
+    of_training = {n: value for n, value in metrics.items() if not n.startswith(HELD_OUT)}
+    for head in (name.removesuffix("loss") for name in of_training if name.endswith("loss")):
         accuracies = [
             f"{name[len(head) :].removesuffix('accuracy').rstrip('_')} {100 * value:.1f} %".lstrip()
-            for name, value in metrics.items()
-            if name.startswith(head) and name.endswith("accuracy") and not name.startswith(HELD_OUT)
+            for name, value in of_training.items()
+            if name.startswith(head) and name.endswith("accuracy")
         ]
-        if not head.startswith(HELD_OUT):
-            text = f" ({', '.join(accuracies)})" if accuracies else ""
-            parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
+        text = f" ({', '.join(accuracies)})" if accuracies else ""
+        parts.append(f"{head.rstrip('_') or 'loss'} {metrics[f'{head}loss']:.4f}{text}")
     return "  ".join(parts)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.hf_models import need
-from support.model_inputs import hidden_of, make_examples, random_blocks, values_of
-from support.tiny_models import PIECES, write_model
+from support.model_inputs import make_examples, random_blocks, values_of
 
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
@@ -186,22 +185,3 @@ def test_the_weights_of_modernbert_base_are_counted_and_start_as_in_transformers
     }
     for name, deviation in deviations.items():
         assert config.deviation_of(name) == pytest.approx(deviation), name
-
-
-def test_a_checkpoint_opens_in_transformers(config, tmp_path):
-    need("torch", "transformers")
-    import torch
-    import transformers
-
-    config = config.model_copy(update={"vocab_size": len(PIECES)})
-    blocks = random_blocks(config)
-    folder = write_model(tmp_path / "model", config, blocks=blocks)
-    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    columns = make_examples(config.vocab_size, length=SHORT)
-    mask = torch.tensor(columns["input_mask"])
-    with torch.no_grad():
-        out = model(input_ids=torch.tensor(columns["input_ids"]), attention_mask=mask).logits
-    rows = np.arange(len(mask))[:, None]
-    (scores,) = blocks[-1][1].logits(hidden_of(blocks, columns))
-    theirs = out.numpy()[rows, columns["masked_lm_positions"]]
-    assert np.abs(scores.numpy() - theirs).max() < 5e-6 * np.abs(theirs).max()

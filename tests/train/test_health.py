@@ -10,7 +10,7 @@ from support.metrics import write_metrics
 from bert_cli.cli import main
 from bert_cli.data.examples.reader import BLOCK
 from bert_cli.train import health
-from bert_cli.train.health import FLAT_STEPS, MARGIN, STEPS, compared_steps, find_warning
+from bert_cli.train.health import FLAT_STEPS, MARGIN, STEPS, find_warning
 from bert_cli.train.history import Run
 
 HEALTHY = {
@@ -42,51 +42,54 @@ def test_measured_healthy_runs_have_no_warning():
             assert find_warning(SETTINGS | {"optimizer_opts": rate}, len(rows), rows[:step]) is None
 
 
-def test_a_loss_that_is_not_below_the_entropy_has_a_warning_after_two_million_tokens():
-    above, below = 6.9 - MARGIN + 0.01, 6.9 - MARGIN - 0.01
-    assert warning([above] * STEPS, 500 + 1249) is None
-    found = warning([above] * STEPS, 500 + 1250)
-    text = "6.86 after 2.8 million tokens is not below the unigram entropy of the records, 6.90"
-    assert text in found
-    assert "rate" in found and "bert inspect" in found
-    assert warning([below] * STEPS, 500 + 1250) is None
+ABOVE, BELOW = 6.9 - MARGIN + 0.01, 6.9 - MARGIN - 0.01
+FLAT = [4.0] * 2 * FLAT_STEPS
+REPORTED = {
+    # Name -> the last losses, the last step, other values, and a part of the warning.
+    "a loss above the entropy after two million tokens": (
+        [ABOVE] * STEPS, 1750, {},
+        "6.86 after 2.8 million tokens is not below the unigram entropy of the records, 6.90",
+    ),
+    "a remedy": ([ABOVE] * STEPS, 1750, {}, "try a third of the rate, and run `bert inspect`"),
+    "large steps": ([7.0] * STEPS, 1477, {"tokens": 8e6}, "is not below"),
+    "values that are not finite are left out": ([7.0] * STEPS + [math.nan, None], 4000, {}, "7.00 after"),
+    "a loss that does not fall": (FLAT, TOTAL, {}, "4.00 has not fallen for 1,000 steps, from 4.00"),
+    "a loss that rises": ([4.0] * FLAT_STEPS + [4.5] * FLAT_STEPS, TOTAL, {}, "4.50 has not fallen"),
+    "a tenth of a long run": ([4.0] * 6000, 30_000, {"total": 30_000}, "for 3,000 steps"),
+    "flat after the warm-up": (FLAT, 2500, {}, "has not fallen"),
+    "after the steps of new rows": ([7.0] * STEPS, 4250, {"new_rows_only_steps": 3000}, "is not below"),
+}  # fmt: skip
+HEALTHY_OR_UNKNOWN = {
+    "fewer tokens": ([ABOVE] * STEPS, 1749, {}),
+    "a loss below the entropy": ([BELOW] * STEPS, 1750, {}),
+    "fewer large steps": ([7.0] * STEPS, 1476, {"tokens": 8e6}),
+    "an incomplete mean": ([7.0] * (STEPS - 1), 4000, {}),
+    "one large loss": ([6.8] * (STEPS - 1) + [8.0], 4000, {}),
+    "values that are not finite are left out": ([6.7] * STEPS + [math.nan, None], 4000, {}),
+    "fewer flat steps": (FLAT[1:], TOTAL, {}),
+    "a loss that falls": ([4.01] * FLAT_STEPS + [4.0] * FLAT_STEPS, TOTAL, {}),
+    "less than a tenth of a long run": ([4.0] * 5999, 30_000, {"total": 30_000}),
+    "flat since the warm-up": (FLAT, 2499, {}),
+    "the steps of new rows": ([7.0] * STEPS, 4000, {"new_rows_only_steps": 3000}),
+    "stages": (FLAT, TOTAL, {"stages": [{"max_seq_length": 512}]}),
+    "masks that change": (FLAT, TOTAL, {"masking": {"start_probability": 0.3}}),
+    "synthetic examples": ([8.0] * TOTAL, TOTAL, {"generated_dataset": True}),
+}
 
 
-def test_large_steps_do_not_make_fewer_of_them_enough():
-    assert warning([7.0] * STEPS, 500 + 976, tokens=8e6) is None
-    assert warning([7.0] * STEPS, 500 + 977, tokens=8e6) is not None
+@pytest.mark.parametrize(("losses", "last", "changes", "text"), REPORTED.values(), ids=REPORTED)
+def test_a_loss_that_shows_a_fault_has_a_warning(losses, last, changes, text):
+    assert text in warning(losses, last, **changes)
 
 
-def test_a_mean_of_steps_is_compared_and_not_an_incomplete_one():
-    assert warning([7.0] * (STEPS - 1), 4000) is None
-    assert warning([6.8] * (STEPS - 1) + [8.0], 4000) is None
-    assert warning([6.7] * STEPS + [math.nan, None], 4000) is None
-    assert warning([7.0] * STEPS + [math.nan, None], 4000) is not None
+@pytest.mark.parametrize(
+    ("losses", "last", "changes"), HEALTHY_OR_UNKNOWN.values(), ids=HEALTHY_OR_UNKNOWN
+)
+def test_a_loss_that_shows_none_or_cannot_be_compared_has_no_warning(losses, last, changes):
+    assert warning(losses, last, **changes) is None
 
 
-def test_a_loss_that_does_not_fall_has_a_warning_after_a_thousand_steps_or_a_tenth_of_the_run():
-    flat = [4.0] * 2 * FLAT_STEPS
-    assert "4.00 has not fallen for 1,000 steps, from 4.00" in warning(flat, TOTAL)
-    assert warning(flat[1:], TOTAL) is None
-    assert warning([4.01] * FLAT_STEPS + [4.0] * FLAT_STEPS, TOTAL) is None
-    assert warning([4.0] * FLAT_STEPS + [4.5] * FLAT_STEPS, TOTAL) is not None
-    assert compared_steps(30_000) == 3000
-    assert warning([4.0] * 5999, 30_000, 30_000) is None
-    assert "for 3,000 steps" in warning([4.0] * 6000, 30_000, 30_000)
-
-
-def test_neither_the_warm_up_nor_the_steps_of_new_rows_are_checked():
-    assert warning([4.0] * 2 * FLAT_STEPS, 2499) is None
-    assert warning([4.0] * 2 * FLAT_STEPS, 2500) is not None
-    assert warning([7.0] * STEPS, 4000, new_rows_only_steps=3000) is None
-    assert warning([7.0] * STEPS, 4250, new_rows_only_steps=3000) is not None
-
-
-def test_losses_that_cannot_be_compared_have_no_warning():
-    flat = [4.0] * 2 * FLAT_STEPS
-    assert warning(flat, TOTAL, stages=[{"max_seq_length": 512}]) is None
-    assert warning(flat, TOTAL, masking={"start_probability": 0.3}) is None
-    assert warning([8.0] * TOTAL, TOTAL, generated_dataset=True) is None
+def test_the_loss_of_a_task_has_no_warning():
     rows = [(step, {"loss": 30.0, "tokens": 1600}) for step in range(1, TOTAL)]
     assert find_warning(SETTINGS, TOTAL, rows) is None
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.checkpoints import FIXED, PLAIN, SCALE, build, bytes_of, save, settings_of, trained
+from support.model_inputs import make_examples
 from support.settings import SHAPE
 
 from bert_cli.commands import COMMANDS
@@ -127,6 +129,32 @@ def test_every_byte_is_restored_and_transformers_finds_the_dtype(precision, scal
     assert (other.step, other.loss_scale) == (7, SCALE)
 
 
+@pytest.mark.parametrize("scaling", [None, "u-mup"])
+def test_transformers_opens_a_checkpoint_and_computes_the_same(scaling, tmp_path):
+    import torch
+    import transformers
+
+    engine, state, form = trained(settings_of(scaling=scaling))
+    saved = save(tmp_path, state, form)
+    theirs, report = transformers.AutoModelForPreTraining.from_pretrained(
+        saved, output_loading_info=True
+    )
+    assert type(theirs) is transformers.BertForPreTraining and not any(report.values()), report
+    batch = make_examples(SHAPE["vocab_size"], 3, 16, 4)
+    (stage,) = engine.replicas[0]
+    hidden = None
+    for block in stage.body:
+        hidden = block(hidden, batch, None)
+    mlm, nsp = stage.head.logits(hidden)
+    names = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}  # fmt: skip
+    inputs = {theirs: torch.tensor(batch[ours]).long() for theirs, ours in names.items()}
+    with torch.no_grad():
+        out = theirs.eval()(**inputs)
+    at_masked = out.prediction_logits.numpy()[np.arange(3)[:, None], batch["masked_lm_positions"]]
+    assert np.abs(np.asarray(mlm) - at_masked).max() < 1e-5
+    assert np.abs(np.asarray(nsp) - out.seq_relationship_logits.numpy()).max() < 1e-5
+
+
 # --- checkpoints that cannot be resumed
 
 
@@ -220,7 +248,7 @@ def test_values_that_no_run_can_have_are_an_error(saved, fresh, file, suffix, dt
             start.load_weights(models.find_source(str(saved)), fresh[0].weights)
 
 
-SCALES = SCALE.as_json()
+SCALES = asdict(SCALE)
 # The content or changed entries of state.json, and the field that the message names.
 ODD_STATES = [
     (b"", ""),
