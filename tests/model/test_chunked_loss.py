@@ -1,7 +1,6 @@
 """The loss in chunks of the vocabulary and its gradients equal those of the complete scores."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -104,13 +103,8 @@ for chunks in (10, 0):
     run(chunks, rows)
     print(peak() - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([rows, width, words])],
-        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words_of = [sys.executable, "-c", code, json.dumps([rows, width, words])]
+    done = subprocess.run(words_of, capture_output=True, text=True, check=True)
     chunked, complete = map(int, done.stdout.split()[-2:])
     assert complete > 4 * rows * words
     assert chunked < 4 * rows * words / 2

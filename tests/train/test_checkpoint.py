@@ -54,9 +54,8 @@ def test_a_transposed_array_is_written_in_the_order_of_its_rows(tmp_path):
     values = {"kernel": np.arange(6.0).reshape(2, 3).T, "count": np.asarray(3.0)}
     checkpoint.write_tensors(tmp_path / checkpoint.MODEL, values)
     read = checkpoint.read_tensors(tmp_path / checkpoint.MODEL)
-    assert {name: value.tolist() for name, value in read.items()} == {
-        name: value.tolist() for name, value in values.items()
-    }
+    for name, value in values.items():
+        np.testing.assert_array_equal(read[name], value, strict=True)
 
 
 def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
