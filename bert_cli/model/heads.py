@@ -109,11 +109,8 @@ class PretrainingHeads(ScoresWords, Head):
         "next_sentence_labels",
         "next_sentence_weights",
     )
-    COUNTS: ClassVar[Mapping[str, str]] = {
-        "masked": "masked_lm_weights",
-        "pairs": "next_sentence_weights",
-    }
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+    COUNTS: ClassVar = {"masked": "masked_lm_weights", "pairs": "next_sentence_weights"}
+    MEANS: ClassVar = {
         "mlm_loss": ("mlm_loss", "masked"),
         "nsp_loss": ("nsp_loss", "pairs"),
         "mlm_accuracy": ("mlm_correct", "masked"),
@@ -160,7 +157,7 @@ class QuestionAnswering(Head):
     """Block `qa_head`: scores of each position as the start and the end of an answer (section 4.2)."""
 
     READS = ("input_mask", "start_positions", "end_positions", *TEACHER)
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
+    MEANS: ClassVar = {
         "loss": ("loss", "examples"),
         "start_accuracy": ("start_correct", "examples"),
         "end_accuracy": ("end_correct", "examples"),
@@ -218,11 +215,8 @@ class SequenceClassification(Classifier):
     """
 
     READS = ("labels", "label_weights", "is_labelled", *TEACHER)
-    COUNTS: ClassVar[Mapping[str, str]] = {"labelled": "is_labelled", "weighted": "label_weights"}
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "loss": ("loss", "weighted"),
-        "accuracy": ("correct", "labelled"),
-    }
+    COUNTS: ClassVar = {"labelled": "is_labelled", "weighted": "label_weights"}
+    MEANS: ClassVar = {"loss": ("loss", "weighted"), "accuracy": ("correct", "labelled")}
 
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, S, D], pooled in position 0 -> [B, L] in float32."""
@@ -258,11 +252,8 @@ class TokenClassification(Classifier):
     """Block `token_head`: a classifier of every position (section 5.3); only weighted positions count."""
 
     READS = ("labels", "label_weights", *TEACHER)
-    COUNTS: ClassVar[Mapping[str, str]] = {"words": "label_weights"}
-    MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "loss": ("loss", "words"),
-        "accuracy": ("correct", "words"),
-    }
+    COUNTS: ClassVar = {"words": "label_weights"}
+    MEANS: ClassVar = {"loss": ("loss", "words"), "accuracy": ("correct", "words")}
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
