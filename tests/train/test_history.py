@@ -74,7 +74,8 @@ def test_a_run_ends_early_after_so_many_evaluations_behind_the_best(
 
 def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
     pretraining = ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"]
-    for name in ("pretrain", "squad", "glue", "ner", "classify"):
+    assert write_metrics(tmp_path / "none", []).kind == "?"
+    for name in ("pretrain", "squad", "glue", "ner", "classify", "embed"):
         words = {"pretrain": pretraining, "glue": ["--glue-task", "mrpc"]}.get(name, [])
         settings, _ = load(COMMANDS[name].settings_class(), words, f"bert {name}")
         run = write_metrics(tmp_path / name, [])

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -173,20 +172,11 @@ def test_a_server_that_hangs_neither_stops_a_run_nor_delays_it(tmp_path):
 # --- TensorBoard
 
 
-def hparams_tab(folder: Path) -> tuple[dict, set[str]]:
-    """Return the settings and the names of the metrics of a run, as TensorBoard reads them from its files."""
+@pytest.mark.slow
+def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, wandb_runs):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
-    reader = EventAccumulator(str(folder)).Reload()
-    tags = reader.PluginTagToContent("hparams")
-    start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
-    settings = {n: getattr(v, v.WhichOneof("kind")) for n, v in start.hparams.items()}
-    return settings, {*reader.PluginTagToContent("scalars")}
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_path, wandb_runs):
     folder, board = tmp_path / "run", tmp_path / "board"
     words = [*TINY, "--save-ckpt-path", str(folder), "--tensorboard-dir", str(board)]
     words += ["--wandb.enabled", "--wandb.project", "mine", "--wandb.tags", "one"]
@@ -194,12 +184,15 @@ def test_a_resumed_run_is_one_run_of_both_trackers_with_all_its_settings(tmp_pat
     # As one that was killed after its second step.
     shutil.rmtree(folder / "step_00000004")
     assert main(words) == 0
-    chosen, names = hparams_tab(board)
+    reader = EventAccumulator(str(board)).Reload()
+    tags = reader.PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
+    chosen = {n: getattr(v, v.WhichOneof("kind")) for n, v in start.hparams.items()}
     assert chosen["seed"] == 1984 and chosen["global_batch.micro_batch_size"] == 2
     assert chosen["optimizer_opts.name"] == "LAMB" and chosen["generated_dataset"] is True
     # A folder does not influence how good a run is, and null is no value to compare.
     assert not {"save_ckpt_path", "length_buckets", "wandb.project"} & {*chosen}
-    assert "mlm_loss" in names
+    assert "mlm_loss" in reader.PluginTagToContent("scalars")
     (first, steps), (second, more) = wandb_runs
     settings = json.loads((folder / "settings.json").read_text())
     del settings["checkpoint_every_steps"], settings["own_crc32c"]
