@@ -124,8 +124,7 @@ class PretrainingHeads(ScoresWords, Head):
 
     def logits(self, hidden: Tensor, key: Key = None) -> tuple[Tensor, Tensor]:
         """[B, 1 + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, 2]; float32."""
-        mlm_BPV, nsp_B12 = self.scores(hidden, 1)
-        return mlm_BPV, nsp_B12[:, 0]
+        return self.masked_lm(hidden[:, 1:]), self.next_sentence(hidden[:, :1])[:, 0]
 
     def outputs(self, logits: Any, hf_class: str) -> dict[str, Tensor]:
         """Return the masked-LM scores, and the next-sentence scores if the class has them."""
@@ -133,10 +132,6 @@ class PretrainingHeads(ScoresWords, Head):
         if hf_class.endswith("ForMaskedLM"):
             return {"logits": words_BPV}
         return {"prediction_logits": words_BPV, "seq_relationship_logits": next_B2}
-
-    def scores(self, hidden: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """[B, C + P, D] -> masked-LM scores [B, P, V], next-sentence scores [B, C, 2]; float32."""
-        return self.masked_lm(hidden[:, sequences:]), self.next_sentence(hidden[:, :sequences])
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], or [B, C] for packs."""

@@ -2,13 +2,7 @@
 
 import numpy as np
 import pytest
-from support.model_inputs import (
-    counts_of,
-    gradients_of,
-    hidden_of,
-    make_examples,
-    random_blocks,
-)
+from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples, random_blocks
 
 from bert_cli.data.records.formats import pack_columns
 from bert_cli.model.bert import build_blocks
@@ -25,30 +19,27 @@ def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(
     blocks = random_blocks(shapes[architecture])
     head = blocks[-1][1]
     alone = make_examples(97, examples=6, length=length, predictions=4)
-    packed = pack_columns(
+    packs = pack_columns(
         {**alone, "next_sentence_weights": np.ones(6, np.float32)},
         np.array([3, 2, 1]),
         (4 * length, 3 * 4, 3),
         pad=0,
     )
     results = []
-    for columns, sequences in ((alone, 1), (packed, 3)):
+    for columns, sequences in ((alone, 1), (packs, 3)):
         loss, sums, gradients = gradients_of(blocks, columns, counts_of(alone))
         hidden = hidden_of(blocks, columns)
-        is_real = columns.get("next_sentence_weights", np.ones((6, 1))) > 0
-        if architecture == "modernbert":
-            (mlm,), nsp = head.logits(hidden), None
-        else:
-            mlm, nsp = head.scores(hidden, sequences)
-            nsp = nsp[is_real].numpy()
-        results.append((mlm[columns["masked_lm_weights"] > 0].numpy(), nsp, loss, sums, gradients))
-    mlm, nsp, loss, sums, gradients = results[0]
-    packed_mlm, packed_nsp, packed_loss, packed_sums, packed_gradients = results[1]
-    assert np.abs(mlm).max() > 1
-    np.testing.assert_allclose(packed_mlm, mlm, atol=5e-6)
-    if nsp is not None:
-        assert nsp.shape == (6, 2)
-        np.testing.assert_allclose(packed_nsp, nsp, atol=5e-6)
+        first = 0 if architecture == "modernbert" else sequences
+        logits = [head.masked_lm(hidden[:, first:])[columns["masked_lm_weights"] > 0]]
+        if first:
+            is_real = columns.get("next_sentence_weights", np.ones((6, 1))) > 0
+            logits.append(head.next_sentence(hidden[:, :first])[is_real])
+        results.append((logits, loss, sums, gradients))
+    logits, loss, sums, gradients = results[0]
+    packed_logits, packed_loss, packed_sums, packed_gradients = results[1]
+    assert np.abs(logits[0]).max() > 1
+    for ours, packed in zip(logits, packed_logits, strict=True):
+        np.testing.assert_allclose(packed, ours, atol=5e-6)
     np.testing.assert_allclose(packed_loss, loss, atol=5e-6)
     for name, total in sums.items():
         np.testing.assert_allclose(packed_sums[name], total, rtol=1e-5)
