@@ -121,12 +121,12 @@ def on_stop_signals(handler: Callable[[int, Any], object]) -> dict[int, Any]:
     return {number: signal.signal(number, handler) or signal.SIG_DFL for number in heard}
 
 
-def is_repeated(number: int, asked: float, seconds: float = REPEAT_SECONDS) -> bool:
+def is_repeated(number: int, asked: float) -> bool:
     """Return whether a signal belongs to the request to stop at the time `asked`, by the monotonic clock.
 
     SLURM and its srun both send SIGTERM. When a terminal is closed, the system and the shell may both send SIGHUP.
     """
-    return number != signal.SIGINT and time.monotonic() - asked < seconds
+    return number != signal.SIGINT and time.monotonic() - asked < REPEAT_SECONDS
 
 
 class _Output(io.FileIO):

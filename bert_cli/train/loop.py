@@ -23,7 +23,7 @@ from bert_cli.parallel.engine import (
     UpdateRequest,
     Value,
 )
-from bert_cli.processes import REPEAT_SECONDS, is_repeated, note, on_stop_signals
+from bert_cli.processes import is_repeated, note, on_stop_signals
 
 Hook = Callable[["Info"], None]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
@@ -170,12 +170,10 @@ class StopRequest:
     """Turns the first SIGTERM, SIGHUP or Ctrl-C into a request to stop, and the second into KeyboardInterrupt.
 
     Use it as a context, in the main thread; in other threads it leaves signals alone, as it leaves those that are
-    ignored at the start (`nohup`). A SIGTERM or SIGHUP within `repeat_seconds` of the first request counts as the same
-    request, by `is_repeated`.
+    ignored at the start (`nohup`). A repeated SIGTERM or SIGHUP counts as the same request, by `is_repeated`.
     """
 
-    def __init__(self, repeat_seconds: float = REPEAT_SECONDS) -> None:
-        self.repeat_seconds = repeat_seconds
+    def __init__(self) -> None:
         self._requested_at: float | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -198,7 +196,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._requested_at is not None:
-            if is_repeated(number, self._requested_at, self.repeat_seconds):
+            if is_repeated(number, self._requested_at):
                 return
             raise KeyboardInterrupt
         self._requested_at = time.monotonic()

@@ -75,7 +75,7 @@ def test_a_stop_during_a_step_ends_the_loop_without_hooks_and_one_after_it_runs_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, capfd):
+def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, monkeypatch, capfd):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop()
@@ -84,7 +84,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, c
         if number != signal.SIGINT:
             os.kill(os.getpid(), number)
         assert stop()
-        stop.repeat_seconds = 0.0
+        monkeypatch.setattr("bert_cli.processes.REPEAT_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
