@@ -300,8 +300,8 @@ class SentenceEmbedding(Head):
             return self._loss_of_prefixes(vectors_BD, labels, counts)
         if "text_slots" in labels:
             return self._contrastive_loss(vectors_BD, labels, counts)
-        sums = {"loss": ops.sum(labels["losses"]), "correct": ops.sum(labels["is_correct"])}
-        return ops.sum(vectors_BD * labels["vector_gradients"]), sums
+        loss = ops.sum(vectors_BD * labels["vector_gradients"])
+        return loss, {"loss": ops.sum(labels["losses"]), "correct": ops.sum(labels["is_correct"])}
 
     def _loss_of_prefixes(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
         masks_KD = ops.cast(labels["is_in_prefix"], "float32")
@@ -309,8 +309,8 @@ class SentenceEmbedding(Head):
             self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
             for prefix in range(masks_KD.shape[0])
         ]
-        loss = sum(sums["loss"] for _, sums in parts)
-        return sum(part for part, _ in parts), {**parts[0][1], "loss": loss}
+        loss = sum(part for part, _ in parts)
+        return loss, {**parts[0][1], "loss": sum(sums["loss"] for _, sums in parts)}
 
     def _contrastive_loss(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
         size = vectors_BD.shape[-1]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from bert_cli.errors import DeviceError
 from bert_cli.facts.optimizers import OPTIMIZERS
-from bert_cli.optim.optimizer import Rule
+from bert_cli.optim.optimizer import Hyperparameters, Optimizer, Rule
 from bert_cli.optim.schedule import first_loss_scale
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count
@@ -153,36 +153,33 @@ class Head:
         return total / counts["examples"], {"mlm_loss": total}
 
 
-class Descent:
+class Descent(Optimizer):
     """Gradient descent; the first moment counts calls, the second adds up the updates before each."""
-
-    kind = OPTIMIZERS["AdamW"]
-    rules: ClassVar = {"w": Rule(decays=False, adapts=False)}
-
-    def weight_id(self, name):
-        return 0
-
-    def key(self, weight_id, step):
-        return tf.stack([weight_id, step])
 
     def update_direction(self, rule, weight, gradient, slots, factor, updates):
         first, second = slots
         return factor * gradient, first + 1.0, second + tf.cast(updates, tf.float32)
 
-    def apply_update(self, rule, start, weight, direction, squared_norms, rate, key):
-        return weight - rate * direction
+
+DESCENT = Descent(
+    kind=OPTIMIZERS["AdamW"],
+    hyperparameters=Hyperparameters(),
+    rules={"w": Rule(decays=False, adapts=False)},
+    seed=0,
+)
 
 
-def make(value: float, micro_batches: int = 1, *, scaling: float | str = 1.0, **options) -> Step:
+def make(value: float, micro_batches: int = 1, scaling: float | str = 1.0, limit=None) -> Step:
     """Return a step of a model with one weight, at a learning rate of 0.5."""
     weight = tf.Variable([value])
     stage = Stage([Block()], Head(weight), {"w": weight}, device="CPU:0")
-    engine = TensorFlowEngine([[stage]], MESH, seed=0, optimizer=Descent())
+    engine = TensorFlowEngine([[stage]], MESH, seed=0, optimizer=DESCENT)
     state = State(engine.weights, engine.slots, first_loss_scale(scaling))
-    values = {"max_gradient_norm": None, "max_skipped_steps": 3, **options}
-    rate = {"learning_rate": lambda step: 0.5}
-    each = {"micro_batches": lambda step: range(step * micro_batches, (step + 1) * micro_batches)}
-    return Step(engine, state, **each, **rate, **values)
+
+    def numbers(step: int) -> range:
+        return range(step * micro_batches, (step + 1) * micro_batches)
+
+    return Step(engine, state, numbers, lambda step: 0.5, limit, max_skipped_steps=3)
 
 
 def weight_of(step: Step) -> float:
@@ -212,7 +209,7 @@ def test_norm_and_update_do_not_depend_on_loss_scale_and_accumulation(micro_batc
     """The mean of the ids is 3, and of unequal ids in each micro-batch."""
     numbers = np.linspace(-9.0, 15.0, 24).reshape(micro_batches, -1).tolist()
     for limit, norm in ((None, 3.0), (2.0, 2.0), (4.0, 3.0)):
-        step = make(2.0, micro_batches, scaling=scaling, max_gradient_norm=limit)
+        step = make(2.0, micro_batches, scaling, limit)
         metrics = step(batch(*numbers))
         assert metrics["gradient_norm"] == pytest.approx(3.0, rel=1e-6)
         assert metrics["mlm_loss"] == pytest.approx(6.0, rel=1e-6)
@@ -245,9 +242,8 @@ def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted():
 
 def test_a_copy_does_not_change_with_the_state():
     weight, first, second = (tf.Variable([float(number)]) for number in range(3))
-    state = State(
-        {"w": weight}, {"w/moment1": first, "w/moment2": second}, first_loss_scale(8.0), 5
-    )
+    slots = {"w/moment1": first, "w/moment2": second}
+    state = State({"w": weight}, slots, first_loss_scale(8.0), 5)
     copied = copy_state(state)
     for value in (weight, first, second):
         value.assign([7.0])
