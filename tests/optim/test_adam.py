@@ -32,20 +32,8 @@ EXEMPT = {  # of a run without settings of its own
 
 
 def optimizer_of(**values):
-    return Optimizer(
-        **{"kind": ADAMW, "hyperparameters": Hyperparameters(), "rules": {}, "seed": 3, **values}
-    )
-
-
-def update(weight, gradient, first, second, step, rate, *, numbers, rule):
-    """Both halves of an update on a float32 copy of the weight: new weight and moments."""
-    optimizer = optimizer_of(hyperparameters=numbers)
-    direction, first, second = optimizer.update_direction(
-        rule, weight, gradient, [first, second], 1.0, step
-    )
-    wide = tf.cast(weight, tf.float32)
-    norms = tf.reduce_sum(wide**2), tf.reduce_sum(direction**2)
-    return optimizer.apply_update(rule, 0, wide, direction, norms, rate, None), first, second
+    usual = {"kind": ADAMW, "hyperparameters": Hyperparameters(), "rules": {}, "seed": 3}
+    return Optimizer(**usual | values)
 
 
 def papers_update(x, gradients, rates, numbers, rule):
@@ -63,15 +51,19 @@ def papers_update(x, gradients, rates, numbers, rule):
     return x
 
 
-def our_updates(weights, gradients, rates, numbers, rules):
+def our_updates(weights, gradients, rates, numbers, rules, kind=ADAMW):
     """Update several weights under their rules, all in one compiled function, one call a step."""
+    optimizer = optimizer_of(hyperparameters=numbers, kind=kind)
+
+    def updated(rule, weight, slots, gradient, step, rate):
+        direction, *slots = optimizer.update_direction(rule, weight, gradient, slots, 1.0, step)
+        norms = tf.reduce_sum(weight**2), tf.reduce_sum(direction**2)
+        return optimizer.apply_update(rule, 0, weight, direction, norms, rate, None), *slots
 
     @tf.function(jit_compile=True)
     def one_step(state, gradients, step, rate):
-        return [
-            update(weight, gradient, *moments, step, rate, numbers=numbers, rule=rule)
-            for (weight, *moments), gradient, rule in zip(state, gradients, rules, strict=True)
-        ]
+        parts = zip(rules, state, gradients, strict=True)
+        return [updated(rule, weight, slots, g, step, rate) for rule, (weight, *slots), g in parts]
 
     starts = [tf.constant(weight, tf.float32) for weight in weights]
     state = [(start, tf.zeros_like(start), tf.zeros_like(start)) for start in starts]
@@ -116,26 +108,21 @@ def test_fifty_updates_equal_the_papers_formulas(numbers):
 def test_fifty_updates_of_stable_adamw_equal_its_formulas_with_debiased_decay_rates():
     """The form in which ModernBERT's authors train: debiased rates, and the clipped rate also scales the decay."""
     numbers = Hyperparameters(beta_2=0.98, weight_decay_rate=0.1)
-    optimizer = optimizer_of(kind=OPTIMIZERS["StableAdamW"], hyperparameters=numbers)
     x, gradients = draws((3, 5), 2)
-    weight, slots = tf.constant(x, tf.float32), [tf.zeros((3, 5))] * 2
+    inputs = [x], [gradients], RATES, numbers, [Rule(True, False)]
+    (ours,) = our_updates(*inputs, kind=OPTIMIZERS["StableAdamW"])
     m, v, clipped = np.zeros_like(x), np.zeros_like(x), 0
     for step, (g, rate) in enumerate(zip(gradients, RATES, strict=True)):
-        beta_1, beta_2 = (
-            b * (1 - b**step) / (1 - b ** (step + 1)) for b in (numbers.beta_1, numbers.beta_2)
-        )
+        betas = numbers.beta_1, numbers.beta_2
+        beta_1, beta_2 = (b * (1 - b**step) / (1 - b ** (step + 1)) for b in betas)
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g**2
         size = np.sqrt(np.mean(g**2 / np.maximum(v, numbers.epsilon**2)))
         clipped += size > 1
         eta = rate / max(1.0, size)
         x = x * (1 - eta * numbers.weight_decay_rate) - eta * m / (np.sqrt(v) + numbers.epsilon)
-        direction, *slots = optimizer.update_direction(
-            RULES[0], weight, tf.constant(g, tf.float32), slots, 1.0, step
-        )
-        weight = optimizer.apply_update(RULES[0], 0, weight, direction, None, rate, None)
     assert 10 < clipped < STEPS
-    np.testing.assert_allclose(weight, x, atol=1e-6)
+    np.testing.assert_allclose(ours, x, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -155,10 +142,9 @@ def test_an_update_reads_its_gradient_times_the_factor_and_a_shard_of_it_only_wh
 
 
 def test_bias_correction_of_the_first_step_is_exact_to_one_rounding():
-    zeros, numbers = tf.zeros((1,), tf.float32), Hyperparameters(epsilon=0.0)
-    inputs = zeros, tf.constant([3.0]), zeros, zeros, 0, 1.0
-    new, _, _ = update(*inputs, numbers=numbers, rule=RULES[3])
-    assert new.numpy()[0] == pytest.approx(-1.0, rel=3e-7)
+    numbers = Hyperparameters(epsilon=0.0)
+    (new,) = our_updates([np.zeros(1)], [[[3.0]]], [1.0], numbers, [RULES[3]])
+    assert new[0] == pytest.approx(-1.0, rel=3e-7)
 
 
 NAMES = [
