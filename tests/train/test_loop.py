@@ -79,14 +79,14 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops_at_once(number, m
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop()
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         # A scheduler may send SIGTERM twice, a closed terminal SIGHUP, which is one request.
         if number != signal.SIGINT:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         assert stop()
         monkeypatch.setattr("bert_cli.processes.REPEAT_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
     assert signal.getsignal(number) is before
     assert f"{signal.Signals(number).name}: saving and stopping" in capfd.readouterr().err
 
@@ -101,7 +101,7 @@ def test_a_request_to_stop_is_noted_when_its_message_cannot_be_written(how):
             os.dup2(write if how == "no reader" else full.fileno(), 2)
             if how == "closed":
                 os.close(2)
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             assert stop()
     finally:
         os.dup2(saved, 2)
@@ -114,9 +114,9 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored():
     try:
         with StopRequest() as stop:
             stop.listen()
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert not stop()
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             assert stop()
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
