@@ -49,10 +49,9 @@ def test_of_an_encoder_without_prefix_a_task_takes_what_it_has(tiny, weights):
 
 def test_old_names_buffers_and_tied_copies_are_understood(tiny, weights):
     tensors = to_hf(weights, tiny)
-    leaves = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    old = {
-        re.sub(r"LayerNorm\.\w+", lambda leaf: leaves[leaf[0]], n): v for n, v in tensors.items()
-    }
+    names = [re.sub(r"LayerNorm\.weight", "LayerNorm.gamma", name) for name in tensors]
+    names = [re.sub(r"LayerNorm\.bias", "LayerNorm.beta", name) for name in names]
+    old = dict(zip(names, tensors.values(), strict=True))
     old["bert.embeddings.position_ids"] = np.arange(24)[None]
     old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")

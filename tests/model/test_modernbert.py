@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.hf_models import need
-from support.model_inputs import make_examples, random_blocks, values_of
+from support.model_inputs import hidden_of, make_examples, random_blocks, values_of
 
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
@@ -40,13 +40,8 @@ def test_one_graph_for_all_lengths_computes_as_a_graph_for_each(config, blocks, 
     """Its outputs are those of all scores, and it has the branches that save memory."""
     import tensorflow as tf
 
-    body = [block for name, block in blocks if name == "emb" or name.startswith("hid_")]
-
     def encoder(columns):
-        hidden = None
-        for block in body:
-            hidden = block(hidden, columns, None)
-        return hidden
+        return hidden_of(blocks[:-1], columns)
 
     any_shape = tf.TensorSpec([None, None], tf.int32)
     names = ("input_ids", "input_mask")
@@ -68,9 +63,8 @@ def test_one_graph_for_all_lengths_computes_as_a_graph_for_each(config, blocks, 
 def test_a_position_reads_exactly_its_window(length, window, config):
     changes = {"local_attention": 2 * (window or 4), "global_attn_every_n_layers": 2}
     number = 0 if window is None else 1
-    block = build_block(
-        f"hid_{number}", config.model_copy(update=changes), seed=1, policy="float32"
-    )
+    config = config.model_copy(update=changes)
+    block = build_block(f"hid_{number}", config, seed=1, policy="float32")
     draw = randomize(block)
     x = draw.normal(size=(1, length, config.hidden_size)).astype(np.float32)
     columns = {"input_mask": np.ones((1, length), np.int32)}
@@ -132,10 +126,8 @@ def test_the_weights_of_transformers_come_back_byte_for_byte(config, tmp_path):
     # Where a file has the encoder or the masked-LM head alone, a classifier takes what there is.
     for start, expected in (("decoder.", []), (("head.", "decoder."), ["token_head/transform"])):
         kept = {name: value for name, value in tensors.items() if not name.startswith(start)}
-        assert from_hf(kept, shapes_of("token_head"), config)[1] == [
-            *expected,
-            "token_head/classifier",
-        ]
+        missing = from_hf(kept, shapes_of("token_head"), config)[1]
+        assert missing == [*expected, "token_head/classifier"]
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5, 22])

@@ -41,10 +41,8 @@ CHANGES = {
     "checkpoint_every_steps": 2,
 }
 CONFIG = merged(RUN, CHANGES)
-COMPLETE = {
-    "global_batch": {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 4},
-    "parallel": {},
-}
+ONE_REPLICA = {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 4}
+COMPLETE = {"global_batch": ONE_REPLICA, "parallel": {}}
 
 
 @pytest.mark.slow
@@ -84,11 +82,8 @@ def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_pa
     for name, slot in first.items():
         assert resumed[name].tobytes() == slot.tobytes(), name
         np.testing.assert_allclose(other[name], slot, rtol=1e-4, atol=1e-7, err_msg=name)
-    weights = [
-        (tmp_path / run / "step_00000004" / "model.safetensors").read_bytes()
-        for run in ("first", "resumed")
-    ]
-    assert weights[0] == weights[1]
+    paths = (tmp_path / run / "step_00000004/model.safetensors" for run in ("first", "resumed"))
+    assert len({path.read_bytes() for path in paths}) == 1
 
 
 def test_the_memory_of_a_layout_and_the_size_of_a_checkpoint_ask_the_optimizer(monkeypatch):

@@ -28,13 +28,11 @@ def test_up_down_falls_as_the_original_does_and_its_last_step_has_the_minimum():
 
 
 def test_a_warm_up_rises_with_its_power_and_as_before_without_one():
-    root, plain, default = (
-        learning_rate("up_down", 0.012, 988, 7060, *p) for p in ([0.5], [1.0], [])
-    )
+    run = "up_down", 0.012, 988, 7060
+    root, plain, default = (learning_rate(*run, *power) for power in ([0.5], [1.0], []))
     assert root(247) == pytest.approx(0.006) and root(0) == MINIMUM
-    assert all(
-        plain(step) == default(step) == max(MINIMUM, 0.012 * step / 988) for step in range(988)
-    )
+    for step in range(988):
+        assert plain(step) == default(step) == max(MINIMUM, 0.012 * step / 988)
     assert all(root(step) == plain(step) for step in range(988, 7060))
 
 

@@ -64,11 +64,10 @@ def test_a_run_ends_early_after_so_many_evaluations_behind_the_best(
 ):
     folder = write_run(tmp_path / "a", 7, saved=(3, 7), early_stop=2)
     (folder / "best.json").write_text(json.dumps({"step": 3, "metric": "mlm_loss", "value": 1.0}))
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    scored = [
-        row | ({"validation_mlm_loss": 1.0} if row["step"] in evaluated else {}) for row in rows
-    ]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scored))
+    scored = {step: {"validation_mlm_loss": 1.0} for step in evaluated}
+    write_metrics(
+        folder, [(step, {"mlm_loss": 1.0, **scored.get(step, {})}) for step in range(1, 8)]
+    )
     assert Run(folder).state == state
 
 

@@ -190,9 +190,8 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tiny, saved, fresh):
         (saved / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
         message = failure(saved, fresh)
         assert message.startswith(f"{saved / name}: has changed since it was saved (crc32c ")
-        assert message.endswith(
-            f"move {saved} out of the run's folder to continue from the checkpoint before it"
-        )
+        remedy = f"move {saved} out of the run's folder to continue from the checkpoint before it"
+        assert message.endswith(remedy)
         (saved / name).write_bytes(content)
     assert bytes_of(fresh[0]) == before
     # Checkpoints of older versions have no checksums.
