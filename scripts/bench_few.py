@@ -204,7 +204,7 @@ def trained(
     """
     from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.finetune.texts import features_of_texts
-    from bert_cli.tasks.run import finetune, start, train
+    from bert_cli.tasks.run import finetune, saving, train
     from bert_cli.tasks.run.task import Scorer
 
     with ExitStack() as stack, redirect_stdout(sys.stderr):
@@ -214,7 +214,7 @@ def trained(
         key += type(settings).__name__
         if key not in SHOWN:
             run = train._built(job)
-            start.load_state(run)
+            saving.load_start(run)
             tensors = {**run.state.weights, **run.state.slots}
             SHOWN[key] = run, {name: (w, w.numpy().copy()) for name, w in tensors.items()}
         run, values = SHOWN[key]

@@ -51,15 +51,16 @@ def run(settings: LaunchSettings) -> None:
 
 
 def _check_command(settings: LaunchSettings) -> None:
-    # Checked once, and not by every process.
+    """Check once what every process would check."""
     name, options = split_command(expand_benchmark(settings.command) or ["no command"])
     training = {command for head in heads() for command in head.commands}
     several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
     if name not in several:
+        problem = f"can only start {', '.join(several)}"
         remedy = (
             "write a command after --, such as `bert launch --processes 2 -- pretrain --config ...`"
         )
-        raise ConfigError(f"bert launch ({name})", f"can only start {', '.join(several)}", remedy)
+        raise ConfigError(f"bert launch ({name})", problem, remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
     inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")

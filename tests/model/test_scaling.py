@@ -13,7 +13,7 @@ from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.model.operations import Operations
 from bert_cli.model.scaling import check_trained_with, factors, folded
 from bert_cli.planning.workload import workload_of
-from bert_cli.tasks.run.build import factors_of
+from bert_cli.tasks.run.start import factors_of
 
 S, P = 24, 5
 

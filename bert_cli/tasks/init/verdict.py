@@ -35,7 +35,7 @@ from bert_cli.statistics import Sample, Score, difference, identify, mean_of, sa
 from bert_cli.tasks.init.text import JUDGED, SEARCH
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.run import models, opened
-from bert_cli.tasks.run.folder import Folder
+from bert_cli.tasks.run.start import Folder
 from bert_cli.tasks.run.task import Result
 from bert_cli.tasks.search.opened import Model
 from bert_cli.tasks.search.score import USUAL, question_scores

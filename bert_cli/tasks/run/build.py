@@ -11,11 +11,12 @@ from bert_cli.model.fused import NEVER, WORTH_COMPILING
 from bert_cli.model.operations import Operations
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
-from bert_cli.parallel.engine import Engine, UpdateRequest
+from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.runtime import BuildEngine, Mesh, Model
 from bert_cli.planning.plan import Plan
 from bert_cli.planning.workload import Workload
 from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
 from bert_cli.train.loop import State, Step
 
@@ -29,11 +30,6 @@ class Run:
     state: State
     step: Step
     form: Format
-
-    def compile(self) -> None:
-        """Trace and compile all functions of a step."""
-        job = self.job
-        self.engine.compile(job.task.prepare(self.engine, job.sample, UpdateRequest()))
 
     @property
     def is_first_rank(self) -> bool:
@@ -66,12 +62,6 @@ def model_of(
     )
     make_optimizer = partial(optimizer_for, work, factors) if trains else None
     return Model(blocks, work.seed, make_optimizer)
-
-
-def factors_of(work: Workload) -> scaling.Table:
-    """Return the factors of Unit Scaling, none without it."""
-    kind = work.unit_scaling
-    return {} if kind is None else scaling.factors(work.model, kind, work.shape)
 
 
 def optimizer_for(

@@ -41,13 +41,13 @@ from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
 from bert_cli.tasks.run import build as assemble
-from bert_cli.tasks.run import comparison, models, start, train
-from bert_cli.tasks.run.folder import Folder, Start
+from bert_cli.tasks.run import models, start, train
 from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
-from bert_cli.tasks.run.task import SAME, Result, Scorer, Task
+from bert_cli.tasks.run.start import Folder, Start
+from bert_cli.tasks.run.task import SAME, Result, Scorer, Task, compare, kept_baselines
 from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import card, checkpoint, scores
 from bert_cli.train.loop import StoppedWhileScoringError
@@ -350,11 +350,11 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
     warning = ""
     if order.baselines and task.baselines and rank == 0:
         assert order.save_ckpt_path is not None
-        baselines = comparison.kept(task, order.save_ckpt_path, scored[0].examples)
+        baselines = kept_baselines(task, order.save_ckpt_path, scored[0].examples)
         if task.halves:
             baselines = {name: each.half(choosing=False) for name, each in baselines.items()}
         best = [trained.best for trained in scored]
-        warning = comparison.compare(results, baselines, task.best, best)
+        warning = compare(results, baselines, task.best, best)
     if len(results) > 1:
         _report_seeds(order, results, rank)
     else:

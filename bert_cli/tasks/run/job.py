@@ -29,9 +29,9 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
 from bert_cli.tasks.run import corpora, probe, resolve
 from bert_cli.tasks.run.corpora import Read, RecordFolder
-from bert_cli.tasks.run.folder import Folder, Start, find_start
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import Order
+from bert_cli.tasks.run.start import Folder, Start, find_start
 from bert_cli.tasks.run.task import Task
 from bert_cli.text import count
 from bert_cli.train.loop import StopRequest

@@ -21,11 +21,10 @@ from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import probe, train
-from bert_cli.tasks.run.comparison import compare, kept
 from bert_cli.tasks.run.job import PRETRAINING, STEPS, Draft, Job
 from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import check_output_paths
-from bert_cli.tasks.run.task import Result
+from bert_cli.tasks.run.task import Result, compare, kept_baselines
 from bert_cli.train import health, scores
 from bert_cli.train.checkpoint import checkpoint_name
 from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
@@ -49,7 +48,7 @@ def _compare(job: Job, step: int) -> None:
     if job.task.baselines is None or "mlm_loss" not in samples:
         return
     examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
-    baselines = kept(job.task, job.folder, examples)
+    baselines = kept_baselines(job.task, job.folder, examples)
     saved = job.folder / checkpoint_name(step)
     if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
         print_error(warning)

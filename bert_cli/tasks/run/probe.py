@@ -22,11 +22,11 @@ from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.errors import DataError
 from bert_cli.parallel.engine import Engine
 from bert_cli.statistics import Sample, identify, sample_of
+from bert_cli.tasks.run.opened import UNLIMITED
 
 ENGLISH = "english"
 SHIPPED = Path(__file__).with_name("probe_english.jsonl")
 NAMES = ("good", "bad")
-UNLIMITED = 2**31 - 1
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from bert_cli.parse.load import changed
 from bert_cli.planning import layout
 from bert_cli.planning.workload import Workload, laid_out, workload_of
 from bert_cli.processes import quiet_imports
-from bert_cli.tasks.run.folder import Start
 from bert_cli.tasks.run.models import Source
+from bert_cli.tasks.run.start import Start
 
 Order = TypeVar("Order", bound=TrainSettings)
 ONE_PROCESS = Processes(())

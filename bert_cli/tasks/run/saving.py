@@ -20,10 +20,10 @@ from bert_cli.files import with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import start
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
 from bert_cli.tasks.run.resolve import runtime
+from bert_cli.tasks.run.start import load_pretrained
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, State, StateCopy, copy_state, gather_shards
@@ -50,7 +50,7 @@ def load_state(run: Run, stack: ExitStack) -> None:
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
         remedy = "start every process with the same command and the same files"
         raise ConfigError(f"rank {difference[0]}", problem, remedy)
-    print_line(f"run: {start.load_state(run)}")
+    print_line(f"run: {load_start(run)}")
     if difference := _first_difference(group, state.step):
         rank, step, first = difference
         problem = (
@@ -70,6 +70,30 @@ def _take_folder(job: Job, stack: ExitStack) -> None:
     print_line(text)
     if removed := checkpoint.remove_partial_checkpoints(folder):
         print_line(f"run: removed incomplete {', '.join(removed)}")
+
+
+def load_start(run: Run) -> str:
+    """Load the state from the run's own checkpoint if it has one, else as resolved; return a description."""
+    job = run.job
+    start = job.start
+    # Asked under the folder's lock: another process may have saved before.
+    newest = start.folder.newest
+    saved = newest or start.branch
+    fixed = job.fixed
+    if saved is not None:
+        is_branch = newest is None
+        checkpoint.resume(saved, run.state, run.form, fixed, job.record, is_branch=is_branch)
+        if is_branch:
+            return f"continues {saved.path} with a decaying learning rate"
+        return f"continues from {saved.path} (step {run.state.step:,})"
+    if fixed.get("decay_from"):
+        problem = "the checkpoint that the run would continue was removed meanwhile"
+        raise CheckpointError(str(start.folder.path), problem, "start the run again")
+    if start.source is not None:
+        labels = run.form.config.get("id2label")
+        description = load_pretrained(start.source, job.work, run.state.weights, labels)
+        return f"{description}; the optimizer is new"
+    return f"starts with new weights from seed {job.work.seed}"
 
 
 def _check_same_kind(job: Job, group: ProcessGroup) -> None:

@@ -1,6 +1,8 @@
-"""A task of fine-tuning: its examples, its labels, and how the model's logits are scored."""
+"""A task of fine-tuning: its examples, its labels, how the model's logits are scored and compared with baselines."""
 
 import json
+import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,17 +15,17 @@ from bert_cli.data.finetune.features import FeatureReader, Features, by_length, 
 from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
-from bert_cli.files import JSONObject
+from bert_cli.files import JSONObject, atomic_folder
 from bert_cli.parallel.engine import Engine, Value
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
-from bert_cli.statistics import Examples, Sample, Score, describe, intervals
+from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
+from bert_cli.train import card, scores
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
 Floats = npt.NDArray[np.float32]
 Logits = Mapping[str, Floats]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
-Scores = dict[str, float]
 SAME = ", chosen on the same examples"
 
 
@@ -52,7 +54,7 @@ class Result:
         return intervals(self.samples)
 
     @property
-    def scores(self) -> Scores:
+    def scores(self) -> dict[str, float]:
         """The scores by their names."""
         return {**{name: sample.value for name, sample in self.samples.items()}, **self.counts}
 
@@ -115,29 +117,19 @@ class Task:
         print_line(json.dumps(rounded))
 
 
+@dataclass
 class Scorer:
-    """Scores the development sets of a run, and remembers the best result.
+    """Scores the development sets of a run, and remembers the best result."""
 
-    A request to stop is checked between batches, since a large set takes minutes.
-    """
-
-    def __init__(
-        self,
-        work: Workload,
-        task: Task,
-        stop: Callable[[], bool],
-        order: Sequence[int] | None = None,
-    ) -> None:
-        """Score as the work says; `order` has the model's output of each label of the task."""
-        self.task = task
-        self.stop = stop
-        self.order = order
-        self.micro_batch_size = work.batch.micro_batch_size
-        self.max_seq_length = work.max_seq_length
-        self.is_per_position = work.head.is_per_position
-        self.best: tuple[int, float] | None = None
-        """Step and score of the best result; of equal scores, the older result."""
-        self.result = Result()
+    work: Workload
+    task: Task
+    stop: Callable[[], bool]
+    """Asked between batches, since a large set takes minutes."""
+    order: Sequence[int] | None = None
+    """The model's output of each label of the task; None if the order is the same."""
+    best: tuple[int, float] | None = None
+    """Step and score of the best result; of equal scores, the older result."""
+    result: Result = field(default_factory=Result)
 
     def evaluate(self, engine: Engine, step: int) -> Mapping[str, Sample]:
         """Return the scores that choose the checkpoint, of the current weights.
@@ -174,31 +166,82 @@ class Scorer:
             if not np.isfinite(values).all():
                 remedy = "check its weights, or choose a higher precision"
                 raise DeviceError(name, "the model's outputs are not finite", remedy)
-            values = values if self.is_per_position else features.by_text(values)
+            values = values if self.work.head.is_per_position else features.by_text(values)
             logits[name] = values if self.order is None else values[:, self.order]
         return logits
 
     def _predict(self, engine: Engine, features: Features) -> Floats:
         """Return logits [n, labels], or per position [T, labels]; each process takes every count-th batch."""
         group = engine.group
-        rows = len(features.tokens) if self.is_per_position else len(features)
+        is_per_position = self.work.head.is_per_position
+        rows = len(features.tokens) if is_per_position else len(features)
         logits = np.zeros((rows, self.task.labels), np.float32)
         starts = features.starts
         lengths = features.lengths
-        batches = by_length(features, self.micro_batch_size)
+        size = self.work.batch.micro_batch_size
+        batches = by_length(features, size)
         for first in range(0, len(batches), group.world_size):
             if group.all_reduce([self.stop()])[0]:
                 raise StoppedWhileScoringError
             if first + group.rank < len(batches):
                 numbers = batches[first + group.rank]
                 # Filled up with its own examples: another number of examples would be traced again.
-                filled = np.resize(numbers, self.micro_batch_size)
-                length = padded_length(int(lengths[numbers].max()), self.max_seq_length)
+                filled = np.resize(numbers, size)
+                length = padded_length(int(lengths[numbers].max()), self.work.max_seq_length)
                 values = engine.predict(features.batch(filled, length))[: len(numbers)]
-                if self.is_per_position:
+                if is_per_position:
                     inside = np.arange(length) < lengths[numbers, None]
                     logits[(starts[numbers, None] + np.arange(length))[inside]] = values[inside]
                 else:
                     logits[numbers] = values
         # The sum of float64 would need three times the memory.
         return logits if group.world_size == 1 else group.all_reduce(logits).astype(np.float32)
+
+
+# --- baselines
+
+
+def kept_baselines(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
+    """Return the baselines of a task, computed once and kept in the run's folder; `trained_on` names the examples."""
+    parts = [trained_on, task.held_out, *(part.fingerprint for part in task.development.values())]
+    place = folder / f"baselines_{zlib.crc32(' '.join(parts).encode()):08x}"
+    if not place.is_dir():
+        assert task.baselines is not None
+        computed = task.baselines()
+        with atomic_folder(place, 0) as partial:
+            for name, result in computed.items():
+                (partial / name).mkdir()
+                scores.write(partial / name, result.samples, result.intervals)
+    return {path.name: Result(scores.read_samples(path)) for path in sorted(place.iterdir())}
+
+
+def compare(
+    models: Sequence[Result], baselines: Mapping[str, Result], best: str, saved: Sequence[Path] = ()
+) -> str:
+    """Print baselines, and write them into the cards of the `saved` checkpoints.
+
+    Return a warning if the mean of the models does not beat the best of them by a score, otherwise "".
+    """
+    for name, result in baselines.items():
+        print_line(f"baseline, {name}: {describe(result.intervals)}")
+    sign = -1 if best.endswith("loss") else 1
+    scored = [name for name in baselines if best in baselines[name].samples]
+    ranked = sorted(scored, key=lambda name: sign * baselines[name].intervals[best].value)
+    if not ranked:
+        return ""
+    sides = [[each.samples[best] for each in side] for side in (models, [baselines[ranked[-1]]])]
+    first, second = sides[::sign]
+    gain = difference(first, second)
+    if math.isnan(gain.low):
+        print_line("the model and the baselines cannot be compared: all examples are one group")
+        return ""
+    beats = "beats" if gain.low > 0 else "does not beat"
+    model = f"the mean of {len(models)} seeds" if len(models) > 1 else "the model"
+    verdict = f"{model} {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
+    rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
+    for path in saved:
+        card.add_section(path, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
+    if gain.low > 0:
+        print_line(verdict)
+        return ""
+    return f"warning: {verdict}"

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from sklearn.metrics import accuracy_score, f1_score
-from support.tiny_models import SENTENCES, pretrain_words, write_base, write_model, write_records
+from support.tiny_models import (
+    SENTENCES,
+    flags_of,
+    pretrain_words,
+    write_base,
+    write_model,
+    write_records,
+)
 
 from bert_cli.cli import main
 from bert_cli.data.finetune import simple
@@ -20,8 +27,8 @@ from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import chooses
 from bert_cli.statistics import mean_of
 from bert_cli.tasks.finetune import embed, texts
-from bert_cli.tasks.run import comparison, pretrain
-from bert_cli.tasks.run.task import Result, Scorer, Task
+from bert_cli.tasks.run import pretrain
+from bert_cli.tasks.run.task import Result, Scorer, Task, compare, kept_baselines
 from bert_cli.train import history
 
 
@@ -33,17 +40,16 @@ def base(tmp_path_factory):
 def classify(base, run, *more):
     files = {"train-file": "train.csv", "validation-file": "dev.csv", "cache-dir": "cache"}
     files |= {"pretrained-ckpt-path": "model", "save-ckpt-path": run}
-    words = [word for name, path in files.items() for word in (f"--{name}", base / path)]
-    words += ["--num-epochs", 1, "--max-seq-length", 32, *more]
-    assert main(["classify", *map(str, words)]) == 0
+    flags = {name: base / path for name, path in files.items()}
+    words = flags_of(flags | {"num-epochs": 1, "max-seq-length": 32})
+    assert main(["classify", *words, *more]) == 0
     return base / run
 
 
 def test_a_run_that_loses_says_so_at_its_end_and_in_its_card(base, capsys, monkeypatch, tmp_path):
     run = classify(base, "run")
     out, err = capsys.readouterr()
-    names = ("majority class", "regression on vectors of the start", "regression on words")
-    for name in names:
+    for name in ("majority class", "regression on vectors of the start", "regression on words"):
         assert f"baseline, {name}: accuracy " in out
     (warning,) = re.findall("warning: (the model does not beat the baseline '.*)", err)
     assert "its gain in accuracy is -0." in warning
@@ -53,10 +59,8 @@ def test_a_run_that_loses_says_so_at_its_end_and_in_its_card(base, capsys, monke
 
     monkeypatch.setattr(simple, "by_regression", lambda *_: pytest.fail("computed again"))
     classify(base, "run")
-    again = capsys.readouterr()
-    assert [line for line in again.out.splitlines() if line.startswith("baseline, ")] == [
-        line for line in out.splitlines() if line.startswith("baseline, ")
-    ]
+    printed = [re.findall("baseline, .*", text) for text in (capsys.readouterr().out, out)]
+    assert printed[0] == printed[1] != []
     assert (run / "step_00000003" / "README.md").read_text() == card
     # The checkpoint with another card is whole, and its export has the section too.
     assert main(["export", str(run), str(tmp_path / "export"), "--format", "hf"]) == 0
@@ -69,9 +73,8 @@ def test_without_baselines_nothing_is_computed(base, capsys, monkeypatch):
     assert "baseline" not in "".join(capsys.readouterr())
     assert not [*run.glob("baselines_*")]
     assert json.loads((run / "settings.json").read_text())["baselines"] is False
-    assert (
-        "baselines" not in json.loads((run / "step_00000003" / "state.json").read_text())["fixed"]
-    )
+    state = json.loads((run / "step_00000003" / "state.json").read_text())
+    assert "baselines" not in state["fixed"]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +90,9 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
     metric, model, simple, beats, capsys
 ):
     worse = [n + (2.0 if metric == "mlm_loss" else -1.0) for n in simple]
-    found = {
-        name: Result({metric: mean_of(of)}) for name, of in (("worse", worse), ("best", simple))
-    }
-    warning = comparison.compare([Result({metric: mean_of(model)})], found, metric)
+    sides = {"worse": worse, "best": simple}
+    found = {name: Result({metric: mean_of(values)}) for name, values in sides.items()}
+    warning = compare([Result({metric: mean_of(model)})], found, metric)
     assert ("beats the baseline 'best'" in capsys.readouterr().out) == beats
     assert ("does not beat the baseline 'best'" in warning) == (not beats)
 
@@ -98,7 +100,7 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
 def test_one_group_of_examples_proves_nothing(capsys):
     alone = mean_of([0.9, 0.8], ["a", "a"])
     baselines = {"usual": Result({"accuracy": mean_of([0.1, 0.2], ["a", "a"])})}
-    assert comparison.compare([Result({"accuracy": alone})], baselines, "accuracy") == ""
+    assert compare([Result({"accuracy": alone})], baselines, "accuracy") == ""
     assert "cannot be compared: all examples are one group" in capsys.readouterr().out
 
 
@@ -106,18 +108,12 @@ def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
     kept = []
     for judged in ([{0: 1.0}, {1: 1.0}], [{0: 1.0}, {0: 1.0}]):
         retrieval = Retrieval(["a good day", "a bad day"], ["good day", "bad day"], judged)
-        task = Task(
-            2,
-            None,
-            None,
-            best="ndcg_10",
-            held_out=retrieval.examples.digest,
-            baselines=partial(embed._baselines, retrieval),
-        )
-        kept.append(comparison.kept(task, tmp_path, "trained on")["BM25"].samples["ndcg_10"])
+        names = {"best": "ndcg_10", "held_out": retrieval.examples.digest}
+        task = Task(2, None, None, **names, baselines=partial(embed._baselines, retrieval))
+        kept.append(kept_baselines(task, tmp_path, "trained on")["BM25"].samples["ndcg_10"])
     assert kept[0].value != kept[1].value
     assert kept[0].examples.digest != kept[1].examples.digest
-    texts_of = [examples_of([(text, "same")] * 2, None, None) for text in ("a day", "A day")]
+    texts_of = [examples_of([(text, "same")] * 2) for text in ("a day", "A day")]
     assert len({texts._digest({"validation": rows}) for rows in texts_of}) == 2
 
 
@@ -138,15 +134,13 @@ def test_a_note_says_what_the_scores_are_of(halves, groups, note):
 @pytest.mark.parametrize("kind", ["retrieval", "pairs"])
 def test_no_text_both_chooses_and_reports(kind):
     rows = [(f"anchor {n}", f"positive {n} {m}") for n in range(20) for m in range(3)]
-    examples = (
-        retrieval_of_pairs(rows) if kind == "retrieval" else examples_of(rows, None, None)
-    ).examples
-    is_choosing = chooses(examples.groups)
+    texts = retrieval_of_pairs(rows) if kind == "retrieval" else examples_of(rows)
+    is_choosing = chooses(texts.examples.groups)
     halves = [{rows[n][0] for n in np.flatnonzero(half)} for half in (is_choosing, ~is_choosing)]
     assert len(halves[0]) == len(halves[1]) == 10 and not halves[0] & halves[1]
 
 
-def examples_of(rows, labels, names):
+def examples_of(rows, labels=None, names=None):
     first, second = zip(*rows, strict=True)
     ids = [str(n) for n in range(len(rows))]
     return TextExamples([*first], [*second], labels, ids, names)
@@ -160,7 +154,7 @@ def test_each_development_set_is_scored_by_the_metrics_of_its_task():
         "train": examples_of(rows, labels, names),
         "validation_matched": examples_of(rows[:7], labels[:7], names),
         "validation_mismatched": examples_of(rows[4:9], 1 - labels[4:9], names),
-        "test": examples_of(rows, None, names),
+        "test": examples_of(rows, names=names),
     }
     found = texts._baselines(sets, TASKS["mrpc"].metrics, None)
     assert [*found] == ["majority class", "regression on words"]
@@ -174,7 +168,7 @@ def test_each_development_set_is_scored_by_the_metrics_of_its_task():
 def test_similarities_have_the_mean():
     labels = np.array([0.0, 2.5, 5.0, 4.0], np.float32)
     rows = [(f"text {n}", f"other {n}") for n in range(4)]
-    sets = {name: examples_of(rows, labels, None) for name in ("train", "validation")}
+    sets = {name: examples_of(rows, labels) for name in ("train", "validation")}
     found = texts._baselines(sets, ("pearson",), None)
     assert [*found] == ["mean"]
     assert (found["mean"].samples["pearson"].columns[:, 1] == labels.mean()).all()
@@ -182,9 +176,8 @@ def test_similarities_have_the_mean():
 
 def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
     queries = [f"word{n} common" for n in range(12)]
-    retrieval = Retrieval(
-        queries, [f"common word{n}" for n in range(12)], [{n: 1.0} for n in range(12)]
-    )
+    documents = [f"common word{n}" for n in range(12)]
+    retrieval = Retrieval(queries, documents, [{n: 1.0} for n in range(12)])
     (name,) = (found := embed._baselines(retrieval))
     assert name == "BM25" and found[name].scores["ndcg_10"] == 1.0
     monkeypatch.setattr(embed, "BM25_PAIRS", 40)
@@ -197,9 +190,8 @@ def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
     # A model is compared on the same three.
     is_asked = [[n] if n % 4 == 0 else [] for n in range(12)]
     model = Result(retrieval_samples(is_asked, retrieval))
-    assert "its gain in ndcg_10 is 0.0000 [0.0000, 0.0000]" in comparison.compare(
-        [model], found, "ndcg_10"
-    )
+    warning = compare([model], found, "ndcg_10")
+    assert "its gain in ndcg_10 is 0.0000 [0.0000, 0.0000]" in warning
     assert embed._baselines(None) == {}
 
     def connect(_):
@@ -216,24 +208,9 @@ def test_words_have_their_most_frequent_labels(base, tmp_path):
     files = {name: tmp_path / f"{name}.conll" for name in lines}
     for name, text in lines.items():
         files[name].write_text(text)
-    words = [
-        "ner",
-        "--pretrained-ckpt-path",
-        base / "model",
-        "--num-epochs",
-        1,
-        "--max-seq-length",
-        16,
-    ]
-    words += [
-        "--train-file",
-        files["train"],
-        "--validation-file",
-        files["dev"],
-        "--cache-dir",
-        tmp_path,
-    ]
-    assert main([*map(str, [*words, "--save-ckpt-path", tmp_path / "run"])]) == 0
+    flags = {"pretrained-ckpt-path": base / "model", "num-epochs": 1, "max-seq-length": 16}
+    flags |= {"train-file": files["train"], "validation-file": files["dev"], "cache-dir": tmp_path}
+    assert main(["ner", *flags_of(flags, save_ckpt_path=tmp_path / "run")]) == 0
     (kept,) = (tmp_path / "run").glob("baselines_*/*/scores.json")
     assert kept.parent.name == "most frequent label of each word"
     # One of two entities, and no wrong one.
