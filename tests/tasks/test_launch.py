@@ -106,10 +106,8 @@ def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):
     assert shlex.split(remote)[-1] == "it's -- mine"
     assert main([*words, "--bind-address", "ib0", "--", "bench", "tiny_128", *replicas]) == 0
     *lines, note = capsys.readouterr().out.splitlines()[-3:]
-    assert all(
-        line.endswith(" tiny_128 --global-batch.replicas 4 --cluster.bind-address ib0'")
-        for line in lines
-    )
+    bound = " tiny_128 --global-batch.replicas 4 --cluster.bind-address ib0'"
+    assert all(line.endswith(bound) for line in lines)
     assert "on ib0 of their hosts" in note
 
 

@@ -51,19 +51,16 @@ def by_pytorch(home):
     rows = shuffled(source, np.arange(len(source)))
     nats = text_bytes = 0.0
     for row in range(len(source)):
-        ids, mask, segments = (
-            torch.tensor(rows[name][row : row + 1].astype(np.int64))
-            for name in ("input_ids", "input_mask", "segment_ids")
-        )
+        names = ("input_ids", "input_mask", "segment_ids")
+        columns = (torch.tensor(rows[name][row : row + 1].astype(np.int64)) for name in names)
         with torch.no_grad():
-            logits = model(ids, mask, segments).prediction_logits[0].log_softmax(-1)
-        for at, label, weight in zip(
-            *(rows[f"masked_lm_{name}"][row] for name in ("positions", "ids", "weights")),
-            strict=True,
-        ):
-            if weight:
-                nats -= float(logits[at, label])
-                text_bytes += len(pieces[label].removeprefix("##").encode())
+            logits = model(*columns).prediction_logits[0].log_softmax(-1)
+        is_label = rows["masked_lm_weights"][row] > 0
+        positions, labels = (
+            rows[f"masked_lm_{name}"][row][is_label] for name in ("positions", "ids")
+        )
+        nats -= sum(float(logits[at, label]) for at, label in zip(positions, labels, strict=True))
+        text_bytes += sum(len(pieces[label].removeprefix("##").encode()) for label in labels)
     return nats / np.log(2) / text_bytes
 
 
@@ -102,9 +99,8 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     assert pretrain(home) == 0
     out = capsys.readouterr().out
     assert f"bert_config.vocab_size: {len(PIECES) + 3}, as in the records" in out
-    assert (
-        "3 new pieces, each starting as the mean of the embeddings of the pieces it replaces" in out
-    )
+    mean = "the mean of the embeddings of the pieces it replaces"
+    assert f"3 new pieces, each starting as {mean}" in out
     tensors = load_file(complete_checkpoints(home / "run")[-1] / MODEL)
     assert tensors[f"bert.embeddings.{WORDS}"].shape == (len(PIECES) + 3, 32)
     first, *lines = metrics_of(home / "run")
@@ -135,9 +131,8 @@ def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
         if "token_type" not in name:
             assert not np.array_equal(fifth[name][: len(value)], value), name
     words = f"bert.embeddings.{WORDS}"
-    start_rows = models.extended(
-        models.find_source(str(home / "model")), TokenizerFolder(home / "vocab")
-    ).tensors()
-    assert not np.isclose(fourth[words], start_rows[words])[len(PIECES) :].all(axis=1).any()
+    source = models.find_source(str(home / "model"))
+    begun = models.extended(source, TokenizerFolder(home / "vocab")).tensors()[words]
+    assert not np.isclose(fourth[words], begun)[len(PIECES) :].all(axis=1).any()
     # A run that is interrupted within these steps ends with the same bytes.
     continues_bit_for_bit(home / run, lambda folder: pretrain(home, folder.name, *flags), 2)

@@ -114,9 +114,8 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     # Short sequences share an example: fewer steps than 100 / 8 for as many sequences.
     assert len(lines) < 12 and min(sequences) > 8 and 85 < sum(sequences) < 130
     assert all(0.2 < line["nsp_loss"] < 2 for line in lines)
-    again = continues_bit_for_bit(
-        run, lambda folder: main([*words, "--save-ckpt-path", str(folder)]), 3
-    )
+    resume = lambda folder: main([*words, "--save-ckpt-path", str(folder)])  # noqa: E731
+    again = continues_bit_for_bit(run, resume, 3)
     (entropy,) = {line["unigram_entropy"] for line in (*lines, *metrics_of(again))}
     assert 1 < entropy < lines[0]["mlm_loss"]
     before = (run / "settings.json").read_bytes()
@@ -187,20 +186,18 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home):
     for changes in ({"masking": {"unit": "word"}}, {"length_buckets": 3}):
         settings = settings_of(**usual, validation_dir=str(home / "static"), **changes)
         assert corpora.open_stream(settings)[0]["input_ids"].shape[:2] == (2, 4)
-        assert corpora.open_held_out(settings, "validation_dir", corpora.RecordFolder).rows(
-            range(9)
-        )["input_ids"].shape == (9, 48)
+        held_out = corpora.open_held_out(settings, "validation_dir", corpora.RecordFolder)
+        assert held_out.rows(range(9))["input_ids"].shape == (9, 48)
     both = [{"path": str(home / "one")}, {"path": str(home / "static")}]
     mixed = settings_of(**usual | {"dataset_dir": both}, masking={"unit": "word"})
     assert corpora.open_stream(mixed)[0]["input_ids"].shape == (2, 4, 48)
 
 
 def test_synthetic_examples_of_a_run_are_masked_as_it_is_set():
-    streams = [
-        corpora.open_stream(settings_of(generated_dataset=True, **changes))
-        for changes in ({"masking": {"unit": "span", "longest_span": 3}}, {})
-    ]
-    rows = [stream.rows(np.arange(50))["masked_lm_positions"] for stream in streams]
+    rows = []
+    for changes in ({"masking": {"unit": "span", "longest_span": 3}}, {}):
+        stream = corpora.open_stream(settings_of(generated_dataset=True, **changes))
+        rows.append(stream.rows(np.arange(50))["masked_lm_positions"])
     assert not np.array_equal(*rows)
 
 
@@ -212,7 +209,6 @@ def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_bat
     columns["input_mask"] = np.ones([1, 2])
     stream.rows = lambda numbers: reads.extend(numbers) or columns
     engine = SimpleNamespace(evaluate=lambda _: {}, gather_weights=lambda: None)
-    engine.means = lambda sums, counts: {}
     engine.head = SimpleNamespace(COUNTS={}, MEANS={})
     for rank in (0, 1):
         engine.group = SimpleNamespace(rank=rank, world_size=2, all_reduce=list)

@@ -14,7 +14,6 @@ from support.tiny_models import (
     flags_of,
     metrics_of,
     write_model,
-    write_records,
     write_reviews,
 )
 
@@ -34,18 +33,19 @@ SHAPE = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with `vocab`, and records `pairs` and `single` of 32 positions."""
+    """A folder with `vocab`, and records `single` of 32 positions."""
     home = tmp_path_factory.mktemp("modernbert")
     vocab = write_model(home / "vocab")
-    write_records(home / "pairs", SENTENCES, vocab)
-    words = ["tokenize", home / "pairs_text", home / "single", "--vocab", vocab, "--no-nsp"]
+    (home / "text").mkdir()
+    (home / "text/a.txt").write_text("\n".join([*SENTENCES, ""] * 5))
+    words = ["tokenize", home / "text", home / "single", "--vocab", vocab, "--no-nsp"]
     words += ["--sequence-length", 32, "--mask-tokens", 5, "--masking", "dynamic", "--processes", 1]
     assert main([*map(str, words)]) == 0
     return home
 
 
-def pretrain(home, run, records="single", **changes):
-    folders = {"dataset-dir": home / records, "save-ckpt-path": home / run}
+def pretrain(home, run, **changes):
+    folders = {"dataset-dir": home / "single", "save-ckpt-path": home / run}
     return main(["pretrain", *flags_of(RUN_OF_RECORDS | SHAPE | folders, **changes)])
 
 
@@ -87,6 +87,19 @@ def test_an_export_is_compared_where_a_position_reads_a_token(trained, tmp_path,
     assert written["model_input_names"] == ["input_ids", "attention_mask"]
 
 
+def test_an_encoder_without_a_head_is_exported_without_a_pooler(trained, tmp_path):
+    need("torch", "transformers")
+    folder = shutil.copytree(max(trained.glob("step_*")), tmp_path / "encoder")
+    described = json.loads((folder / "config.json").read_text())
+    described["architectures"] = ["ModernBertModel"]
+    (folder / "state.json").unlink()  # it has a checksum of config.json
+    (folder / "config.json").write_text(json.dumps(described))
+    exported = tmp_path / "exported"
+    assert main(["export", str(folder), str(exported), "--format", "hf"]) == 0
+    weights = safetensors.numpy.load_file(exported / "model.safetensors")
+    assert weights and not [name for name in weights if "pooler" in name]
+
+
 @pytest.mark.slow
 def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, trained, capsys):
     start = {"pretrained_ckpt_path": trained, "bert_config__global_rope_theta": 320000}
@@ -110,19 +123,6 @@ def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, train
     assert json.loads(capsys.readouterr().out)["label"] in ("negative", "positive")
 
 
-def test_an_encoder_without_a_head_is_exported_without_a_pooler(trained, tmp_path):
-    need("torch", "transformers")
-    folder = shutil.copytree(max(trained.glob("step_*")), tmp_path / "encoder")
-    described = json.loads((folder / "config.json").read_text())
-    described["architectures"] = ["ModernBertModel"]
-    (folder / "state.json").unlink()  # it has a checksum of config.json
-    (folder / "config.json").write_text(json.dumps(described))
-    exported = tmp_path / "exported"
-    assert main(["export", str(folder), str(exported), "--format", "hf"]) == 0
-    weights = safetensors.numpy.load_file(exported / "model.safetensors")
-    assert weights and not [name for name in weights if "pooler" in name]
-
-
 PEAK = """
 from bert_cli.cli import main
 assert main(words) == 0
@@ -137,29 +137,18 @@ def peak_of(*words):
     return 1024 * int(done.stdout.split()[-1])
 
 
-@pytest.fixture(scope="module")
-def long_model(tmp_path_factory):
-    changes = {
-        "max_position_embeddings": 8192,
-        "local_attention": 128,
-        "vocab_size": len(PIECES),
-        "hidden_size": 64,
-    }
-    config = shape_of(
-        {name.partition(".")[2].replace("-", "_"): value for name, value in SHAPE.items()} | changes
-    )
-    return write_model(tmp_path_factory.mktemp("long") / "model", config)
-
-
 @pytest.mark.slow
-def test_memory_of_predictions_grows_with_the_length_and_not_with_its_square(long_model):
+def test_memory_of_predictions_grows_with_the_length_and_not_with_its_square(tmp_path):
     """All scores of 4 heads and 8,192 positions would take 1.1 GB for each array."""
+    shape = {name.partition(".")[2].replace("-", "_"): value for name, value in SHAPE.items()}
+    shape |= {"max_position_embeddings": 8192, "local_attention": 128}
+    shape |= {"vocab_size": len(PIECES), "hidden_size": 64}
+    model = write_model(tmp_path / "model", shape_of(shape))
     peaks = []
     for tokens in (512, 2048, 8192):
-        text = long_model.with_name(f"{tokens}.txt")
+        text = tmp_path / f"{tokens}.txt"
         text.write_text("good " * (tokens - 2))
-        words = ["predict", long_model, "--task", "embed", "--input", text]
-        peaks.append(peak_of(*words))
+        peaks.append(peak_of("predict", model, "--task", "embed", "--input", text))
     assert peaks[1] - peaks[0] < 150e6 and peaks[2] - peaks[0] < 400e6, peaks
 
 

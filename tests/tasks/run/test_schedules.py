@@ -29,7 +29,6 @@ CHANGING = {
 }
 """A batch of 2, 4, 6 and then 8 examples, a stage of longer ones, and a decay of the last steps."""
 
-
 WITH_RECORDS = {name: value for name, value in TINY_RUN.items() if "bert-config" not in name} | {
     "generated-dataset": False,
     "max-seq-length": 32,
@@ -38,15 +37,21 @@ WITH_RECORDS = {name: value for name, value in TINY_RUN.items() if "bert-config"
 }
 
 
+def write_vocab(path, *pieces):
+    path.write_text("".join(f"{piece}\n" for piece in pieces))
+    return path
+
+
 def write_corpora(folder, vocab=None):
     """Write a model, and records of 32, 32 and 48 positions with its vocabulary; return the folders of these."""
-    write_model(folder / "model")
-    model, found = vocab or folder / "model", []
+    model = write_model(folder / "model")
+    records = []
     for number, length in enumerate((32, 32, 48)):
         words = " ".join(["the", "good", "bad", "film"][number:])
         sentences = [f"{words} was very good, and a plot is fine {n}." for n in range(40)]
-        found.append(write_records(folder / f"records{number}", sentences, model, length))
-    return found
+        path = folder / f"records{number}"
+        records.append(write_records(path, sentences, vocab or model, length))
+    return records
 
 
 def pretrain(folder, flags=CHANGING, **changes):
@@ -54,10 +59,16 @@ def pretrain(folder, flags=CHANGING, **changes):
     return run_command(words)
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """An uninterrupted run with all changes."""
+    folder = tmp_path_factory.mktemp("changing") / "run"
+    assert pretrain(folder) == 0
+    return folder
+
+
 @pytest.mark.slow
-def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
-    complete = tmp_path / "complete"
-    assert pretrain(complete) == 0
+def test_a_run_with_all_changes_resumes_exactly_across_each(complete, capsys):
     lines = metrics_of(complete)
     assert [line["examples"] for line in lines] == [2] * 6 + [4] * 3 + [6] * 2 + [8] * 5
     rates = [line["learning_rate"] for line in lines]
@@ -66,6 +77,15 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(tmp_path, capsys):
     continues_bit_for_bit(complete, pretrain, 8, 14)
     assert pretrain(complete, global_batch__growth_frac=0.7) != 0
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_jax_does_the_same_and_resumes_exactly_too(complete, tmp_path):
+    theirs = tmp_path / "jax"
+    assert pretrain(theirs, engine="jax") == 0
+    losses = [[line["mlm_loss"] for line in metrics_of(run)] for run in (complete, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    continues_bit_for_bit(theirs, partial(pretrain, engine="jax"), 8)
 
 
 @pytest.mark.slow
@@ -83,15 +103,6 @@ def test_epochs_and_their_number_of_examples_are_the_same_run(tmp_path, capsys):
     samples |= {"total-num-train-samples": examples}
     continues_bit_for_bit(complete, lambda run: pretrain(run, samples), 3)
     assert plan in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_jax_does_the_same_and_resumes_exactly_too(tmp_path):
-    ours, theirs = tmp_path / "tensorflow", tmp_path / "jax"
-    assert pretrain(ours) == pretrain(theirs, engine="jax") == 0
-    losses = [[line["mlm_loss"] for line in metrics_of(run)] for run in (ours, theirs)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    continues_bit_for_bit(theirs, partial(pretrain, engine="jax"), 8)
 
 
 @pytest.mark.slow
@@ -124,25 +135,21 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
     ):
         assert pretrain(tmp_path / "wrong", decayed | wrong) != 0
         assert message in capsys.readouterr().err
-    words = flags_of(
-        decayed | {"decay-from": 3, "save-ckpt-path": tmp_path / "wrong", "no-build": None}
-    )
-    assert main(["doctor", *words]) != 0
+    checked = {"decay-from": 3, "save-ckpt-path": tmp_path / "wrong", "no-build": None}
+    assert main(["doctor", *flags_of(decayed | checked)]) != 0
     assert "which has 1, 2, 4, 5" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
-    records = write_corpora(tmp_path)
-    pieces = [*PIECES, "plotted", "filmed"]
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
-    records = write_corpora(tmp_path / "more", vocab=tmp_path / "vocab.txt")
+    vocab = write_vocab(tmp_path / "vocab.txt", *PIECES, "plotted", "filmed")
+    records = write_corpora(tmp_path / "more", vocab)
     flags = {
         **WITH_RECORDS, "dataset-dir": records[0], "total-num-train-samples": 40, "checkpoint-every-steps": 1,
         "optimizer-opts.learning-rate.warmup-frac": 0.2, "new-rows-only-steps": 3,
     }  # fmt: skip
     name = "optimizer-opts.learning-rate.schedule-name"
-    model, run, branch = tmp_path / "model", tmp_path / "run", tmp_path / "branch"
+    model, run, branch = (tmp_path / folder for folder in ("more/model", "run", "branch"))
     assert pretrain(run, flags | {"pretrained-ckpt-path": model, name: "constant"}) == 0
     decayed = flags | {"pretrained-ckpt-path": run, name: "wsd"}
     assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
@@ -184,41 +191,32 @@ def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tm
 
 
 def test_stages_of_other_vocabularies_or_of_packs_are_refused(tmp_path, capsys):
-    (tmp_path / "vocab.txt").write_text(
-        "".join(f"{piece}\n" for piece in [*PIECES[:-2], "films", "plots"])
-    )
+    vocab = write_vocab(tmp_path / "vocab.txt", *PIECES[:-2], "films", "plots")
     ours = write_corpora(tmp_path)[0]
-    theirs = write_corpora(tmp_path / "theirs", vocab=tmp_path / "vocab.txt")[2]
-    stage = {"max_seq_length": 48, "max_predictions_per_seq": 5, "total_num_train_samples": 8}
-    for records, message in (
-        (theirs, "differ in their vocabularies"),
-        (tmp_path / "packs", "are packs"),
+    theirs = write_corpora(tmp_path / "theirs", vocab)[2]
+    packs = tmp_path / "packs"
+    assert main(["pack", str(ours), str(packs), "--max-sequences-per-pack", "2"]) == 0
+    flags = WITH_RECORDS | {"dataset-dir": ours, "total-num-train-samples": 8}
+    flags |= {"bert-config.vocab-size": len(PIECES), "bert-config.hidden-size": 16}
+    flags |= {"bert-config.num-attention-heads": 2}
+    stage = {"max_predictions_per_seq": 5, "total_num_train_samples": 8}
+    for records, length, message in (
+        (theirs, 48, "differ in their vocabularies"),
+        (packs, 32, "are packs"),
     ):
-        if not records.exists():
-            assert main(["pack", str(ours), str(records), "--max-sequences-per-pack", "2"]) == 0
-            stage |= {"max_seq_length": 32}
-        flags = WITH_RECORDS | {"dataset-dir": ours, "total-num-train-samples": 8}
-        flags |= {"bert-config.vocab-size": len(PIECES), "bert-config.hidden-size": 16}
-        flags |= {"bert-config.num-attention-heads": 2}
-        stages = json.dumps([stage | {"dataset_dir": str(records)}])
-        assert pretrain(tmp_path / "run", flags | {"stages": stages}) != 0
+        stages = json.dumps([stage | {"dataset_dir": str(records), "max_seq_length": length}])
+        assert pretrain(tmp_path / "run", flags, stages=stages) != 0
         assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"global_batch__replicas": 2, "global_batch__grad_acc_steps_per_replica": 2},
-        {
-            "parallel__pipeline_stages": '[["emb"], ["hid", "enc_out", "pool", "heads"]]',
-            "parallel__pipeline_device_mapping": "[0, 0]",
-        },
-    ],
-)
-def test_stages_and_falling_masks_give_the_same_losses_in_other_layouts(tmp_path, layout):
+def test_stages_and_falling_masks_give_the_same_losses_in_other_layouts(tmp_path):
     flags = CHANGING | {"global-batch.start-fraction": False}
-    for run, changes in (("one", {}), ("other", layout)):
-        assert pretrain(tmp_path / run, flags, **changes) == 0
-    losses = [[line["mlm_loss"] for line in metrics_of(tmp_path / run)] for run in ("one", "other")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    replicas = {"global_batch__replicas": 2, "global_batch__grad_acc_steps_per_replica": 2}
+    stages = {"pipeline_stages": [["emb"], ["hid", "enc_out", "pool", "heads"]]}
+    stages |= {"pipeline_device_mapping": [0, 0]}
+    losses = []
+    for number, layout in enumerate(({}, replicas, {"parallel": json.dumps(stages)})):
+        assert pretrain(tmp_path / str(number), flags, **layout) == 0
+        losses.append([line["mlm_loss"] for line in metrics_of(tmp_path / str(number))])
+        assert losses[-1] == pytest.approx(losses[0], rel=1e-5), layout
