@@ -38,7 +38,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "token": ("BertForTokenClassification", LABELS),
     "plain_token": ("BertForTokenClassification", {"num_labels": 3}),
     "bare": ("BertModel", {}),
-    "causal": ("BertLMHeadModel", {"is_decoder": True}),
     "group": ("GroupBertForPreTraining", {"num_hidden_layers": 1, "conv_group_size": 8}),
     "modern": (
         "ModernBertForSequenceClassification",

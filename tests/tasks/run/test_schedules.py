@@ -89,23 +89,6 @@ def test_jax_does_the_same_and_resumes_exactly_too(complete, tmp_path):
 
 
 @pytest.mark.slow
-def test_epochs_and_their_number_of_examples_are_the_same_run(tmp_path, capsys):
-    records, *_ = write_corpora(tmp_path)
-    number = corpora.read_corpus(records)["records"]
-    epochs = {**WITH_RECORDS, "dataset-dir": records, "num-epochs": 0.3}
-    epochs |= {"pretrained-ckpt-path": tmp_path / "model", "checkpoint-every-steps": 1}
-    samples = {name: value for name, value in epochs.items() if name != "num-epochs"}
-    complete = tmp_path / "complete"
-    assert pretrain(complete, epochs) == 0
-    examples = -(-round(0.3 * number) // 4) * 4
-    plan = f"{examples} examples, {examples / number:.3g} epochs of {number}"
-    assert plan in capsys.readouterr().out
-    samples |= {"total-num-train-samples": examples}
-    continues_bit_for_bit(complete, lambda run: pretrain(run, samples), 3)
-    assert plan in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_path, capsys):
     flags = {**TINY_RUN, "checkpoint-every-steps": 1, "total-num-train-samples": 20}
     name = "optimizer-opts.learning-rate.schedule-name"
@@ -141,24 +124,35 @@ def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
+def test_a_run_of_epochs_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
     vocab = write_vocab(tmp_path / "vocab.txt", *PIECES, "plotted", "filmed")
-    records = write_corpora(tmp_path / "more", vocab)
+    records, *_ = write_corpora(tmp_path, vocab)
+    number = corpora.read_corpus(records)["records"]
     flags = {
-        **WITH_RECORDS, "dataset-dir": records[0], "total-num-train-samples": 40, "checkpoint-every-steps": 1,
+        **WITH_RECORDS, "dataset-dir": records, "num-epochs": 39 / number, "checkpoint-every-steps": 1,
         "optimizer-opts.learning-rate.warmup-frac": 0.2, "new-rows-only-steps": 3,
     }  # fmt: skip
     name = "optimizer-opts.learning-rate.schedule-name"
-    model, run, branch = (tmp_path / folder for folder in ("more/model", "run", "branch"))
-    assert pretrain(run, flags | {"pretrained-ckpt-path": model, name: "constant"}) == 0
-    decayed = flags | {"pretrained-ckpt-path": run, name: "wsd"}
+    run, branch, early = (tmp_path / folder for folder in ("run", "branch", "early"))
+    begun = flags | {"pretrained-ckpt-path": tmp_path / "model", name: "constant"}
+    assert pretrain(run, begun) == 0
+    plan = f"40 examples, {40 / number:.3g} epochs of {number}"
+    assert plan in capsys.readouterr().out
+    # The same run as one of so many examples.
+    samples = {"num-epochs": False, "total-num-train-samples": 40}
+    assert pretrain(run, begun | samples) == 0
+    printed = capsys.readouterr().out
+    assert plan in printed and "all 10 steps are done" in printed
+    decayed = flags | samples | {"pretrained-ckpt-path": run, name: "wsd"}
     assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
     complete = metrics_of(run)
     decayed_rates = [line["learning_rate"] for line in metrics_of(branch)]
     assert complete[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
-    for early, message in ((1, "constant only from step 2 to 10"), (2, "new_rows_only_steps")):
-        more = {"decay-from": early} | ({"new-rows-only-steps": False} if early == 1 else {})
-        assert pretrain(tmp_path / "early", decayed | more) != 0
+    for step, new_rows, message in (
+        (1, False, "constant only from step 2 to 10"),
+        (2, 3, "new_rows_only_steps"),
+    ):
+        assert pretrain(early, decayed, decay_from=step, new_rows_only_steps=new_rows) != 0
         assert message in capsys.readouterr().err
 
 

@@ -52,12 +52,6 @@ def steps_of(run: Path) -> int:
     return len(metrics_of(run)) if (run / "metrics.jsonl").exists() else 0
 
 
-def start_in_shell(home: Path, script: str) -> subprocess.Popen[bytes]:
-    # Tests may run in the background, where Ctrl-C is ignored.
-    hear_all = "--default-signal=" + ",".join(number.name[3:] for number in STOP_SIGNALS)
-    return subprocess.Popen(["env", hear_all, "bash", "-c", script], cwd=home)
-
-
 def run_until_the_terminal_is_closed(home: Path, script: str, ready: Callable[[], bool]) -> None:
     """Type a command at the prompt of an interactive shell, and close its terminal when the run is ready."""
     terminal, inside = pty.openpty()
@@ -77,34 +71,6 @@ def run_until_the_terminal_is_closed(home: Path, script: str, ready: Callable[[]
     os.close(inside)
     os.close(terminal)
     process.wait(60)
-
-
-def saves_when(event: str, command: str, number: int, home: Path) -> None:
-    """Assert that a run ends with 0 and a checkpoint of its last step when it is stopped by a signal.
-
-    A closed terminal sends SIGHUP itself.
-    """
-    run = home / f"{command}_{event.replace(' ', '_')}"
-    program = [sys.executable, "-m", "bert_cli", *COMMANDS[command], "--save-ckpt-path", str(run)]
-    script = EVENTS[event].format(shlex.join(program))
-    if event == "terminal closed":
-        run_until_the_terminal_is_closed(home, script, lambda: steps_of(run) > 10)
-        wait_for((home / "code").exists, 60)
-        wait_for(lambda: bool((home / "code").read_text()))
-        code = int((home / "code").read_text())
-        (home / "code").unlink()
-    else:
-        with start_in_shell(home, script) as process:
-            wait_for(lambda: steps_of(run) > 10, 240, [process])
-            if event == "nohup":
-                process.send_signal(signal.SIGHUP)
-                before = steps_of(run)
-                wait_for(lambda: steps_of(run) > before + 20, 60, [process])
-            process.send_signal(number)
-            code = process.wait(60)
-    assert code == 0
-    (checkpoint,) = complete_checkpoints(run)
-    assert 10 < step_of(checkpoint) == steps_of(run)
 
 
 # Each event with a run and, where it meets the output, with the launcher, which prints the lines of its processes.
@@ -128,4 +94,27 @@ def saves_when(event: str, command: str, number: int, home: Path) -> None:
     ],
 )
 def test_a_run_saves_when_it_is_stopped_and_its_output_goes_nowhere(event, command, number, home):
-    saves_when(event, command, number, home)
+    """A run ends with 0 and a checkpoint of its last step. A closed terminal sends SIGHUP itself."""
+    run = home / f"{command}_{event.replace(' ', '_')}"
+    program = [sys.executable, "-m", "bert_cli", *COMMANDS[command], "--save-ckpt-path", str(run)]
+    script = EVENTS[event].format(shlex.join(program))
+    if event == "terminal closed":
+        run_until_the_terminal_is_closed(home, script, lambda: steps_of(run) > 10)
+        exit_code = home / "code"
+        wait_for(lambda: exit_code.exists() and bool(exit_code.read_text()), 60)
+        code = int(exit_code.read_text())
+        exit_code.unlink()
+    else:
+        # Tests may run in the background, where Ctrl-C is ignored.
+        hear_all = "--default-signal=" + ",".join(stop.name[3:] for stop in STOP_SIGNALS)
+        with subprocess.Popen(["env", hear_all, "bash", "-c", script], cwd=home) as process:
+            wait_for(lambda: steps_of(run) > 10, 240, [process])
+            if event == "nohup":
+                process.send_signal(signal.SIGHUP)
+                before = steps_of(run)
+                wait_for(lambda: steps_of(run) > before + 20, 60, [process])
+            process.send_signal(number)
+            code = process.wait(60)
+    assert code == 0
+    (checkpoint,) = complete_checkpoints(run)
+    assert 10 < step_of(checkpoint) == steps_of(run)
