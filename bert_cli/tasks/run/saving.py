@@ -73,7 +73,10 @@ def _take_folder(job: Job, stack: ExitStack) -> None:
 
 
 def load_start(run: Run) -> str:
-    """Load the state from the run's own checkpoint if it has one, else as resolved; return a description."""
+    """Load the state from the run's own checkpoint if it has one, else as resolved; return a description.
+
+    Raises CheckpointError if the state does not fit.
+    """
     job = run.job
     start = job.start
     # Asked under the folder's lock: another process may have saved before.
