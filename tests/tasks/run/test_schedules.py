@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
 from support.runs import assert_same_end, continues_bit_for_bit, run_command
 from support.settings import plan_of, small_run
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
