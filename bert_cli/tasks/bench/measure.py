@@ -1,7 +1,6 @@
 """Measure a training run: its steps, memory, the time of a checkpoint, and the rate of matrix products.
 
-The run is a command's ordinary run, without a folder and with a hook that times its steps. With several processes rank
-0 prints, and the metrics cover all processes.
+The run is an ordinary one without a folder, with a hook that times its steps. The metrics cover all processes.
 """
 
 import statistics
@@ -47,7 +46,8 @@ FAILED = [-1.0, -1.0]
 ROUNDS = 7
 ROUND_SECONDS = 0.05
 """Minimum seconds for which a round repeats a product: a shorter round measures the clock."""
-PRODUCT_SIDE = {"CPU": 1024, "GPU": 8192}
+CPU_SIDE = 1024
+DEVICE_SIDE = 8192
 """Rows and columns of the matrices: a product has 2 or 1,100 GFLOP, much more time than a call takes."""
 
 
@@ -142,10 +142,7 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObjec
 
 
 def resolve(settings: Settings, stack: ExitStack) -> Job:
-    """Return the run that is measured: it has no folder, starts at step 0, scores nothing, and is long enough.
-
-    Raises what the run raises for its input.
-    """
+    """Return the run that is measured: it has no folder, starts at step 0, scores nothing, and is long enough."""
     # `about` describes the complete run, not the measured steps.
     changes: dict[str, object] = {"about": None, "save_ckpt_path": None}
     if settings.generated_dataset and "bert_config" in settings.model_fields_set:
@@ -221,11 +218,11 @@ def _checkpoint(run: Run) -> dict[str, float | None]:
     group.barrier()
     if group.rank > 0:
         gather_shards(run.state)
-    seconds = list(map(float, group.broadcast(save(run) if group.rank == 0 else FAILED)))
+    seconds = list(map(float, group.broadcast(_save(run) if group.rank == 0 else FAILED)))
     return dict(zip(CHECKPOINT, seconds if seconds[0] >= 0 else (None, None), strict=True))
 
 
-def save(run: Run) -> list[float]:
+def _save(run: Run) -> list[float]:
     """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
     job = run.job
     try:
@@ -246,11 +243,10 @@ def _description(settings: Settings, job: Job) -> JSONObject:
     plan = job.plan
     mesh = job.mesh
     values = job.record
+    names = () if settings.generated_dataset else settings.REAL_EXAMPLES
     return {
         "what": settings.WHAT,
-        "input": "synthetic"
-        if settings.generated_dataset
-        else {name: values[name] for name in settings.REAL_EXAMPLES},
+        "input": {name: values[name] for name in names} or "synthetic",
         "examples_per_step": plan.examples_per_step,
         "micro_batch_size": plan.micro_batch_size,
         "micro_batches_per_step": plan.micro_batches_per_step,
@@ -276,10 +272,10 @@ def _product_rate(run: Run) -> float:
     mesh = run.job.mesh
     group = run.engine.group
     dtype = str(keras.DTypePolicy(run.job.work.precision).compute_dtype)
-    group.barrier()
-    rate = product_rate(PRODUCT_SIDE.get(mesh.kind, PRODUCT_SIDE["GPU"]), dtype)
+    side = CPU_SIDE if mesh.kind == "CPU" else DEVICE_SIDE
     devices = 1 if mesh.kind == "CPU" else sum(map(len, mesh.devices))
-    return float(group.all_reduce([rate * devices])[0])
+    group.barrier()
+    return float(group.all_reduce([product_rate(side, dtype) * devices])[0])
 
 
 def product_rate(side: int, dtype: str) -> float:

@@ -8,28 +8,20 @@ import time
 
 import psutil
 
-from bert_cli.config.bench import (
-    BenchPretrainSettings,
-    BenchSettings,
-    BenchSquadSettings,
-    benchmarks,
-)
+from bert_cli.config import bench
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import count, format_bytes, format_duration
 
-Row = JSONObject
 
-
-def list_benchmarks(settings: BenchSettings) -> None:
+def list_benchmarks(settings: bench.BenchSettings) -> None:
     """Print the table of the standard benchmarks."""
-    rows = [
-        (name, about, shlex.join(["bert", *words])) for name, (about, words) in benchmarks().items()
-    ]
+    known = bench.benchmarks().items()
+    rows = [(name, about, shlex.join(["bert", *words])) for name, (about, words) in known]
     print_table(("name", "measures", "command"), rows)
 
 
-def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
+def run(settings: bench.BenchPretrainSettings | bench.BenchSquadSettings) -> None:
     """Measure a run and print its metrics."""
     start = {"python_and_settings": max(0.0, time.time() - psutil.Process().create_time())}
     began = time.perf_counter()
@@ -41,13 +33,13 @@ def run(settings: BenchPretrainSettings | BenchSquadSettings) -> None:
         return
     if not is_stdout(settings.json_file):
         _print_metrics(metrics)
-    if settings.json_file is not None:
-        output_json(settings.json_file, metrics)
+    output_json(settings.json_file, metrics)
 
 
 def format_flops(value: float) -> str:
     """Return operations per second as text: 12.3 GFLOP/s."""
-    unit, name = next(((u, n) for u, n in ((1e12, "T"), (1e9, "G")) if value >= u), (1e6, "M"))
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+    unit, name = next((entry for entry in units if value >= entry[0]), units[-1])
     return f"{value / unit:,.1f} {name}FLOP/s"
 
 
@@ -64,15 +56,11 @@ def _print_metrics(metrics: JSONObject) -> None:
     )
     print_table(("metric", "value", "notes"), _metric_rows(metrics), right=(1,))
     print_line("")
-    parts = [
-        (
-            name.removesuffix("_fraction").replace("_", " "),
-            f"{value:.1%}",
-            format_duration(value * step),
-        )
-        for name, value in metrics.items()
-        if name.endswith("_fraction")
-    ]
+    parts = []
+    for name, value in metrics.items():
+        if name.endswith("_fraction"):
+            label = name.removesuffix("_fraction").replace("_", " ")
+            parts.append((label, f"{value:.1%}", format_duration(value * step)))
     print_table(("part of a step", "fraction", "time"), parts, right=(1, 2))
     if metrics["settings"]["engine"] == "jax":
         print_line("forward backward is the complete step, which is one compiled function")

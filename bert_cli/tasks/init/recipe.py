@@ -44,7 +44,6 @@ SPOILS = (
     "masked-LM training spoils the vectors of a model of sentences (in our trial nDCG@10 fell from 0.612 to 0.360); "
     "--for search uses it as published instead"
 )
-
 AS_PUBLISHED = (
     "training on pairs improved the vectors in our runs, but not search by words and vectors"
 )
@@ -107,7 +106,7 @@ class Recipe:
     start: Start | None
     goal: Goal
     out: Path
-    name: str  # the size of a new model, or the name of the model to start from
+    name: str  # of the model to start from, or the size of a new one
     config: BertConfig
     new_pieces: int = 0
     seconds: float = 0.0
@@ -202,11 +201,6 @@ def _records(text: TextFacts, length: int) -> int:
     return max(1, round(text.trained * text.words * text.pieces_per_word / (FILLED * length)))
 
 
-def _published(text: TextFacts) -> str:
-    language = next(iter(text.languages), "en")
-    return "bert-base-uncased" if language == "en" else "bert-base-multilingual-cased"
-
-
 def new_model(
     text: TextFacts, machine: Machine, seconds: float, warnings: list[str]
 ) -> tuple[Sequence[Any], BertConfig]:
@@ -233,18 +227,21 @@ def new_model(
         needed = TABLE["size"]["tokens"] * layers * config.layer_matrices
         if min(available, fitting) >= needed:
             return size, config
-    subject = f"{seconds / USABLE / 3600:.2g} hours are too short to train from scratch: they read"
-    remedy = f"raise --hours, or continue from a model with --from {_published(text)}"
-    read = fitting
+    language = next(iter(text.languages), "en")
+    name = "bert-base-uncased" if language == "en" else "bert-base-multilingual-cased"
+    remedy = f"continue from a model with --from {name}"
     if available < needed:
+        subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little"
+        verb = "it has"
         read = available / epochs  # as the table shows them
         needed /= epochs
-        subject = (
-            f"{text.text_bytes / 1e6:.2g} MB of text is too little to train from scratch: it has"
-        )
-        remedy = f"continue from a model with --from {_published(text)}"
-    tokens = f"{read / 1e6:.2g} million tokens, and the smallest model needs"
-    warnings.append(f"{subject} {tokens} {needed / 1e6:.2g} million; {remedy}")
+    else:
+        subject = f"{seconds / USABLE / 3600:.2g} hours are too short"
+        verb = "they read"
+        read = fitting
+        remedy = f"raise --hours, or {remedy}"
+    tokens = f"{read / 1e6:.2g} million tokens, and the smallest model needs {needed / 1e6:.2g}"
+    warnings.append(f"{subject} to train from scratch: {verb} {tokens} million; {remedy}")
     return size, config
 
 
@@ -283,35 +280,31 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     machine = chosen.machine
     config = chosen.config
     out = chosen.out
-    kind = "model" if chosen.start else "scratch"
     length, predictions = length_for(text, chosen.start)
     records = _records(text, length)
     each = flops_of(config, length, predictions) / machine.flops
     epochs, complete = _epochs(chosen, records, each, seconds)
     examples = math.ceil(epochs * records)
     sizes = TABLE["batch"]["batches"]
-    batch = next((n for n in sizes if examples >= TABLE["batch"][kind] * n), sizes[-1])
+    least = TABLE["batch"]["model" if chosen.start else "scratch"]
+    batch = next((n for n in sizes if examples >= least * n), sizes[-1])
     updates = math.ceil(examples / batch)
     warmup = TABLE["warm-up"]["fraction"]
     decay = TABLE["decay"]["fraction"] if chosen.start is None else None
-    model: JSONObject = {
-        "bert_config": config.model_dump(exclude={"vocab_size"}),
-        "masking": {"probability": mask_fraction(None)},
-    }
-    if chosen.start is not None:
-        model = {"pretrained_ckpt_path": chosen.name}
+    shown = f"{chosen.name}, {config.num_hidden_layers} layers of {config.hidden_size}"
+    model: JSONObject = {"pretrained_ckpt_path": chosen.name}
+    if chosen.start is None:
+        model = {"bert_config": config.model_dump(exclude={"vocab_size"})}
+        model["masking"] = {"probability": mask_fraction(None)}
+        chosen.add_row("size", shown)
+        chosen.add_row("vocabulary", f"{config.vocab_size:,} new pieces")
+    else:
+        chosen.rows.append(("model", shown, "--from"))
         rule = TABLE["new pieces"]
         if text.pieces_per_word >= rule["pieces_per_word"] and text.words >= rule["words"]:
             chosen.new_pieces = step(rule["pieces"], text.words)
-    shown = f"{config.num_hidden_layers} layers of {config.hidden_size}"
-    tokens = float(f"{records * FILLED * length:.2g}")
-    if chosen.start is None:
-        chosen.add_row("size", f"{chosen.name}, {shown}")
-        chosen.add_row("vocabulary", f"{config.vocab_size:,} new pieces")
-    else:
-        chosen.rows.append(("model", f"{chosen.name}, {shown}", "--from"))
-        if chosen.new_pieces:
             chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
+    tokens = float(f"{records * FILLED * length:.2g}")
     chosen.add_row("length", f"{length}: about {records:,} training examples, {tokens:,.0f} tokens")
     source = TABLE["epochs"]["source"]
     reason = source if epochs == complete else f"what fits in the hours, of {complete} ({source})"
@@ -363,8 +356,7 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     text = chosen.text
     machine = chosen.machine
     out = chosen.out
-    few = {} if chosen.has_masked_lm else TABLE["few pairs"]
-    rule = {**TABLE["pairs"], **few}
+    rule = TABLE["pairs"] | ({} if chosen.has_masked_lm else TABLE["few pairs"])
     documents = max(text.documents, text.text_bytes / rule["document"])
     number = max(1, round(text.trained * min(rule["of_document"] * documents, text.words / 150)))
     # The vectors of the complete batch are computed before the gradients: one more forward pass.
@@ -379,8 +371,8 @@ def _add_pairs(chosen: Recipe, seconds: float) -> None:
     start = str(out / "run") if chosen.has_masked_lm else chosen.name
     if not chosen.has_masked_lm:
         chosen.rows.append(("model", f"{start}, as published", AS_PUBLISHED))
-    noun = "epoch" if epochs == 1 else "epochs"
-    how = f"{epochs:g} {noun} of {rule['batch']}, AdamW at {rule['rate']:g}"
+    times = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
+    how = f"{times} of {rule['batch']}, AdamW at {rule['rate']:g}"
     chosen.rows.append(("pairs", f"about {number:,} of the text, {how}", rule["source"]))
     chosen.add_config(
         "embed",

@@ -62,13 +62,12 @@ def run(settings: InitSettings) -> None:
     facts = text.read_facts(parts, reading, vocabulary)
     print_line(f"init: {text.describe(facts)}")
     is_plain = all(part.format == "plain" for part in parts)
-    if is_plain and "documents" not in settings.model_fields_set:
-        number = len(parts)
-        if number >= FEW_FILES and facts.documents >= MANY_DOCUMENTS * number:
-            print_line(
-                f"init: warning: {number:,} files have {facts.documents:,.0f} documents, because a blank line ends a "
-                "document; if each file is one document, add --documents files"
-            )
+    are_many = len(parts) >= FEW_FILES and facts.documents >= MANY_DOCUMENTS * len(parts)
+    if is_plain and are_many and "documents" not in settings.model_fields_set:
+        print_line(
+            f"init: warning: {len(parts):,} files have {facts.documents:,.0f} documents, because a blank line ends a "
+            "document; if each file is one document, add --documents files"
+        )
     print_line("init: timing this machine, about a minute, longer if it is busy")
     machine, described = measure(settings, facts, model)
     print_line(f"init: {described}")
@@ -103,8 +102,7 @@ def program() -> str:
     """Return the command that starts this `bert` in a shell: its name if it is on PATH, else its path."""
     path = Path(sys.executable).with_name("bert")
     on_path = shutil.which("bert")
-    is_on_path = on_path is not None and Path(on_path).resolve() == path.resolve()
-    if is_on_path or not path.exists():
+    if not path.exists() or (on_path and Path(on_path).resolve() == path.resolve()):
         return "bert"
     is_below = path.is_relative_to(Path.cwd())
     return shlex.quote(str(path.relative_to(Path.cwd()) if is_below else path))
@@ -119,11 +117,12 @@ def report(chosen: Recipe) -> str:
 
 def _reading_words(settings: InitSettings, is_plain: bool) -> str:
     """Return the words of a command line that read the input as `bert init` has read it."""
-    flags = {"input-format": settings.input_format, "text-field": settings.text_field}
-    flags = {name: value for name, value in flags.items() if value not in ("auto", "text")}
-    flags |= {"documents": settings.documents} if is_plain else {}
-    words = (word for name, value in flags.items() for word in (f"--{name}", value))
-    return shlex.join([str(settings.input), *words])
+    words = [str(settings.input)]
+    if settings.input_format != "auto":
+        words += ["--input-format", settings.input_format]
+    if settings.text_field != "text":
+        words += ["--text-field", settings.text_field]
+    return shlex.join(words + (["--documents", settings.documents] if is_plain else []))
 
 
 def commands(
@@ -135,32 +134,7 @@ def commands(
     """
     sentence, questions = examples
     out = shlex.quote(str(chosen.out))
-    start = chosen.start
-    lines = []
-    if config := chosen.configs.get("pretrain"):
-        cased = " --cased" if start and start.is_cased else ""
-        vocabulary = shlex.quote(start.vocabulary) if start else f"{out}/vocab"
-        make = f"bert vocab {out}/sentences/train {out}/vocab{cased}"
-        if chosen.new_pieces:
-            make += f" --extend {vocabulary} --size +{chosen.new_pieces}"
-            vocabulary = f"{out}/vocab"
-        else:
-            make += f" --size {chosen.config.vocab_size}"
-            make += "" if language == "en" else KEEP_MARKS
-        sizes = f"--sequence-length {config['max_seq_length']} --mask-tokens {config['max_predictions_per_seq']}"
-        how = f"--vocab {vocabulary} {sizes}{cased} --masking dynamic --no-nsp"
-        lines = [
-            "# sentences, vocabulary and records",
-            *(
-                f"bert preprocess {out}/text/{part}.jsonl {out}/sentences/{part} --language {language}"
-                for part in PARTS
-            ),
-            *([make] if start is None or chosen.new_pieces else []),
-            *(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}" for part in PARTS),
-            "# training; a run that was stopped continues with the same command",
-            f"bert doctor --config {out}/pretrain.json",
-            f"bert pretrain --config {out}/pretrain.json",
-        ]
+    lines = _of_pretraining(chosen, out, language) if chosen.has_masked_lm else []
     verdict = ["# is the model better than its start?", f"bert verdict {out}"]
     if "embed" in chosen.configs:
         lines += _of_search(chosen, questions, reading, verdict)
@@ -176,6 +150,33 @@ def commands(
         lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
     lines += [] if "embed" in chosen.configs else verdict
     return [re.sub("^(# |)bert ", rf"\g<1>{program()} ", line) for line in lines]
+
+
+def _of_pretraining(chosen: Recipe, out: str, language: str) -> list[str]:
+    start = chosen.start
+    config = chosen.configs["pretrain"]
+    cased = " --cased" if start and start.is_cased else ""
+    vocabulary = shlex.quote(start.vocabulary) if start else f"{out}/vocab"
+    lines = ["# sentences, vocabulary and records"]
+    for part in PARTS:
+        words = f"{out}/text/{part}.jsonl {out}/sentences/{part} --language {language}"
+        lines.append(f"bert preprocess {words}")
+    make = f"bert vocab {out}/sentences/train {out}/vocab{cased}"
+    if chosen.new_pieces:
+        lines.append(f"{make} --extend {vocabulary} --size +{chosen.new_pieces}")
+        vocabulary = f"{out}/vocab"
+    elif start is None:
+        marks = "" if language == "en" else KEEP_MARKS
+        lines.append(f"{make} --size {chosen.config.vocab_size}{marks}")
+    sizes = f"--sequence-length {config['max_seq_length']} --mask-tokens {config['max_predictions_per_seq']}"
+    how = f"--vocab {vocabulary} {sizes}{cased} --masking dynamic --no-nsp"
+    return [
+        *lines,
+        *(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}" for part in PARTS),
+        "# training; a run that was stopped continues with the same command",
+        f"bert doctor --config {out}/pretrain.json",
+        f"bert pretrain --config {out}/pretrain.json",
+    ]
 
 
 def _of_search(
@@ -207,7 +208,6 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
     with quiet_imports():
         from bert_cli.tasks.run import models  # loads TensorFlow
     source = models.find_source(name, "--from")
-    config = source.config
     path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
     pieces = str(source.folder) if is_here else name
@@ -215,14 +215,10 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
         vocabulary = find_vocabulary(pieces, cased=False)
     except ConfigError:
         vocabulary = find_vocabulary(pieces, cased=True)
-    return Start(
-        name,
-        config,
-        vocabulary=pieces,
-        is_cased=vocabulary.normalization.cased,
-        is_for_sentences=(source.folder / MODULES).is_file(),
-        pooling=read_embedding(source.folder).get("pooling", "mean"),
-    ), vocabulary
+    is_cased = vocabulary.normalization.cased
+    is_for_sentences = (source.folder / MODULES).is_file()
+    pooling = read_embedding(source.folder).get("pooling", "mean")
+    return Start(name, source.config, pieces, is_cased, is_for_sentences, pooling), vocabulary
 
 
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:

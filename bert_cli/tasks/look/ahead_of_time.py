@@ -1,7 +1,4 @@
-"""`bert plan --compile-for`: whether a run's step compiles and fits on devices that this machine does not have.
-
-The step is the one that training runs.
-"""
+"""`bert plan --compile-for`: whether the step of training compiles and fits on devices that are not here."""
 
 import re
 import time
@@ -50,9 +47,7 @@ def describe_target(settings: TrainSettings, target: Target) -> list[object]:
 
 
 def report(order: TrainSettings, work: Workload, target: Target, devices: list[object]) -> None:
-    """Compile the step for the devices of a target and print its memory.
-
-    A run of several stages is compiled for the stage that needs the most memory.
+    """Compile the step for the devices of a target and print its memory, of the stage of the run that needs the most.
 
     Raises DeviceError if the step does not fit the memory of a device.
     """
@@ -64,18 +59,17 @@ def report(order: TrainSettings, work: Workload, target: Target, devices: list[o
     print_line(f"\ncompiling for {number} x {accelerator.title}, which may take minutes")
     began = time.monotonic()
     with quiet_imports():
-        compiled, needed = _compiled(order, work, kind, devices)
+        memory, needed = _memory(order, work, kind, devices)
     seconds = time.monotonic() - began
     estimated = layout.fullest(work, kind)[1].total
     limit = accelerator.memory
-    least = "at least " if compiled is None else ""
+    least = "at least " if memory is None else ""
     size = f"{format_bytes(needed)} by the compiler"
     problem = f"a device needs {least}{size}, and has {format_bytes(limit)}"
-    if compiled is None:
+    if memory is None:
         raise DeviceError(where, problem, REMEDY)
     print_line(f"compiled in {format_duration(seconds)}\n")
     difference = f"{estimated / needed - 1:+.0%}"
-    memory = compiled.memory_analysis()
     rows = [
         ("needed by the compiler", format_bytes(needed)),
         ("  weights, moments and batch", format_bytes(memory.argument_size_in_bytes)),
@@ -104,10 +98,10 @@ def micro_batch(order: TrainSettings, work: Workload) -> Batch:
     return FeatureReader(features, batching, work.seed, work.max_seq_length)[0]
 
 
-def _compiled(
+def _memory(
     order: TrainSettings, work: Workload, kind: str, devices: list[object]
 ) -> tuple[Any, int]:
-    """Return the compiled step and the bytes that a device needs; no step if the compiler refuses it for its memory."""
+    """Return the memory of the compiled step and the bytes of a device; None if the compiler refuses it for these."""
     from bert_cli.parallel.jax import ahead_of_time
     from bert_cli.tasks.run.build import model_of
     from bert_cli.tasks.run.resolve import layout_of
@@ -115,16 +109,14 @@ def _compiled(
     model = model_of(work, work.head.outputs, has_values=False)
     engine = ahead_of_time.build_engine(model, layout_of(work), kind, devices)
     try:
-        compiled = engine.lowered(micro_batch(order, work)).compile()
+        memory: Any = engine.lowered(micro_batch(order, work)).compile().memory_analysis()
     except ahead_of_time.CompilerError as error:
         if (size := refused_bytes(str(error))) is None:
             raise
         return None, size
-    memory: Any = compiled.memory_analysis()
-    resident = (
-        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    )
-    return compiled, resident + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    names = ("argument", "output", "temp", "generated_code")
+    needed = sum(getattr(memory, f"{name}_size_in_bytes") for name in names)
+    return memory, needed - memory.alias_size_in_bytes
 
 
 def refused_bytes(message: str) -> int | None:

@@ -19,7 +19,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import BertError, ConfigError, DataError, DeviceError, install_command
-from bert_cli.files import JSONObject, existing, free_bytes, is_stdout, is_writable, output_json
+from bert_cli.files import existing, free_bytes, is_stdout, is_writable, output_json
 from bert_cli.parallel.cluster import Processes, find_processes
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
@@ -61,10 +61,7 @@ FIRST_LOSS = "first loss"
 
 
 def run(settings: DoctorSettings) -> None:
-    """Check the machine and a run: print all findings and, with --json, write them.
-
-    If there are errors, raises an error of the first error's class after all findings.
-    """
+    """Check the machine and a run. After all findings raises an error of the class of the first error, if any."""
     _finish(examine(settings, Report(quiet=is_stdout(settings.json_file))), settings.json_file)
 
 
@@ -86,19 +83,13 @@ def check_machine(settings: DoctorMachineSettings) -> None:
 def _finish(report: Report, json_file: Path | None) -> None:
     errors = [finding for finding in report.findings if finding.level == "error"]
     warnings = sum(finding.level == "warning" for finding in report.findings)
-    if json_file is not None:
-        columns = ("level", "what", "found", "remedy")
-        rows = [
-            {**{name: getattr(finding, name) for name in columns}, "values": dict(finding.values)}
-            for finding in report.findings
-        ]
-        summary: JSONObject = {"errors": len(errors), "warnings": warnings, "findings": rows}
-        output_json(json_file, summary)
+    rows = [finding.as_json() for finding in report.findings]
+    output_json(json_file, {"errors": len(errors), "warnings": warnings, "findings": rows})
     total = f"{count(len(errors), 'error')}, {count(warnings, 'warning')}"
-    failed = ", ".join(dict.fromkeys(finding.what for finding in errors))
     if not report.quiet:
         print_line(f"{count(len(report.findings), 'check')}: {total}")
     if errors:
+        failed = ", ".join(dict.fromkeys(finding.what for finding in errors))
         raise errors[0].kind(failed, f"did not pass ({total})", "follow the remedies above")
 
 
@@ -112,12 +103,10 @@ def _has_engine(engine: str, report: Report) -> bool:
 
 
 def _described(processes: Processes) -> str:
-    """Return the number of processes as text, and where it was read from if there are several."""
-    number = count(processes.count, "process")
     if processes.count == 1:
-        return number
+        return "1 process"
     local = len(processes.local_ranks)
-    return f"{number}, {local} on this host, according to {processes.source}"
+    return f"{processes.count:,} processes, {local} on this host, according to {processes.source}"
 
 
 def _check_run(settings: DoctorSettings, report: Report) -> None:
@@ -206,32 +195,30 @@ def check_layout(report: Report, draft: "Draft", devices: "Devices") -> None:
     needed = replicas // processes.count * stages
     text = f"{count(replicas, 'replica')} of {count(stages, 'device')}"
     values = {"replicas": replicas, "devices_of_a_replica": stages, "idle": idle}
-    remedy = layout.AUTO
     try:
         layout.check_processes(work.batch, processes.count)
     except ConfigError as error:
         report.error("layout", error, **values)
         return
-    level: Level = "warning"
     if kind == "GPU" and needed > number:
-        level = "error"
         text += f": needs {count(needed, 'GPU')} in this process, which has {number}"
+        report.add("error", "layout", text, layout.AUTO, **values)
     elif needed > number:
         text += f": {layout.simulated(needed)}"
+        report.add("warning", "layout", text, layout.AUTO, **values)
     else:
-        level = "warning" if idle > MAX_IDLE else "ok"
         text += f", idle for {idle:.1%} of a step"
         remedy = (
             "use more micro-batches per step (global_batch.grad_acc_steps_per_replica) or fewer stages; "
             "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null is one device"
         )
-    report.add(level, "layout", text, remedy, **values)
+        report.add("warning" if idle > MAX_IDLE else "ok", "layout", text, remedy, **values)
 
 
 def check_memory(report: Report, work: Workload, processes: Processes, devices: "Devices") -> None:
     """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
-    what = "memory of a run"
     kind, _, memory = devices
+    sizes = [part.total for part in estimate(work)]
     if kind != "CPU":
         device, largest = layout.fullest(work, kind)
         needed = largest.total
@@ -239,10 +226,9 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
         local = work.batch.replicas * len(processes.local_ranks) // processes.count
-        needed = max(1, local) * sum(part.total for part in estimate(work))
+        needed = max(1, local) * sum(sizes)
         total, free = machine.memory()
         text = f"all devices of this host together need {format_bytes(needed)}"
-    values = {"needed": needed, "there": total, "free": free}
     usable = layout.USABLE * total
     text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
     level: Level = "ok"
@@ -250,13 +236,13 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
     if needed > usable:
         level = "error"
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
-        if needed > max(part.total for part in estimate(work)):  # of several devices
+        if needed > max(sizes):  # of several devices
             remedy = f"{layout.AUTO}, {remedy}"
     elif needed > free:
         level = "warning"
         text += f", but only {format_bytes(free)} are free now"
         remedy = "end other programs on this machine"
-    report.add(level, what, text, remedy, **values)
+    report.add(level, "memory of a run", text, remedy, needed=needed, there=total, free=free)
 
 
 def checkpoint_bytes(work: Workload) -> int:
@@ -272,13 +258,13 @@ def check_folder(report: Report, draft: "Draft") -> None:
     folder = order.save_ckpt_path
     try:
         resolve.check_output_paths(order)
-        if folder is None:
-            report.add("ok", what, "nothing will be saved")
-            return
-        if not is_writable(folder):
+        if folder is not None and not is_writable(folder):
             raise DataError(str(existing(folder)), "cannot be written", "choose another folder")
     except BertError as error:
         report.error(what, error)
+        return
+    if folder is None:
+        report.add("ok", what, "nothing will be saved")
         return
     kind = machine.file_system(existing(folder))
     if kind in TEMPORARY_FILE_SYSTEMS:
@@ -350,10 +336,8 @@ def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
 def _losses(built: "Engine", rows: "Batch") -> dict[str, float]:
     """Return the mean losses without dropout; a loss that no example has is left out (no sentence pairs)."""
     counts = counts_of({name: column[None] for name, column in rows.items()}, built.head.COUNTS)
-    divisors = {name: max(value, 1.0) for name, value in counts.items()}
-    losses = built.means(built.evaluate(rows), divisors)
-    counted = {name: counts[total] for name, (_, total) in built.head.MEANS.items()}
-    return {name: losses[name] for name in TOLERANCE if counted.get(name)}
+    losses = built.means(built.evaluate(rows), counts)
+    return {name: losses[name] for name in TOLERANCE if name in losses}
 
 
 def judge(
@@ -363,10 +347,8 @@ def judge(
     vocab_size = work.model.vocab_size
     equal = {"mlm_loss": math.log(vocab_size), "nsp_loss": math.log(2)}
     names = {"mlm_loss": f"masked-LM, ln {vocab_size:,}", "nsp_loss": "next sentence, ln 2"}
-    text = ", ".join(
-        f"{value:.2f} ({names[name]} = {equal[name]:.2f})" for name, value in losses.items()
-    )
-    text = f"{text or 'nothing to predict'}; {notes}"
+    parts = [f"{loss:.2f} ({names[name]} = {equal[name]:.2f})" for name, loss in losses.items()]
+    text = f"{', '.join(parts) or 'nothing to predict'}; {notes}"
     values = {**losses, **{f"equal_{name}": equal[name] for name in losses}}
     # Both comparisons are false for NaN.
     if is_trained:

@@ -46,7 +46,7 @@ HARMFUL = {
     "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
 }
 """Environment variable -> values that slow a run down or change its numbers, and their effect."""
-BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
+BFLOAT16_CAPABILITY = 8.0  # of CUDA, from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 Level = Literal["ok", "warning", "error"]
 """A warning slows a run down or may end it."""
@@ -69,6 +69,10 @@ class Finding:
     def __str__(self) -> str:
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"{self.level:<7}  {self.what:<15}  {self.found}{remedy}"
+
+    def as_json(self) -> JSONObject:
+        """Return the finding without its class."""
+        return {name: value for name, value in vars(self).items() if name != "kind"}
 
 
 class Report:
@@ -121,8 +125,7 @@ def fastest_precision(kind: str) -> Precision:
         return "mixed_bfloat16"
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    capabilities = map(float, re.findall(r"\d+\.\d+", shown))
-    is_old = any(capability < BFLOAT16_CAPABILITY for capability in capabilities)
+    is_old = any(float(found) < BFLOAT16_CAPABILITY for found in re.findall(r"\d+\.\d+", shown))
     return "mixed_float16" if is_old else "mixed_bfloat16"
 
 
@@ -148,36 +151,34 @@ def resident_bytes() -> tuple[int, int]:
 
 def file_system(folder: Path) -> str | None:
     """Return the type of the file system that holds a folder; None if unknown."""
-    path = folder.absolute().resolve()
-    above = [
-        (len(partition.mountpoint), number, partition.fstype)
-        for number, partition in enumerate(psutil.disk_partitions(all=True))
-        if path.is_relative_to(partition.mountpoint)
-    ]
+    path = folder.resolve()
+    mounts = psutil.disk_partitions(all=True)
+    above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
     # A later mount on the same point hides the earlier one.
-    return max(above)[2] if above else None
+    above.sort(key=lambda mount: len(mount.mountpoint))
+    return above[-1].fstype if above else None
 
 
 def description() -> JSONObject:
     """Return the processor and the memory, in the form that measurements record."""
     flags = processor_flags(_read(CPUINFO))
     number = cpu_count()
-    (total, free) = memory()
+    total, free = memory()
     known = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     model = re.search(r"^model name\s*: (.*)$", _read(CPUINFO), re.MULTILINE)
-    text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}"
-    if flags:
-        missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(known))
-        text += f"; {', '.join(known) or 'none of ' + ', '.join(INSTRUCTIONS.values())}"
-        text += f", no {missing}" if known and missing else ""
+    text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}; "
+    missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(known))
+    if known:
+        text += ", ".join(known) + (f", no {missing}" if missing else "")
+    elif flags:
+        text += f"none of {', '.join(INSTRUCTIONS.values())}"
     else:
-        text += "; its instructions are unknown"
-    quota, _, period = _read(CGROUP / "cpu.max").strip().partition(" ")
-    cores = int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+        text += "its instructions are unknown"
+    quota = re.match(r"(\d+) (\d+)", _read(CGROUP / "cpu.max"))
     return {
         "processor": text,
         "cores": number,
-        "quota": cores,
+        "quota": int(quota[1]) / int(quota[2]) if quota else None,
         "instructions": known,
         "memory_bytes": total,
         "free_bytes": free,
@@ -197,10 +198,10 @@ def _read(path: str | Path) -> str:
 def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     """Report the versions of the packages and the memory, and check the processor and the environment."""
     versions = package_versions(PACKAGES)
-    text = f"{versions['python']} on {platform.platform()}"
-    report.add("ok", "python", text, python=versions["python"])
+    python = versions["python"]
+    report.add("ok", "python", f"{python} on {platform.platform()}", python=python)
     text = ", ".join(f"{name} {versions[name]}" for name in PACKAGES)
-    report.add("ok", "packages", text, "", **versions)
+    report.add("ok", "packages", text, **versions)
     check_processor(report)
     total, free = memory()
     text = f"{format_bytes(free)} free of {format_bytes(total)}"
@@ -213,9 +214,8 @@ def check_processor(report: Report) -> None:
     flags = processor_flags(_read(CPUINFO))
     described = description()
     values = {name: described[name] for name in ("cores", "quota", "instructions")}
+    number, quota, _ = values.values()
     text = described["processor"]
-    quota = values["quota"]
-    number = values["cores"]
     is_slow = bool(flags) and not flags & {"avx2", "asimd"}
     text += ", no AVX2: matrix products are several times slower" if is_slow else ""
     remedy = "use another machine, or a hypervisor that passes AVX2 through"

@@ -32,15 +32,17 @@ def run(settings: Planning) -> None:
     Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
     """
     target = None
+    kind = "GPU"
+    devices = settings.devices
+    processes = settings.processes
+    memory = None if settings.memory is None else parse_bytes(settings.memory)
     if settings.compile_for is not None:
         from bert_cli.tasks.look import ahead_of_time
 
         target = find_target(settings.compile_for)
+        kind = target.accelerator.kind
+        devices = target.devices
         described = ahead_of_time.describe_target(settings, target)
-    kind = "GPU" if target is None else target.accelerator.kind
-    devices = settings.devices if target is None else target.devices
-    processes = settings.processes
-    memory = None if settings.memory is None else parse_bytes(settings.memory)
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
         order = with_sizes_of_records(settings)
@@ -115,27 +117,20 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{again if parallel.recompute else 'no recomputation'}\n"
     )
-    # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
+    rows = []
+    totals = []
     # Devices of `tensor` are equal, so the first stands for all.
-    exact = map(asdict, estimate(work, kind)[: max(mapping) + 1])
-    devices = [
-        Estimate(**{name: round(n, -5) for name, n in device_estimate.items()})
-        for device_estimate in exact
-    ]
-    cells = [
-        {kind: f"{getattr(device_estimate, kind) / 1e6:,.1f}" for kind in KINDS}
-        for device_estimate in devices
-    ]
-    rows = [
-        (str(device), *row.values(), layout.blocks_on(stages, mapping, device))
-        for device, row in enumerate(cells)
-    ]
+    for device, exact in enumerate(estimate(work, kind)[: max(mapping) + 1]):
+        # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
+        terms = Estimate(**{name: round(size, -5) for name, size in asdict(exact).items()})
+        cells = [f"{getattr(terms, name) / 1e6:,.1f}" for name in KINDS]
+        rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
+        totals.append(terms.total)
     print_table(("device", *KINDS, "stages"), rows, right=range(1, len(KINDS) + 1))
-    fullest = max(range(len(devices)), key=lambda device: devices[device].total)
-    terms = cells[fullest]
-    numbers = re.sub(r"\w+", lambda word: terms.get(word[0], word[0]), FORMULA)
+    fullest, *cells = rows[totals.index(max(totals))]
+    numbers = re.sub("|".join(KINDS), lambda name: cells[KINDS.index(name[0])], FORMULA)
     print_line(f"\nin MB (10^6 bytes): total = {FORMULA}")
-    print_line(f"device {fullest}: {terms['total']} = {numbers}")
+    print_line(f"device {fullest}: {cells[-2]} = {numbers}")
     if len(stages) > 1:
         idle = f"{layout.idle(work):.1%}"
         print_line(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
@@ -163,12 +158,14 @@ def _check_devices(work: Workload, devices: int | None, processes: int) -> None:
     replicas = work.batch.replicas
     each = len(estimate(work))
     needed = replicas * each
-    remedy = "pass --parallel.layout auto to choose a layout that fits"
     layout.check_processes(work.batch, processes)
-    if devices is not None and needed > devices:
+    if devices is None:
+        return
+    if needed > devices:
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
+        remedy = "pass --parallel.layout auto to choose a layout that fits"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
-    if devices is not None and needed < devices:
+    if needed < devices:
         print_line(f"{devices - needed} of {count(devices, 'device')} unused")
 
 
@@ -176,19 +173,19 @@ def _flags(work: Workload) -> str:
     batch = work.batch
     (stages, mapping) = stages_of(work)
     parallel = work.parallel
-    pipeline = (
-        f"--parallel.pipeline-stages '{json.dumps([short(stage) for stage in stages])}' "
-        f"--parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
-    )
-    if work.engine == "jax":
-        pipeline = "--parallel.pipeline-stages null --parallel.pipeline-device-mapping null"
-        pipeline += f" --parallel.tensor '{parallel.tensor}'"
-        if parallel.replicated_tensor_sharding:
-            pipeline += " --parallel.replicated-tensor-sharding"
-        if parallel.shard_weights:
-            pipeline += " --parallel.shard-weights"
-    return (
+    is_jax = work.engine == "jax"
+    laid = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
+    mapped = "null" if is_jax else f"'{json.dumps(mapping)}'"
+    flags = (
         f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
         f"--global-batch.replicas {batch.replicas} "
-        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} {pipeline}"
+        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
+        f"--parallel.pipeline-stages {laid} --parallel.pipeline-device-mapping {mapped}"
     )
+    if is_jax:
+        flags += f" --parallel.tensor '{parallel.tensor}'"
+        if parallel.replicated_tensor_sharding:
+            flags += " --parallel.replicated-tensor-sharding"
+        if parallel.shard_weights:
+            flags += " --parallel.shard-weights"
+    return flags

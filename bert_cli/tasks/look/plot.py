@@ -10,10 +10,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,21 +20,7 @@ from bert_cli.config.tools import PlotSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import write_output
 from bert_cli.processes import print_line
-from bert_cli.tasks.look.summary import (
-    ACCURACY,
-    LOSS,
-    differing_settings,
-    in_words,
-    label_of,
-    metric_names,
-    names_of,
-    series,
-    smoothed,
-    summary_of,
-    value_in_words,
-    window_for,
-    window_in_words,
-)
+from bert_cli.tasks.look import summary
 from bert_cli.text import count
 from bert_cli.train import history
 from bert_cli.train.checkpoint import METRICS
@@ -66,34 +51,26 @@ LOG_RATIO = 100.0
 """Ratio of the largest to the smallest gradient norm above which the scale is logarithmic."""
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """A metric of several runs over their steps, and its held-out metric if there is one."""
 
     label: str
-    metric: str
-    """Name of the metric in metrics.jsonl."""
+    metric: str  # as metrics.jsonl names it
     factor: float = 1.0
     smooth: bool = True
 
 
 def run(settings: PlotSettings) -> None:
-    """Write the pictures and the page.
-
-    Raises DataError for a folder that is not a run, for runs without a step, and for an output that cannot be
-    written.
-    """
+    """Write the pictures and the page. Raises DataError for runs without a step, and other folders."""
     runs = history.open_runs(settings.runs, "runs")
-    names = names_of(runs)
+    names = summary.names_of(runs)
     empty = [str(entry.folder) for entry in runs if not entry.steps]
     if len(empty) == len(runs):
         remedy = "wait for the first one, or name other runs"
         raise DataError(f"runs ({', '.join(empty)})", f"have no step in {METRICS} yet", remedy)
-    window = window_for(runs)
-    pictures = {
-        title: draw(title, panels, runs, names, window)
-        for title, panels in pictures_of(runs).items()
-    }
+    window = summary.window_for(runs)
+    panels = pictures_of(runs).items()
+    pictures = {title: draw(title, rows, runs, names, window) for title, rows in panels}
     pages = {f"{re.sub('[ -]', '_', title.lower())}.svg": svg for title, svg in pictures.items()}
     files = ", ".join(pages)
     pages[PAGE] = page_of(runs, names, pictures, window)
@@ -109,9 +86,9 @@ def run(settings: PlotSettings) -> None:
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     """Return title -> panels of each picture for which the runs have a metric."""
-    losses = metric_names(runs, LOSS)
-    accuracies = metric_names(runs, ACCURACY)
-    held_out = metric_names(runs, held_out=True)
+    losses = summary.metric_names(runs, summary.LOSS)
+    accuracies = summary.metric_names(runs, summary.ACCURACY)
+    held_out = summary.metric_names(runs, held_out=True)
     pictures = {
         "Loss": [Panel(f"{_label(name)} (nats)", name) for name in losses],
         "Accuracy": [Panel(f"{_label(name)} (%)", name, factor=100.0) for name in accuracies],
@@ -120,7 +97,7 @@ def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
         "Throughput": [Panel(f"{n} / s", f"{n}_per_second") for n in ("tokens", "examples")],
         "Gradient norm": [Panel("gradient norm", "gradient_norm")],
     }
-    known = {*metric_names(runs), *held_out}
+    known = {*summary.metric_names(runs), *held_out}
     rows = {title: [p for p in panels if p.metric in known] for title, panels in pictures.items()}
     return {title: panels for title, panels in rows.items() if panels}
 
@@ -200,7 +177,7 @@ def _draw_run(
 ) -> None:
     colour, dashes = style
     for name in (panel.metric, HELD_OUT + panel.metric):
-        steps, values = series(run, name)
+        steps, values = summary.series(run, name)
         if len(steps) == 0:
             continue
         values = panel.factor * values
@@ -211,7 +188,7 @@ def _draw_run(
         else:
             if window > 1:
                 axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.22)
-                values = smoothed(values, window)
+                values = summary.smoothed(values, window)
             # A single point has no line.
             marker = "o" if is_finite.sum() == 1 else None
             (line,) = axes.plot(steps, values, color=colour, linestyle=dashes, marker=marker)
@@ -226,7 +203,7 @@ def _draw_run(
 
 
 def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
-    values = np.concatenate([series(entry, panel.metric)[1] for entry in runs])
+    values = np.concatenate([summary.series(entry, panel.metric)[1] for entry in runs])
     values = values[np.isfinite(values)]
     if len(values) == 0:
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center")
@@ -241,33 +218,32 @@ def page_of(
     runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, str], window: int
 ) -> str:
     """Return the HTML page: the run's end, pictures, metrics, differing settings, all settings of each run."""
-    summaries = [summary_of(entry, window) for entry in runs]
+    columns = [summary.summary_of(entry, window) for entry in runs]
     metrics = {
         "folder": [str(entry.folder.resolve()) for entry in runs],
         "command": [entry.kind for entry in runs],
         "state": [entry.state if entry.steps else f"{entry.state}, no step yet" for entry in runs],
     }
-    for name in dict.fromkeys(name for summary in summaries for name in summary):
-        metrics[label_of(name)] = [in_words(name, summary.get(name)) for summary in summaries]
+    for name in dict.fromkeys(name for column in columns for name in column):
+        cells = [summary.in_words(name, column.get(name)) for column in columns]
+        metrics[summary.label_of(name)] = cells
     ends = {
         label: metrics[label]
         for label in metrics
         if label in END or label.endswith("loss, last") or label.startswith("score ")
     }
-    differing = differing_settings([entry.flat_settings for entry in runs])
+    differing = summary.differing_settings([entry.flat_settings for entry in runs])
+    texts = [json.dumps(entry.settings, indent=1, ensure_ascii=False) for entry in runs]
     return render(
         TEMPLATE,
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
         ends=ends,
         metrics=metrics,
-        window=window_in_words(window),
-        differing={name: map(value_in_words, values) for name, values in differing.items()},
+        window=summary.window_in_words(window),
+        differing={name: map(summary.value_in_words, values) for name, values in differing.items()},
         pictures=pictures.values(),
-        settings=[
-            (name, json.dumps(entry.settings, indent=1, ensure_ascii=False))
-            for name, entry in zip(names, runs, strict=True)
-        ],
+        settings=zip(names, texts, strict=True),
     )
 
 

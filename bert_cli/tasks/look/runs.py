@@ -17,18 +17,7 @@ from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import Score, describe, difference
-from bert_cli.tasks.look.summary import (
-    differing_settings,
-    in_words,
-    label_of,
-    names_of,
-    score_name,
-    spread,
-    summary_of,
-    value_in_words,
-    window_for,
-    window_in_words,
-)
+from bert_cli.tasks.look import summary
 from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
 from bert_cli.train.checkpoint import METRICS
@@ -159,11 +148,13 @@ def compare(settings: CompareSettings) -> None:
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
         raise DataError(where, "is the same run as the first", "name another run")
-    window = window_for([*sides[0], *sides[1]])
-    names = names_of([Run(folder) for folder in folders.values()])
+    window = summary.window_for([*sides[0], *sides[1]])
+    names = summary.names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]
-    results = [spread([summary_of(entry, window) for entry in runs]) for runs in sides]
+    settings_of = [row[0] | summary.differing_settings(row) for row in rows]
+    values = [[summary.summary_of(entry, window) for entry in runs] for runs in sides]
+    results = list(map(summary.spread, values))
     described: JSONObject = {
         "runs": [
             {
@@ -175,10 +166,8 @@ def compare(settings: CompareSettings) -> None:
             for name, runs in zip(names, sides, strict=True)
         ],
         "smoothed_over_steps": window,
-        "settings": differing_settings([row[0] | differing_settings(row) for row in rows]),
-        "results": {
-            name: [entry.get(name) for entry in results] for name in results[0] | results[1]
-        },
+        "settings": summary.differing_settings(settings_of),
+        "results": {n: [entry.get(n) for entry in results] for n in results[0] | results[1]},
         "intervals": _intervals(sides),
     }
     output_json(settings.json_file, described)
@@ -197,7 +186,7 @@ def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
         first, second = ([run[name] for run in runs if name in run] for runs in samples)
         both = (second, first) if first and second else ([], [])
         pairs = {"first": (first, []), "second": (second, []), "difference": both}
-        intervals[score_name(name)] = {
+        intervals[summary.score_name(name)] = {
             what: difference(*pair).bounds
             for what, pair in pairs.items()
             if len({sample.examples.digest for side in pair for sample in side}) == 1
@@ -223,7 +212,7 @@ def _print(described: JSONObject) -> None:
     names = (first["name"], second["name"])
     settings = described["settings"].items()
     if settings:
-        rows = [(name, *map(value_in_words, pair)) for name, pair in settings]
+        rows = [(name, *map(summary.value_in_words, pair)) for name, pair in settings]
         print_table(("settings that differ", *names), rows)
     else:
         print_line("Both have the same settings.")
@@ -238,16 +227,18 @@ def _print(described: JSONObject) -> None:
         bounds = described["intervals"].get(name, {})
         for side, statistics in zip(("first", "second"), pair, strict=True):
             deviation = statistics and statistics["standard_deviation"]
-            spread = f" +- {in_words(name, deviation)}" if deviation else ""
-            spread += _bounds(name, bounds.get(side))
-            cells.append(in_words(name, statistics["mean"]) + spread if statistics else "-")
+            cell = summary.in_words(name, statistics["mean"]) if statistics else "-"
+            cell += f" +- {summary.in_words(name, deviation)}" if deviation else ""
+            cells.append(cell + _bounds(name, bounds.get(side) if statistics else None))
         if None not in pair:
             number = pair[1]["mean"] - pair[0]["mean"]
             sign = "+" if number > 0 else "-" if number < 0 else ""
-            change = sign + in_words(name, abs(number)) + _bounds(name, bounds.get("difference"))
-        rows.append((label_of(name), *cells, change))
+            change = (
+                sign + summary.in_words(name, abs(number)) + _bounds(name, bounds.get("difference"))
+            )
+        rows.append((summary.label_of(name), *cells, change))
     print_table(("results", *names, "difference"), rows)
-    smoothing = window_in_words(described["smoothed_over_steps"])
+    smoothing = summary.window_in_words(described["smoothed_over_steps"])
     print_line(f"\nLosses, accuracies and gradient norms are {smoothing}.")
     if described["intervals"]:
         print_line(
@@ -258,4 +249,5 @@ def _print(described: JSONObject) -> None:
 def _bounds(name: str, bounds: Mapping[str, float | None] | None) -> str:
     if bounds is None or bounds["low"] is None:
         return ""
-    return f" [{in_words(name, bounds['low'])}, {in_words(name, bounds['high'])}] n {bounds['n']:,}"
+    low, high = (summary.in_words(name, bounds[end]) for end in ("low", "high"))
+    return f" [{low}, {high}] n {bounds['n']:,}"
