@@ -32,12 +32,10 @@ def run(settings: AverageSettings) -> None:
     folder = settings.run
     out = settings.out
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
-    if len(paths) < settings.last:
-        problem = (
-            f"has {count(len(paths), 'complete checkpoint')}, fewer than --last {settings.last}"
-        )
+    if (number := len(paths)) < settings.last:
+        problem = f"has {count(number, 'complete checkpoint')}, fewer than --last {settings.last}"
         remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
-        remedy += "" if len(paths) < 2 else f", or pass --last {len(paths)}"
+        remedy += f", or pass --last {number}" if number > 1 else ""
         remedy = remedy if paths else "use a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
     check_new_folder(out, remedy=f"use a new one, or score it with `bert evaluate {out}`")
@@ -57,9 +55,8 @@ def run(settings: AverageSettings) -> None:
             reason = f"`bert evaluate {out} --dataset-dir RECORDS` scores it"
         print_line(f"average: not scored; {reason}")
         return
-    models = (paths[-1], out)
-    scored = evaluate.samples_of(draft, models, draft.order.evaluation_examples)
-    newest, averaged = scored.values()
+    examples = draft.order.evaluation_examples
+    newest, averaged = evaluate.samples_of(draft, (paths[-1], out), examples).values()
     changes = {name: difference([averaged[name]], [newest[name]]) for name in newest}
     rows = [
         (name, f"{interval(newest[name]):.6f}", f"{interval(averaged[name]):.6f}", f"{change:.6f}")

@@ -36,9 +36,8 @@ def run(settings: EvaluateSettings) -> None:
     kind = history.Run(folder).kind
     if kind != "pretrain":
         problem = "is not a run of pretrain" if kind == "?" else f"is a run of {kind}"
-        remedy = (
-            "use a run of `bert pretrain`; the command of another run scores with --no-do-training"
-        )
+        remedy = "use a run of `bert pretrain`; "
+        remedy += "the command of another run scores with --no-do-training"
         raise ConfigError(f"RUN ({settings.run})", problem, remedy)
     draft = draft_of(folder, model, settings.engine, settings.dataset_dir, NAME)
     held_out = draft.held_out
@@ -57,15 +56,14 @@ def run(settings: EvaluateSettings) -> None:
         baselines = _frequencies(draft, examples) if settings.baselines else {}
         if warning := compare([Result(samples)], baselines, "mlm_loss"):
             print_error(warning)
-    if settings.json_file is not None:
-        described: dict[str, JSON] = {
-            "model": str(model),
-            NAME: records,
-            "examples": number,
-            "scores": {name: score.value for name, score in scores.items()},
-            "intervals": {name: score.bounds for name, score in scores.items()},
-        }
-        output_json(settings.json_file, described)
+    described: dict[str, JSON] = {
+        "model": str(model),
+        NAME: records,
+        "examples": number,
+        "scores": {name: score.value for name, score in scores.items()},
+        "intervals": {name: score.bounds for name, score in scores.items()},
+    }
+    output_json(settings.json_file, described)
 
 
 def _frequencies(draft: Draft[PretrainSettings], examples: int) -> dict[str, Result]:

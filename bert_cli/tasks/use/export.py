@@ -8,7 +8,6 @@ transformers' model of the same files.
 Shapes: B examples, S positions, D hidden size, V vocabulary size.
 """
 
-import importlib.util
 import logging
 import shlex
 import shutil
@@ -16,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,7 @@ from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import (
-    INPUTS,
-    Input,
-    Opened,
-    inputs_of,
-    open_model,
-    task_of,
-    write_model_files,
-)
+from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.runtimes import GRAPH, MADE_FROM, made_of, run_graph
 from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
@@ -70,25 +61,28 @@ def run(settings: ExportSettings) -> None:
     if settings.format == "static":
         static.run(settings)
         return
-    out = settings.out
-    _check_settings(settings)
+    missing = [name for name in FORMATS[settings.format][1] if find_spec(name) is None]
+    if missing:
+        problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
+        raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
     # RuntimeError: TensorFlow is initialized already. A GPU's products differ in the third digit.
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     source = models.as_trained(models.find_source(settings.model, "MODEL"))
     origin = origin_of(settings, source.folder, settings.compare_on)
-    if not check_new_folder(out, origin):
+    if not check_new_folder(settings.out, origin):
         _write(settings, source, origin)
     if settings.format == "hf":
-        print_line(f"export: to publish it, run hf upload OWNER/NAME {shlex.quote(str(out))}")
+        out = shlex.quote(str(settings.out))
+        print_line(f"export: to publish it, run hf upload OWNER/NAME {out}")
 
 
 def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
     out = settings.out
-    task = task_of(source, None)
+    task = opened.task_of(source, None)
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = [] if settings.compare_on is None else int8.read_texts(settings.compare_on, task)
-    model = open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
+    model = opened.open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     with atomic_folder(out, origin=origin) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         served = Served(model)
@@ -97,8 +91,14 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
         notes = []
         agrees = True
         if settings.precision == "int8":
-            note, agrees = _quantize(served, folder, task, texts)
-            notes = [note]
+            path = folder / GRAPH
+            with _without_log_noise():
+                int8.quantize(path)
+            batches = int8.read_batches(texts, model, task)
+            if not texts:
+                batches = _synthetic_batches(source.config, INT8_SHAPES)
+            note, agrees = int8.compare(model, batches, served.predict, run_graph(path))
+            notes.append(note)
             print_line(f"export: {note}")
         if settings.format == "onnx" and agrees and source.weights.is_file():
             made_from = f"{made_of(source)} {settings.precision}"
@@ -110,14 +110,6 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
         f"its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; a text may have at most {source.config.max_position_embeddings:,} tokens"
     )
-
-
-def _check_settings(settings: ExportSettings) -> None:
-    _, packages = FORMATS[settings.format]
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        problem = f"needs the extra 'export', but lacks {' and '.join(missing)}"
-        raise ConfigError(f"format ({settings.format})", problem, install_command("export"))
 
 
 def _compare(served: "Served", exported: Predict, where: str) -> float:
@@ -157,32 +149,18 @@ def _synthetic_batches(
         mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
         ids = draw.integers(0, config.vocab_size, (examples, length), dtype=np.int32) * mask
         segments = draw.integers(0, config.type_vocab_size, (examples, length), dtype=np.int32)
-        columns = dict(zip(INPUTS, (ids, mask, segments * mask), strict=True))
-        yield {name: columns[name] for name in inputs_of(config)}
-
-
-def _quantize(
-    served: "Served", folder: Path, task: str, texts: Sequence[Input]
-) -> tuple[str, bool]:
-    """Quantize the ONNX graph in a folder; return `compare` of it, on texts if there are any."""
-    model = served.model
-    path = folder / GRAPH
-    with _without_log_noise():
-        int8.quantize(path)
-    batches = int8.read_batches(texts, model, task)
-    if not texts:
-        batches = _synthetic_batches(model.source.config, INT8_SHAPES)
-    return int8.compare(model, batches, served.predict, run_graph(path))
+        columns = dict(zip(opened.INPUTS, (ids, mask, segments * mask), strict=True))
+        yield {name: columns[name] for name in opened.inputs_of(config)}
 
 
 class Served(tf.Module):
     """The model with transformers' inputs and outputs, in the form that TensorFlow saves."""
 
-    def __init__(self, model: Opened) -> None:
+    def __init__(self, model: opened.Opened) -> None:
         super().__init__(name="bert")
         self.model = model
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
-        inputs = inputs_of(model.source.config)
+        inputs = opened.inputs_of(model.source.config)
         shape = [tf.TensorSpec([None, None], tf.int32, name=name) for name in inputs]
         # A partial: TensorFlow would count the methods of two objects as one function that is traced again and again.
         self.serve = tf.function(partial(self._serve), input_signature=shape, autograph=False)
@@ -237,7 +215,7 @@ def write_hf(served: Served, folder: Path) -> Predict:
 def write_saved_model(served: Served, folder: Path) -> Predict:
     """Write a TensorFlow SavedModel with the signature `serving_default`."""
     tf.saved_model.save(served, str(folder), signatures={"serving_default": served.serve})
-    write_model_files(served.model.source, served.model.architecture, folder)
+    opened.write_model_files(served.model.source, served.model.architecture, folder)
     loaded = tf.saved_model.load(str(folder))
 
     def predict(columns: Mapping[str, Any]) -> Outputs:
@@ -253,7 +231,7 @@ def write_tflite(served: Served, folder: Path) -> Predict:
     concrete = served.serve.get_concrete_function()
     data = tf.lite.TFLiteConverter.from_concrete_functions([concrete], served).convert()
     (folder / "model.tflite").write_bytes(data)
-    write_model_files(served.model.source, served.model.architecture, folder)
+    opened.write_model_files(served.model.source, served.model.architecture, folder)
     with warnings.catch_warnings():
         # TensorFlow warns that its interpreter will move to another package.
         warnings.simplefilter("ignore")
@@ -272,7 +250,7 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     attention = long_attention.register() if is_long else "eager"
     model = _write_hf_files(served.model, folder, attention)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
-    inputs = inputs_of(served.model.source.config)
+    inputs = opened.inputs_of(served.model.source.config)
 
     class Ordered(torch.nn.Module):
         def __init__(self) -> None:
@@ -315,7 +293,7 @@ FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] =
 """Format -> its writer, and the packages of the extra that it needs."""
 
 
-def _write_hf_files(model: Opened, folder: Path, attention: str = "eager") -> Any:
+def _write_hf_files(model: opened.Opened, folder: Path, attention: str = "eager") -> Any:
     """Write a Hugging Face folder; return its model in PyTorch, float32."""
     import torch
     import transformers
@@ -326,7 +304,7 @@ def _write_hf_files(model: Opened, folder: Path, attention: str = "eager") -> An
         shutil.copyfile(source.weights, weights)
     else:
         checkpoint.write_tensors(weights, source.tensors())
-    write_model_files(source, model.architecture, folder)
+    opened.write_model_files(source, model.architecture, folder)
     with _without_log_noise():
         _, name = model.architecture.split("Bert")
         kind = f"AutoModel{name.removeprefix('Model')}"

@@ -13,7 +13,7 @@ from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.io.files import format_by_name
-from bert_cli.data.io.rows import Rows, check_text, listed, parquet_rows
+from bert_cli.data.io.rows import check_text, listed, parquet_rows
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parse.load import changed
@@ -71,9 +71,7 @@ def run(settings: PredictSettings) -> None:
         texts = [item for item in group if not is_empty(item, kind)]
         predictor.place.move(begin, len(group), len(inputs))
         answers = iter(predictor.answer(texts) if texts else [])
-        rows = [
-            _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group
-        ]
+        rows = [_empty_row(i, predictor) if is_empty(i, kind) else next(answers) for i in group]
         print_line("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows))
 
 
@@ -162,11 +160,13 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
     where = "standard input" if path is None else str(path)
     form = None if path is None else format_by_name(path)
     if path is not None and form == "parquet":
-        yield from _objects(parquet_rows(tables.open_file(path)), kind, task)
+        rows = parquet_rows(tables.open_file(path))
+        yield from (input_of(row, line, kind, task) for line, row in rows)
         return
     lines = _standard_input(kind) if path is None else tables.read_lines(path)
     if form == "json-lines" or "text" not in kind.FIELDS:
-        yield from _objects(tables.json_lines(lines, where), kind, task)
+        rows = tables.json_lines(lines, where)
+        yield from (input_of(row, line, kind, task) for line, row in rows)
         return
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
@@ -186,19 +186,12 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
     return tables.lines_of(tables.decoded(sys.stdin.buffer.read(), "standard input"))
 
 
-def _objects(rows: Rows, kind: type[Predictor], task: str) -> Iterator[Input]:
-    """Yield the inputs of rows."""
-    for line, row in rows:
-        yield input_of(row, line, kind, task)
-
-
 def input_of(row: tables.Row, where: str, kind: type[Predictor], task: str) -> Input:
     """Return the task's fields of a row; fields that no task has are ignored.
 
     Raises DataError for a missing field, one that is not a string, and one of another task.
     """
-    foreign = sorted((_all_fields() - _fields_of(kind)) & set(row))
-    if foreign:
+    if foreign := sorted((_all_fields() - _fields_of(kind)) & set(row)):
         reads = f"which reads {listed(kind.FIELDS)}"
         problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
         raise DataError(where, problem, "remove it or choose its task")

@@ -13,15 +13,9 @@ from scipy.special import expit, softmax
 
 from bert_cli.config.finetune import DOC_STRIDE, QUESTION_SPECIALS
 from bert_cli.config.use import PredictSettings
-from bert_cli.data.finetune import conll
+from bert_cli.data.finetune import conll, squad_windows
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.squad import Question
-from bert_cli.data.finetune.squad_windows import (
-    answers,
-    make_windows,
-    read_null_threshold,
-    with_null_threshold,
-)
 from bert_cli.data.tokens.tokenizer import MASK
 from bert_cli.errors import DataError
 from bert_cli.facts.heads import heads
@@ -143,7 +137,6 @@ class QuestionAnswering(Predictor):
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return the sizes of the run's windows, or those that fit, and the threshold that the run chose."""
-        run = source.folder.parent
         sizes = source.window_sizes
         longest = source.config.max_position_embeddings
         length = settings.max_seq_length or min(longest, sizes.get("max_seq_length", longest))
@@ -153,7 +146,7 @@ class QuestionAnswering(Predictor):
         stride = min(settings.doc_stride or DOC_STRIDE, fitting)
         defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
         if settings.version_2 and settings.null_score_diff_threshold is None:
-            chosen = read_null_threshold(run)
+            chosen = squad_windows.read_null_threshold(source.folder.parent)
             origin = "the default" if chosen is None else "chosen by `bert squad`"
             print_error(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})")
             defaults["null_score_diff_threshold"] = chosen or 0.0
@@ -167,26 +160,27 @@ class QuestionAnswering(Predictor):
             for number, item in enumerate(inputs)
         ]
         sizes = settings.model_dump(include={"doc_stride", "max_query_length"})
-        windows = make_windows(
+        windows = squad_windows.make_windows(
             questions, self.tokenizer, max_seq_length=self.max_seq_length, training=False, **sizes
         )
         where = [inputs[number].where for number in windows.question]
         logits = self.of_examples(windows.features, where, by_position=True)
         limits = settings.model_dump(include={"max_answer_length", "version_2"})
-        result = answers(questions, windows, logits, **limits)
+        result = squad_windows.answers(questions, windows, logits, **limits)
         predictions = result.predictions
         threshold = settings.null_score_diff_threshold
         if threshold is not None:
-            predictions = with_null_threshold(predictions, result.null_odds, threshold)
+            predictions = squad_windows.with_null_threshold(
+                predictions, result.null_odds, threshold
+            )
         texts = [item.fields["question"] for item in inputs]
         encoded = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
         # A question's windows are consecutive, so its positions are one range.
         last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
         rows = []
         begin = 0
-        for question, query, end in zip(
-            questions, encoded, windows.features.ends[last], strict=True
-        ):
+        parts = zip(questions, encoded, windows.features.ends[last], strict=True)
+        for question, query, end in parts:
             text = predictions[question.id]
             entry = next(row for row in result.nbest[question.id] if row["text"] == text)
             # If the text occurs several times, the score of its first piece identifies the occurrence.
@@ -208,7 +202,7 @@ class TokenClassification(Predictor):
 
     def empty_answer(self) -> Row:
         """Return an answer without words."""
-        return {"words": [], **({"entities": []} if self.model.has_bio_labels else {})}
+        return {"words": []} | ({"entities": []} if self.model.has_bio_labels else {})
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return a label for each word and, for BIO labels, the entities."""
@@ -230,9 +224,8 @@ class TokenClassification(Predictor):
         rows = []
         for number, item in enumerate(inputs):
             each = zip(words[number], labels[number], best[number], strict=True)
-            row: Row = {
-                "words": [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]
-            }
+            of_words = [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]
+            row: Row = {"words": of_words}
             if self.model.has_bio_labels:
                 row["entities"] = entities_of(texts[number], spans[number], labels[number])
             rows.append(row_of(item.fields, row, False))
@@ -247,7 +240,6 @@ def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[st
 
 def predictors() -> Mapping[str, type[Predictor]]:
     """Return the class of each task of `bert predict`."""
-    return {
-        **{head.task: resolve_name(head.predictor) for head in heads()},
-        "similarity": Similarity,
+    return {head.task: resolve_name(head.predictor) for head in heads()} | {
+        "similarity": Similarity
     }

@@ -1,8 +1,7 @@
 """`bert export --format static`: one vector for each piece of the vocabulary, for vectors of texts without a model.
 
-Each piece goes through the model alone. A principal component analysis shortens the vectors, and a weight that falls
-with the estimated frequency of the piece scales them; the vector of a text is the mean of the vectors of its pieces,
-scaled to length 1 (Tulkens and van Dongen 2024, "Model2Vec"). model2vec and sentence-transformers open the folder.
+Each piece goes through the model alone. PCA shortens the vectors, and frequent pieces weigh less; the vector of a text
+is the mean of the vectors of its pieces, scaled to length 1 (Tulkens and van Dongen 2024, "Model2Vec").
 
 Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
 """
@@ -39,7 +38,7 @@ pipeline_tag: sentence-similarity
 
 # Static vectors
 
-{pieces:,} vectors of {size} values, written by `bert export --format static` from {name}.
+{number}, written by `bert export --format static` from {name}.
 
 ```python
 from model2vec import StaticModel
@@ -64,10 +63,9 @@ def run(settings: ExportSettings) -> None:
     predictor = open_vectors(source, batch_size=256)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
+    number = f"{len(table):,} vectors of {table.shape[1]} values"
     license = "" if settings.license is None else f"license: {settings.license}\n"
-    size = table.shape[1]
-    name = source.folder.name
-    sections = [CODE.format(pieces=len(table), size=size, license=license, name=name)]
+    sections = [CODE.format(number=number, license=license, name=source.folder.name)]
     if texts:
         note = _compare(texts, predictor, table)
         print_line(f"export: {note}")
@@ -87,7 +85,6 @@ def run(settings: ExportSettings) -> None:
         (folder / "1_Normalize" / "config.json").write_text("{}")
         (folder / TOKENIZER_FILE).write_bytes(files[TOKENIZER_FILE])
         (folder / card.CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
-    number = f"{len(table):,} vectors of {size} values"
     print_line(f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {number}")
 
 
@@ -98,9 +95,7 @@ def piece_vectors(predictor: Embedding, size: int) -> Floats:
     tokenizer = predictor.tokenizer
     special = tokenizer.special
     pieces = np.arange(len(tokenizer.pieces), dtype=np.int32)
-    rows = np.stack(
-        [np.full_like(pieces, special.cls), pieces, np.full_like(pieces, special.sep)], 1
-    )
+    rows = np.stack(np.broadcast_arrays(special.cls, pieces, special.sep), 1, dtype=np.int32)
     ends = 3 * np.arange(1, len(pieces) + 1)
     features = Features(rows.reshape(-1), np.zeros(rows.size, np.int8), ends)
     vectors = predictor.of_examples(features, tokenizer.pieces)
@@ -124,9 +119,5 @@ def _compare(texts: Sequence[Input], predictor: Embedding, table: Floats) -> str
         expected.append(ops.convert_to_numpy(predictor.traced(batch)))
         static.append((table[batch["input_ids"]] * batch["input_mask"][:, :, None]).sum(1))
     pairs = [int8.similarities(np.concatenate(vectors)) for vectors in (expected, static)]
-    number = sum(map(len, static))
-    correlation = spearmanr(*pairs).statistic
-    return (
-        f"static vectors against the model on {number:,} texts: rank correlation of the "
-        f"similarities {correlation:.4f}"
-    )
+    correlation = f"rank correlation of the similarities {spearmanr(*pairs).statistic:.4f}"
+    return f"static vectors against the model on {len(texts):,} texts: {correlation}"

@@ -1,6 +1,5 @@
 """`bert export`: each format, opened by its own runtime and compared with transformers' model."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -17,6 +16,7 @@ from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import MADE
 from bert_cli.parse.load import load
+from bert_cli.tasks.run.opened import INPUTS
 from bert_cli.tasks.use import export, int8
 
 CLOSE = 2e-5
@@ -223,7 +223,7 @@ def test_a_killed_export_leaves_no_folder_of_its_name(models, tmp_path, monkeypa
 
 def test_the_packages_that_a_format_lacks_are_named(models, tmp_path, monkeypatch):
     model = models["bare"]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
     message = "lacks torch and onnx and onnxscript and onnxruntime;.*pip install .*'onnxruntime=="
     with pytest.raises(ConfigError, match=message):
         bert_export(model, tmp_path / "out", "--format", "onnx")
@@ -290,7 +290,7 @@ def model_of(folder, labels=None):
 def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_path, capsys):
     """Changes in padding do not count; outputs that are all equal have no rank correlation."""
     draw = np.random.default_rng(3)
-    columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
+    columns = {name: np.ones((50, 4), np.int32) for name in INPUTS}
     columns["attention_mask"][:, PADDING] = 0
     names, shape, labels = COMPARED[what]
     values = {name: draw.standard_normal(shape).astype(np.float32) for name in names}
@@ -318,7 +318,7 @@ def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_pa
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     draw = np.random.default_rng(3)
-    columns = {name: np.ones((50, 4), np.int32) for name in export.INPUTS}
+    columns = {name: np.ones((50, 4), np.int32) for name in INPUTS}
     values = draw.standard_normal((50, 4, 8)).astype(np.float32)
     other = np.concatenate([values[:, :1], draw.standard_normal((50, 3, 8))], 1, dtype=np.float32)
     outputs = ({"last_hidden_state": x} for x in (values, other))
