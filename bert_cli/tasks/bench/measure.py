@@ -279,10 +279,9 @@ def _product_rate(run: Run) -> float:
 
 
 def product_rate(side: int, dtype: str) -> float:
-    """Return the operations per second of a product of square matrices.
+    """Return the operations per second of a product of square matrices on the first device.
 
-    No datasheet has this rate for a virtual machine, so it is measured on the first device, with the threads and in
-    the dtype of the run.
+    No datasheet has the rate of a virtual machine; it is measured with the threads and in the dtype of the run.
     """
     left, right = (keras.random.normal([side, side], dtype=dtype, seed=seed) for seed in (1, 2))
 

@@ -1,7 +1,4 @@
-"""`bert bench`, `bench pretrain` and `bench squad`: list the standard benchmarks, or measure a run.
-
-Imports are a part of the measured start.
-"""
+"""`bert bench`, `bench pretrain` and `bench squad`: list the standard benchmarks, or measure a run with its imports."""
 
 import shlex
 import time

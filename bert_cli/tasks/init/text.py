@@ -79,10 +79,9 @@ def cut(documents: Iterable[list[str]]) -> Iterator[list[str]]:
 def read_facts(
     parts: Sequence[files.Part], reading: files.Reading, vocabulary: Vocabulary | None
 ) -> TextFacts:
-    """Return the facts of a text, measured with the vocabulary of the model to start from.
+    """Return the facts of a text, by the vocabulary of a model. Those of a large text are estimated from pieces of it.
 
-    A larger text is estimated from pieces of it. Raises DataError for a text of fewer than MIN_DOCUMENTS documents
-    or MIN_WORDS words.
+    Raises DataError for a text of fewer than MIN_DOCUMENTS documents or MIN_WORDS words.
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
     every = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)

@@ -24,10 +24,7 @@ REMEDY = (
 
 
 def describe_target(settings: TrainSettings, target: Target) -> list[object]:
-    """Return the target's devices, as JAX describes them.
-
-    Raises ConfigError without the compiler for the target, or for a shape that the compiler does not know.
-    """
+    """Return the devices, as JAX describes them. Raises ConfigError if no compiler is installed or knows them."""
     accelerator = target.accelerator
     where = f"--compile-for ({target.name})"
     with quiet_imports():

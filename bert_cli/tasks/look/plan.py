@@ -1,7 +1,6 @@
 """`bert plan`: estimate the memory and the idle time of a layout, or propose one.
 
-Only arithmetic on the settings: nothing is built and TensorFlow is not loaded, so the layouts of a cluster can be
-compared on a laptop. `bert pretrain` and `parallel.layout auto` use the same estimates.
+Only arithmetic on the settings, without TensorFlow; `bert pretrain` and `parallel.layout auto` use the same estimates.
 """
 
 import json
@@ -27,10 +26,7 @@ FORMULA = "weights + accumulators + moments + max(stashes + working + logits, up
 
 
 def run(settings: Planning) -> None:
-    """Print the estimate of the layout, or of the chosen layout with `parallel.layout auto`.
-
-    Raises ConfigError if the layout does not fit, or if `auto` lacks --devices or --memory.
-    """
+    """Print the estimate of a layout, or choose one. Raises ConfigError if it does not fit."""
     target = None
     kind = "GPU"
     devices = settings.devices

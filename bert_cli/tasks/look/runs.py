@@ -139,10 +139,7 @@ def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
 
 
 def compare(settings: CompareSettings) -> None:
-    """Print the differences between two runs as tables or write them as JSON.
-
-    Raises DataError for a folder that does not exist, is not a run, or is a run without a step.
-    """
+    """Print the differences between two runs as tables or write them as JSON. Raises DataError for other folders."""
     folders = {"first": settings.first, "second": settings.second}
     sides = [_open(folder, where) for where, folder in folders.items()]
     if settings.first.resolve() == settings.second.resolve():
@@ -176,10 +173,7 @@ def compare(settings: CompareSettings) -> None:
 
 
 def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
-    """Return the bounds of both sides' scores and of the second minus the first, by the names of results.
-
-    A difference is paired: it has no bounds where the sides have scored other examples.
-    """
+    """Return the bounds of the scores of both sides and, where these scored the same examples, of their difference."""
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
     intervals: JSONObject = {}
     for name in dict.fromkeys(name for runs in samples for run in runs for name in run):

@@ -25,10 +25,7 @@ from bert_cli.train.loop import Array
 
 
 def run(settings: AverageSettings) -> None:
-    """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
-
-    Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different models.
-    """
+    """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean."""
     folder = settings.run
     out = settings.out
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
@@ -89,10 +86,7 @@ def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> No
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
-    """Return the mean of each weight over checkpoints, summed in float64, in its own dtype.
-
-    Raises CheckpointError for a file that cannot be read, has changed, or has other weights than the first checkpoint.
-    """
+    """Return the mean of each weight, summed in float64. Raises CheckpointError for damaged or unequal checkpoints."""
     kinds: set[tuple[str, str, str]] = set()
     sums: dict[str, Array] = {}
     for path in paths:

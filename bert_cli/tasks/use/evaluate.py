@@ -26,10 +26,7 @@ NAME = "dataset_dir"
 
 
 def run(settings: EvaluateSettings) -> None:
-    """Print the metrics of a checkpoint.
-
-    Raises CheckpointError where there is none, ConfigError for a run of another command, DataError for its records.
-    """
+    """Print the metrics of a checkpoint. Raises ConfigError for a run of another command."""
     model = find_folder(str(settings.run), "RUN")
     # The folder of `bert average` has the settings of its run, a checkpoint is in the folder of its run.
     folder = model if (model / SETTINGS).is_file() else model.parent

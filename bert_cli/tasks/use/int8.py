@@ -1,10 +1,8 @@
 """`bert export --precision int8`: dynamic quantization of an ONNX graph, and how many predictions it changes.
 
-The weights of matrix products and embeddings become 8-bit integers, with a scale for each output column; activations
-are quantized while the graph runs, so it needs no calibration data. Its outputs differ from the model's by far more
-than rounding. What matters is whether predictions change, which `compare` measures on texts or synthetic token ids.
-
-Shapes: B examples, S positions, D hidden size.
+Weights of products and embeddings become 8-bit integers with a scale for each output column; activations are quantized
+while the graph runs, which needs no calibration data. Outputs differ by far more than rounding; what matters is whether
+predictions change, which `compare` measures. Shapes: B examples, S positions, D hidden size.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

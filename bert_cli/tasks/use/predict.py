@@ -42,11 +42,7 @@ class Prediction(NamedTuple):
 
 
 def run(settings: PredictSettings) -> None:
-    """Print a prediction for every input.
-
-    Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task, and
-    DataError, with the line, for an invalid input.
-    """
+    """Print a prediction for every input. Raises DataError, with the line, for an invalid input."""
     prediction = prepare(settings)
     source, task, kind, settings, _ = prediction
     inputs = list(read_inputs(settings, kind, task))
@@ -187,10 +183,7 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
 
 
 def input_of(row: tables.Row, where: str, kind: type[Predictor], task: str) -> Input:
-    """Return the task's fields of a row; fields that no task has are ignored.
-
-    Raises DataError for a missing field, one that is not a string, and one of another task.
-    """
+    """Return the fields of a row. Raises DataError for one that is missing, no string, or of another task."""
     if foreign := sorted((_all_fields() - _fields_of(kind)) & set(row)):
         reads = f"which reads {listed(kind.FIELDS)}"
         problem = f"'{foreign[0]}' is not read by task {task}, {reads}"

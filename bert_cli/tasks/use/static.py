@@ -49,10 +49,7 @@ print(model.encode(["a query", "a text that may answer it"]))
 
 
 def run(settings: ExportSettings) -> None:
-    """Write the vectors of the pieces, and compare them with the model's on the texts of `compare_on`.
-
-    Raises ConfigError for a folder in use, CheckpointError if there is no model.
-    """
+    """Write the vectors of the pieces, and compare them with the model's on the texts of `compare_on`."""
     source = models.find_source(settings.model, "MODEL")
     origin = origin_of(settings, source.folder, settings.compare_on)
     if check_new_folder(settings.out, origin):
