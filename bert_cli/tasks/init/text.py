@@ -159,17 +159,18 @@ def divide(
     with ExitStack() as stack:
         out = {}
         names = [f"text/{part}.jsonl" for part in PARTS]
-        folders = SEARCH.values() if has_pairs else ()
-        names += [f"{folder}/{name}" for folder in folders for name in (QUERIES, CORPUS, JUDGED)]
-        for name in (*names, PAIRS) if has_pairs else names:
+        if has_pairs:
+            kinds = (QUERIES, CORPUS, JUDGED)
+            names += [PAIRS, *(f"{place}/{kind}" for place in SEARCH.values() for kind in kinds)]
+        for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
+            if name.endswith(JUDGED):
+                out[name].write("query-id\tcorpus-id\tscore\n")
 
         def write(name: str, **values: Any) -> None:
             out[name].write(json.dumps(values, ensure_ascii=False) + "\n")
 
-        for name in folders:
-            out[f"{name}/{JUDGED}"].write("query-id\tcorpus-id\tscore\n")
         for index, lines in enumerate(documents):
             is_held_out = index % every == every - 1 and held_out < MOST_HELD_OUT
             held_out += is_held_out
@@ -191,12 +192,12 @@ def divide(
                     write(PAIRS, anchor=anchor, positive=positive)
                 continue
             shown += filter(PLAIN_SENTENCE.fullmatch, sentences)
-            for at, (anchor, positive) in enumerate(pairs):
-                place = SEARCH[part]
-                write(f"{place}/{QUERIES}", _id=f"{held_out}-{at}", text=anchor)
-                write(f"{place}/{CORPUS}", _id=f"{held_out}-{at}", text=positive)
-                relevant = [f"{held_out}-{at}\t{held_out}-{n}\t1\n" for n in range(len(pairs))]
-                out[f"{place}/{JUDGED}"].writelines(relevant)
+            place = SEARCH[part]
+            ids = [f"{held_out}-{at}" for at in range(len(pairs))]
+            for asked, (anchor, positive) in zip(ids, pairs, strict=True):
+                write(f"{place}/{QUERIES}", _id=asked, text=anchor)
+                write(f"{place}/{CORPUS}", _id=asked, text=positive)
+                out[f"{place}/{JUDGED}"].writelines(f"{asked}\t{relevant}\t1\n" for relevant in ids)
     sentence = next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
     return sentence, list(dict.fromkeys([*questions, *titles, sentence]))[:QUESTIONS]
 

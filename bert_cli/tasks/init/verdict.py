@@ -81,8 +81,9 @@ def run(settings: VerdictSettings) -> None:
         if is_search and not (out / "pretrain.json").is_file():
             remedy = f"run the training commands in the comments of {out / 'commands.sh'}"
         raise CheckpointError(str(trained), "has no trained model", remedy)
-    first, *others = _of_search(out) if is_search else [*_of_labels(out), *_of_masked_lm(out)]
-    notes = [f"{m.name}: clearly worse" for m in others if m.verdict == "REGRESSION"]
+    measures = [*_of_search(out)] if is_search else [*_of_labels(out), *_of_masked_lm(out)]
+    first = measures[0]
+    notes = [f"{m.name}: clearly worse" for m in measures[1:] if m.verdict == "REGRESSION"]
     if first.gain.groups < MIN_DOCUMENTS:
         notes.append(f"fewer than {MIN_DOCUMENTS} documents show no difference; use more text")
     steps = (step for name in RUNS for step in Run(out / name).steps.values())
@@ -90,7 +91,6 @@ def run(settings: VerdictSettings) -> None:
     hours = f"{seconds * cpu_count() / 3600:.2g} processor hours"
     cores = count(cpu_count(), "core")
     notes.append(f"training took {format_duration(seconds)} on {cores}: {hours}")
-    measures = [first, *others]
     table = [
         (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", f"{m.gain:+.3f}", f"{m.gain.groups:,}")
         for m in measures

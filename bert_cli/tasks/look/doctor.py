@@ -153,10 +153,9 @@ def _check_devices(
     report: Report, settings: PretrainSettings | DoctorMachineSettings, processes: Processes
 ) -> "Devices | None":
     engine = settings.engine
-    try:
-        devices = resolve.find_devices(engine, processes, require_gpu=settings.require_gpu)
-    except BertError as error:
-        report.error("devices", error)
+    find = partial(resolve.find_devices, engine, processes, require_gpu=settings.require_gpu)
+    devices = report.attempt("devices", find, lambda _: "")
+    if devices is None:
         return None
     kind, number, memory = devices
     names = resolve.runtime(engine).device_names() if kind != "CPU" else []

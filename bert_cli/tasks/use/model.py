@@ -37,21 +37,21 @@ class Model:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return the vectors [n, D] of texts. Every model has some; those of `bert embed` are made to be compared."""
-        rows = self._rows("embed", [{"text": text} for text in _several(texts)])
+        rows = self._of_texts("embed", texts)
         return np.array([row["embedding"] for row in rows], np.float32)
 
     def fill(self, text: str) -> list[list[Row] | None]:
         """Return the most probable words for each [MASK]: `word`, `probability`; None where the text is cut off."""
-        masks: list[list[Row] | None] = self._rows("fill-mask", [{"text": text}])[0]["masks"]
+        masks: list[list[Row] | None] = self._of_texts("fill-mask", [text])[0]["masks"]
         return masks
 
     def label(self, texts: Sequence[str]) -> list[Row]:
         """Return a row for each text: `label`, `probability`, `probabilities`; or `labels`, or `score`."""
-        return self._rows("text-classification", [{"text": text} for text in _several(texts)])
+        return self._of_texts("text-classification", texts)
 
     def entities(self, texts: Sequence[str]) -> list[list[Row]]:
         """Return the entities of each text: `type`, `text`, and its characters from `start` to before `end`."""
-        rows = self._rows("token-classification", [{"text": text} for text in _several(texts)])
+        rows = self._of_texts("token-classification", texts)
         if rows and "entities" not in rows[0]:
             problem = "are not labels of entities: O, B-type and I-type"
             raise ConfigError("the model's labels", problem, "use `bert predict` for each word's")
@@ -75,6 +75,11 @@ class Model:
         """Return the rows of checked inputs."""
         return self._predictor(task or self.task).answer(inputs) if inputs else []
 
+    def _of_texts(self, task: str, texts: Sequence[str]) -> list[Row]:
+        if isinstance(texts, str):  # a sequence of letters
+            raise ConfigError("texts", "is one text", "put it into a list")
+        return self._rows(task, [{"text": text} for text in texts])
+
     def _rows(self, task: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         inputs = [self.check(row, task, f"text {n}") for n, row in enumerate(rows, 1)]
         answers = self.predict(inputs, task)
@@ -89,10 +94,3 @@ class Model:
             settings = PredictSettings(model=self._name, engine=self._engine, task=task)
             self._predictors[task] = build(prepare(settings))
         return self._predictors[task]
-
-
-def _several(texts: Sequence[str]) -> Sequence[str]:
-    """Return the texts. Raises ConfigError for one text, which is a sequence of letters."""
-    if isinstance(texts, str):
-        raise ConfigError("texts", "is one text", "put it into a list")
-    return texts

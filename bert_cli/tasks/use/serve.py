@@ -23,7 +23,7 @@ from pydantic import Field
 from bert_cli.config.settings import Settings
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.search import words
-from bert_cli.data.search.index import Half, Hit
+from bert_cli.data.search.index import Half
 from bert_cli.errors import BertError, ConfigError, needs_extra
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
@@ -130,9 +130,8 @@ def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
         words.check(asked.question)
 
         def answer() -> object:
-            hits = index.ask(asked.question, asked.top, asked.half)
-            shown = [name for name in Hit._fields if name != "file"]  # a path
-            return {"hits": [{name: getattr(hit, name) for name in shown} for hit in hits]}
+            hits = [hit._asdict() for hit in index.ask(asked.question, asked.top, asked.half)]
+            return {"hits": [{n: v for n, v in hit.items() if n != "file"} for hit in hits]}
 
         return answer
 
