@@ -31,8 +31,8 @@ LONGEST_FIRST = (
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
 SLOW_FIRST = (
-    "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export_card", "init",
-    "faults", "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "export", "several_labels",
+    "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export", "init",
+    "faults", "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
     "verdict_controls", "embed", "serve", "beside_pytorch", "windows", "architectures", "embed_teacher", "jax_mesh",
     "ahead_of_time", "modernbert_commands", "optimizers", "adapt",
 )  # fmt: skip

@@ -32,14 +32,14 @@ SMALL = {
 SQUAD = {name: SMALL[name] for name in ("bert_config", "optimizer_opts", "global_batch")}
 SQUAD |= {"max_seq_length": 48, "doc_stride": 8, "max_query_length": 8}
 FRACTIONS = ("input_wait", "forward_backward", "reduction", "optimizer", "other")
+ENDINGS = {
+    "per_second": ("examples", "tokens", "positions", "flops", "matmul_flops"),
+    "fraction": FRACTIONS,
+    "bytes": ("peak_memory", "memory_growth", "host_peak_memory"),
+    "seconds": ("checkpoint_wait", "checkpoint_write", "step", "start"),
+}
 KEYS = {
-    *(
-        f"{name}_per_second"
-        for name in ("examples", "tokens", "positions", "flops", "matmul_flops")
-    ),
-    *(f"{name}_fraction" for name in FRACTIONS),
-    *(f"{name}_bytes" for name in ("peak_memory", "memory_growth", "host_peak_memory")),
-    *(f"{name}_seconds" for name in ("checkpoint_wait", "checkpoint_write", "step", "start")),
+    *(f"{name}_{ending}" for ending, names in ENDINGS.items() for name in names),
     *("flops_utilisation", "steps", "warmup_steps", "skipped_steps", "what", "input"),
     *("examples_per_step", "micro_batch_size", "micro_batches_per_step", "precision"),
     *("checkpoint_every_minutes", "machine", "versions", "settings"),
@@ -53,22 +53,16 @@ def short_products(monkeypatch):
     monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-3)
 
 
-def words(folder, kind, *flags, config=SMALL):
+def words(folder, *flags, config=SMALL):
     (folder / "config.json").write_text(json.dumps(config))
     line = ["--config", str(folder / "config.json"), "--json", str(folder / "metrics.json")]
     pace = ["--steps", str(STEPS), "--warmup-steps", str(WARMUP)]
-    return ["bench", kind, *line, *pace, *flags]
-
-
-def measured(folder, kind, *flags, config=SMALL):
-    assert main(words(folder, kind, *flags, config=config)) == 0
-    metrics = json.loads((folder / "metrics.json").read_text())
-    assert set(metrics) == KEYS
-    return metrics
+    return ["bench", "pretrain", *line, *pace, *flags]
 
 
 def check(metrics):
     """Check what holds for every measurement of synthetic examples, whatever the speed of the machine."""
+    assert set(metrics) == KEYS
     assert metrics["steps"] == STEPS and metrics["warmup_steps"] == WARMUP
     fractions = [metrics[f"{name}_fraction"] for name in FRACTIONS]
     assert sum(fractions) == pytest.approx(1.0, abs=1e-9) and min(fractions) > -1e-9
@@ -90,7 +84,8 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    metrics = measured(tmp_path, "pretrain")
+    assert main(words(tmp_path)) == 0
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
     check(metrics)
     assert metrics["input"] == "synthetic"
     assert min(metrics["checkpoint_wait_seconds"], metrics["checkpoint_write_seconds"]) > 0.0
@@ -110,7 +105,7 @@ def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(
         raise DataError("step_00000003", "cannot be written (No space left on device)")
 
     monkeypatch.setattr(measure.checkpoint, "save", refuse)
-    line = words(tmp_path, "pretrain", config={**SMALL, "max_sequences_per_pack": 3})
+    line = words(tmp_path, config={**SMALL, "max_sequences_per_pack": 3})
     assert main([*line, "--json", "-"]) == 0
     printed = capsys.readouterr()
     assert "measured steps" in printed.err and "checkpoint: not measured" in printed.err
@@ -122,7 +117,7 @@ def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(
 
 @pytest.mark.slow
 def test_a_request_to_stop_ends_a_measurement_without_metrics(tmp_path):
-    line = [*words(tmp_path, "pretrain", "--no-checkpoint"), "--steps", "1000000"]
+    line = [*words(tmp_path, "--no-checkpoint"), "--steps", "1000000"]
     with start_bert(*line, stdout=subprocess.PIPE) as process:
         for printed in process.stdout:
             if "measured steps" in printed:
@@ -139,7 +134,7 @@ def test_two_processes_with_a_pipeline_each_are_measured_and_rank_0_prints(tmp_p
     parallel = {"pipeline_stages": stages, "pipeline_device_mapping": [0, 1, 0]}
     parallel["replicated_tensor_sharding"] = True
     config = {**SMALL, "global_batch": batch, "parallel": parallel}
-    done = run_bert("launch", "--processes", "2", "--", *words(tmp_path, "pretrain", config=config))
+    done = run_bert("launch", "--processes", "2", "--", *words(tmp_path, config=config))
     assert done.returncode == 0, done.stderr
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     check(metrics)

@@ -2,6 +2,7 @@
 
 import timeit
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ JOBS = {
     "squad": (BenchSquadSettings, SQUAD),
     "groupbert": (BenchPretrainSettings, SMALL | {"bert_config": SMALL["bert_config"] | GROUP}),
 }  # fmt: skip
+slow = partial(pytest.param, marks=pytest.mark.slow)
 # Operation -> which of its inputs and outputs have the shape of the forward output and of the kernel.
 CONVOLUTIONS = {"Conv2D": (2, 1), "Conv2DBackpropInput": (2, 1), "Conv2DBackpropFilter": (2, 3)}
 
@@ -49,14 +51,7 @@ def product_flops(graph) -> int:
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "recomputed",
-        "groupbert",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("packs", "squad")),
-    ],
-)
+@pytest.mark.parametrize("name", ["recomputed", "groupbert", *map(slow, ("packs", "squad"))])
 def test_the_formula_counts_the_products_of_the_graph(name):
     kind, values = JOBS[name]
     settings = kind.model_validate(values)

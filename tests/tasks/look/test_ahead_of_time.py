@@ -56,27 +56,14 @@ def test_the_memory_that_a_compiler_refuses_is_read_from_its_message():
 @pytest.fixture(scope="session")
 def compilers(tmp_path_factory) -> Path:
     """A folder with the pinned compilers; the test is skipped where the registry does not have them."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    packages = [
-        p for name in ("compile-tpu", "compile-cuda") for p in extras[name] if p != "jax==0.10.2"
-    ]
-    version = packages[-1].partition("==")[2]
-    packages.append(f"jax-cuda12-pjrt=={version}")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][f"compile-{name}"] for name in ("tpu", "cuda")]
+    packages = [package for extra in extras for package in extra if package != "jax==0.10.2"]
+    packages.append(f"jax-cuda12-pjrt=={packages[-1].partition('==')[2]}")
     folder = tmp_path_factory.mktemp("compilers")
-    words = [
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-cache-dir",
-        "-q",
-        "--target",
-        str(folder),
-        *packages,
-    ]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    words = ["-m", "pip", "install", "--no-deps", "--no-cache-dir", "-q", "--target"]
+    words = [sys.executable, *words, str(folder), *packages]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         message = f"the compilers cannot be installed: {done.stderr[-500:]}"
         if os.environ.get("BERT_REQUIRE_SHARED_DATA") == "1":
@@ -97,11 +84,10 @@ def test_a_step_compiles_for_absent_devices(target, compilers):
 
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_ends_with_exit_code_5_and_names_what_saves_memory(compilers):
-    batch = {"micro-batch-size": 65536, "replicas": 1, "grad-acc-steps-per-replica": 1}
-    words = [word for name, n in batch.items() for word in (f"--global-batch.{name}", f"{n}")]
-    words += ["--parallel.pipeline-stages", "null", "--parallel.pipeline-device-mapping", "null"]
-    words += ["--parallel.layout", "given", "--compile-for", "v5e:1x1"]
-    done = plan([*TINY, *words], compilers)
+    words = "--global-batch.micro-batch-size 65536 --global-batch.replicas 1 "
+    words += "--global-batch.grad-acc-steps-per-replica 1 --parallel.pipeline-stages null "
+    words += "--parallel.pipeline-device-mapping null --parallel.layout given"
+    done = plan([*TINY, *words.split(), "--compile-for", "v5e:1x1"], compilers)
     assert done.returncode == 5, done.stderr
     assert "a device needs at least" in done.stderr and "has 17.2 GB; use --" in done.stderr
     assert "Traceback" not in done.stderr

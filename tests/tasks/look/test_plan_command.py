@@ -17,6 +17,7 @@ from bert_cli.planning.memory import estimate
 from bert_cli.planning.workload import workload_of
 
 BASE = ["plan", "--config", "pretrain_base_128_phase1"]
+AUTO = ["--parallel.layout", "auto"]
 SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
 
 
@@ -64,7 +65,7 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
         printed = capsys.readouterr()
         assert len(rows(printed.out)) == 4 and message in printed.err
     for flag, value, missing in (("--memory", "80GB", "--devices"), ("--devices", "8", "--memory")):
-        assert main([*BASE, "--parallel.layout", "auto", flag, value]) == 2
+        assert main([*BASE, *AUTO, flag, value]) == 2
         assert f"pass {missing}" in capsys.readouterr().err
     for text in ("80", "80GX", "-1GB", "0GB", "lots"):
         assert main([*BASE, f"--memory={text}"]) == 2
@@ -74,28 +75,19 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
 
 
 def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(capsys):
-    chosen = ["--parallel.layout", "auto", "--devices", "8", "--memory", "4GB"]
-    assert main([*BASE, *chosen]) == 0
-    text = capsys.readouterr().out
-    assert len(rows(text)) > 1
-    flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
-    assert main([*BASE, *flags]) == 0
-    assert rows(capsys.readouterr().out) == rows(text)
-    flags = ["--parallel.layout", "auto", "--devices", "7", "--memory", "80GB"]
-    assert main([*BASE, *flags]) == 0
+    for engine, flags, layout, devices in (
+        ("tensorflow", ["--memory", "4GB"], "3 stages on 2 devices", 2),
+        ("jax", ["--memory", "3GB", "--parallel.tensor", "2"], "4 replicas of 2 devices in ", 1),
+    ):
+        base = [*BASE, "--engine", engine]
+        assert main([*base, *AUTO, "--devices", "8", *flags]) == 0
+        text = capsys.readouterr().out
+        flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
+        assert layout in text and main([*base, *flags]) == 0
+        assert rows(capsys.readouterr().out) == rows(text) and len(rows(text)) == devices
+    assert main([*BASE, *AUTO, "--devices", "7", "--memory", "80GB"]) == 0
     text = capsys.readouterr().out
     assert "6 replicas of 1 stage on 1 device" in text and "1 of 7 devices unused" in text
-
-
-def test_a_layout_of_jax_is_printed_with_its_flags(capsys):
-    auto = ["--parallel.layout", "auto", "--devices", "8", "--memory", "3GB"]
-    assert main([*BASE, "--engine", "jax", "--parallel.tensor", "2", *auto]) == 0
-    text = capsys.readouterr().out
-    assert "4 replicas of 2 devices in tensor parallelism, " in text
-    flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
-    assert main([*BASE, "--engine", "jax", *flags]) == 0
-    again = capsys.readouterr().out
-    assert [row[0] for row in rows(text)] == ["0"] and rows(again) == rows(text)
 
 
 # The peak memory of a process, measured by itself: getrusage of a child includes its parent's.
@@ -113,11 +105,10 @@ PLAIN = TINY | {
     "bert-config.max-position-embeddings": 512,
 }  # fmt: skip
 LAYOUTS: dict[str, dict[str, object]] = {
-    "plain": {},
-    "groupbert": {"bert-config.architecture": "groupbert"},
     # So large that the graphs, which the estimate leaves out, matter little.
     "recomputed": {"parallel.recompute": None, "global-batch.micro-batch-size": 128},
-    "pipeline": {
+    "pipeline of groupbert": {
+        "bert-config.architecture": "groupbert",
         "global-batch.micro-batch-size": 16,
         "global-batch.grad-acc-steps-per-replica": 4,
         "parallel.pipeline-stages": '[["emb"], ["hid*2"], ["hid*2", "enc_out", "pool", "heads"]]',
@@ -146,10 +137,7 @@ def without_a_model() -> int:
 def test_the_estimate_is_near_the_peak_memory_of_a_run(layout, without_a_model):
     flags = {**PLAIN, **LAYOUTS[layout]}
     settings, _ = load(PretrainSettings, flags_of(flags), "bert pretrain")
-    estimated = sum(one.total for one in estimate(workload_of(settings)))
-    activations = sum(
-        one.stashes + one.working + one.logits for one in estimate(workload_of(settings))
-    )
-    assert activations > 0.75 * estimated
-    measured = peak(flags) - without_a_model
-    assert estimated == pytest.approx(measured, rel=0.25)
+    devices = estimate(workload_of(settings))
+    estimated = sum(one.total for one in devices)
+    assert sum(one.stashes + one.working + one.logits for one in devices) > 0.75 * estimated
+    assert estimated == pytest.approx(peak(flags) - without_a_model, rel=0.25)

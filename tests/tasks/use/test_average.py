@@ -58,22 +58,6 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
     assert (out / MODEL).stat().st_mode == (out / "config.json").stat().st_mode
 
 
-@pytest.mark.slow
-def test_the_mean_opens_in_transformers_and_starts_a_run(home, tmp_path, capsys):
-    import transformers
-
-    out = home.path / "mean"
-    model, report = transformers.BertForPreTraining.from_pretrained(out, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    opened = model.state_dict()
-    for name, value in load_file(out / MODEL).items():
-        assert np.array_equal(opened[name].numpy(), value), name
-    config = str(home.path / "run" / "settings.json")
-    words = ["--save-ckpt-path", str(tmp_path), "--pretrained-ckpt-path", str(out), "--dry-run"]
-    assert main(["pretrain", "--config", config, *words]) == 0
-    assert f"starts from the weights in {out}; the optimizer is new" in capsys.readouterr().out
-
-
 def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names_the_better(
     home, capsys
 ):

@@ -51,6 +51,7 @@ MADE_AGAIN = (list(DAMAGES), "it is made again from the records")
 TEXT = (["truncated", "a byte changed"], "any text is a text")
 PADDED = (["truncated"], "a model may have more rows than pieces")
 FREE = (["a byte changed"], TEXT[1])
+EXISTS = ([*DAMAGES[1:], *OF_JSON], "only whether it exists is read")
 MANIFEST = (["a byte changed", "out of range"], "only its settings are read")
 CONFIG = (["missing", "a byte changed", "out of range"], "it has no checksum, and names of its own")
 ON_PURPOSE = {
@@ -64,10 +65,7 @@ ON_PURPOSE = {
     ("predict", "step/state.json"): OLDER,
     ("index", "records/corpus.json"): DESCRIBED,
     ("index", "records/*.index"): MADE_AGAIN,
-    ("index", "records/manifest.json"): (
-        [*DAMAGES[1:], *OF_JSON],
-        "only whether it exists is read",
-    ),
+    ("index", "records/manifest.json"): EXISTS,
     ("inspect", "records/corpus.json"): DESCRIBED,
     ("inspect", "records/*.index"): UNREAD,
     ("inspect", "records/manifest.json"): MANIFEST,

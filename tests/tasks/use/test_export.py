@@ -1,4 +1,4 @@
-"""`bert export`: each format, opened by its own runtime and compared with transformers' model."""
+"""`bert export`: each format, opened by its own runtime and compared with transformers' model, and its card."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.numpy import load_file
 from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need, opened
 
@@ -56,6 +57,38 @@ def outputs_of(folder: Path, form: str, inputs: dict[str, np.ndarray]) -> dict[s
     return {name: value.numpy() for name, value in signature(**tensors).items()}
 
 
+TASKS = {"question": "question-answering", "token": "token-classification"}
+TASKS |= {
+    "bare": "feature-extraction",
+    **dict.fromkeys(("masked", "pretraining", "group"), "fill-mask"),
+}
+
+
+def check_card(folder: Path, name: str, form: str) -> str:
+    """Check the card of an export that has a license; return its code."""
+    _, front, body = (folder / "README.md").read_text().split("---\n", 2)
+    task = TASKS.get(name, "text-classification")
+    kind = {"group": "groupbert", "modern": "modernbert"}.get(name, "bert")
+    library = "transformers" if form == "hf" else form
+    expected = {"license": "apache-2.0", "library_name": library, "pipeline_tag": task}
+    assert yaml.safe_load(front) == {**expected, "tags": [kind]}
+    assert f"`bert export --format {form}`" in body and str(folder.parent) not in body
+    return re.search(r"```python\n(.*?)```", body, re.DOTALL)[1]
+
+
+@pytest.fixture
+def run_code(monkeypatch, capsys):
+    """A function that returns what the code of a card prints in its folder."""
+
+    def run(code: str, folder: Path) -> str:
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        exec(code, {})
+        return capsys.readouterr().out
+
+    return run
+
+
 # --- formats
 
 TOO_LONG = {"saved-model": "than the model.*40 positions", "tflite": "bounds", "onnx": "40 by 41"}
@@ -65,7 +98,7 @@ OTHERS = [
     ("pretraining", "tflite"), ("bare", "saved-model"), ("group", "tflite"), ("two", "saved-model"),
     ("token", "tflite"), ("bare", "onnx"), ("group", "onnx"),
 ]  # fmt: skip
-"""Each head in a format, and each format with outputs of texts and of their tokens."""
+"""Each head in a format, and each format with outputs of texts and of their tokens. The code of their cards is run."""
 
 
 @pytest.mark.filterwarnings("ignore")  # TensorFlow Lite's: its interpreter will move
@@ -73,19 +106,21 @@ OTHERS = [
     ("name", "form"),
     [*DAILY, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in OTHERS)],
 )
-def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, capfd):
+def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, capsys, run_code):
     if form == "onnx":
         need("torch", "onnx", "onnxscript", "onnxruntime")
     expected = in_torch(models[name], MODELS[name][0], columns())
-    capfd.readouterr()
-    bert_export(models[name], tmp_path / "out", "--format", form)
-    out = capfd.readouterr().out
+    capsys.readouterr()
+    bert_export(models[name], tmp_path / "out", "--format", form, "--license", "apache-2.0")
+    out = capsys.readouterr().out
     assert f"export: {tmp_path / 'out'}, " in out and "outputs differ by at most" in out
     assert "; a text may have at most 40 tokens" in out and len(out.splitlines()) == 2
     result = outputs_of(tmp_path / "out", form, columns())
     number = sum(value.numel() for value in opened(models[name], MODELS[name][0]).parameters())
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert f" with {number:,} parameters: " in card and f"library_name: {form}\n" in card
+    code = check_card(tmp_path / "out", name, form)
+    assert f" with {number:,} parameters: " in (tmp_path / "out" / "README.md").read_text()
+    if (name, form) in OTHERS:
+        assert re.search("array|numpy", run_code(code, tmp_path / "out"))
     assert result.keys() == expected.keys()
     for output, value in expected.items():
         assert result[output].shape == value.shape
@@ -99,7 +134,9 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "bound"), [("float32", CLOSE), ("int8", 0.15)])
-def test_the_graph_of_modernbert_reads_long_texts_in_blocks(precision, bound, models, tmp_path):
+def test_the_graph_of_modernbert_reads_long_texts_in_blocks(
+    precision, bound, models, tmp_path, run_code
+):
     """Up to 512 tokens all pairs of positions are scored; beyond them 16 tokens and 512 queries at a time.
 
     Logits are as large as 1.8. Those of int8 differed by 0.11 at 9 tokens, and by 0.08 at 1,201.
@@ -109,13 +146,16 @@ def test_the_graph_of_modernbert_reads_long_texts_in_blocks(precision, bound, mo
     described = json.loads((model / "config.json").read_text())
     described |= {"max_position_embeddings": 1201, "local_attention": 16}
     (model / "config.json").write_text(json.dumps(described))
-    bert_export(model, tmp_path / "out", "--format", "onnx", "--precision", precision)
+    words = ["--format", "onnx", "--precision", precision, "--license", "apache-2.0"]
+    bert_export(model, tmp_path / "out", *words)
     import onnx
 
     path = tmp_path / "out" / "model.onnx"
     opened = onnx.load(path)
     if precision == "float32":  # int8 has the functions' operators in the graph
         assert {"LocalAttention", "GlobalAttention"} <= {of.name for of in opened.functions}
+        code = check_card(tmp_path / "out", "modern", "onnx")
+        assert "array" in run_code(code, tmp_path / "out")
     inputs = opened.graph.input
     axes = [[axis.dim_param for axis in of.type.tensor_type.shape.dim] for of in inputs]
     assert axes == [["batch", "length"]] * 2
@@ -130,8 +170,21 @@ def test_the_graph_of_modernbert_reads_long_texts_in_blocks(precision, bound, mo
         np.testing.assert_allclose(result, expected, atol=bound, err_msg=str(length))
 
 
-@pytest.mark.parametrize("name", ["masked", "token", "bare", "group"])
-def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("masked", r"'sequence'"),
+        ("token", r"'entity'"),
+        ("bare", r"^\[\[\["),
+        ("group", r"'sequence'"),
+        pytest.param("text", r"'label': 'LABEL_\d'", marks=pytest.mark.slow),
+        pytest.param("several", r"(LABEL_\d.*){3}", marks=pytest.mark.slow),
+        pytest.param("question", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_hugging_face_folder_has_the_model_alone_and_the_code_of_its_card_runs(
+    name, printed, models, tmp_path, capsys, run_code
+):
     import torch
     import transformers
     from safetensors.torch import load_file
@@ -140,14 +193,25 @@ def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
     # As a run's checkpoint.
     (model / "optimizer.safetensors").write_bytes(b"moments")
     (model / "state.json").write_text("{}")
+    for file in ("config.json", "tokenizer_config.json"):
+        described = json.loads((model / file).read_text())
+        described["auto_map"] = {"AutoModel": "modeling_foreign.Model"}
+        (model / file).write_text(json.dumps(described))
     weights = load_file(model / "model.safetensors")
     if name == "bare":
         (model / "model.safetensors").unlink()
         torch.save(weights, model / "pytorch_model.bin")
-    bert_export(model, out, "--format", "hf")
+    bert_export(model, out, "--format", "hf", "--license", "apache-2.0")
+    assert f"run hf upload OWNER/NAME {out}\n" in capsys.readouterr().out
+    assert re.search(printed, run_code(check_card(out, name, "hf"), out))
     is_group, architecture = name == "group", MODELS[name][0]
     files = {*FILES, "model.safetensors", *(["modeling_groupbert.py"] if is_group else [])}
     assert {path.name for path in out.iterdir()} - {MADE} == files
+    assert not [
+        file
+        for file in ("config.json", "tokenizer_config.json")
+        if "foreign" in (out / file).read_text()
+    ]
     written = load_file(out / "model.safetensors")
     assert written.keys() == weights.keys()
     assert all(torch.equal(written[tensor], value) for tensor, value in weights.items())
@@ -164,17 +228,6 @@ def test_a_hugging_face_folder_has_the_model_alone(name, models, tmp_path):
 
 
 # --- the folder
-
-
-def test_an_export_names_no_code_of_the_folder_that_it_came_from(models, tmp_path):
-    folder = shutil.copytree(models["bare"], tmp_path / "model")
-    for name in ("config.json", "tokenizer_config.json"):
-        described = json.loads((folder / name).read_text())
-        described["auto_map"] = {"AutoModel": "modeling_foreign.Model"}
-        (folder / name).write_text(json.dumps(described))
-    bert_export(folder, tmp_path / "out", "--format", "hf")
-    for name in ("config.json", "tokenizer_config.json"):
-        assert "auto_map" not in json.loads((tmp_path / "out" / name).read_text())
 
 
 def test_an_export_with_other_outputs_is_removed(models, tmp_path, monkeypatch):

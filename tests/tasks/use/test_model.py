@@ -33,6 +33,7 @@ def rows(capsys, tmp_path, models):
 def test_vectors_of_any_model_are_those_of_bert_predict(models, rows):
     texts = ["the cat", "a dog sat on the mat", "the cat"]
     for name in ("bare", "text"):
+        assert len(bert_cli.load(models[name]).embed([])) == 0
         vectors = bert_cli.load(models[name]).embed(texts)
         printed = rows(name, *({"text": text} for text in texts), task="embed")
         np.testing.assert_array_equal(vectors, np.float32([row["embedding"] for row in printed]))
@@ -44,17 +45,13 @@ def test_masks_labels_entities_and_answers_are_those_of_bert_predict(models, row
     assert bert_cli.load(models["masked"]).fill("the [MASK] sat on [MASK]") == row["masks"]
     texts = ["the cat", "a dog sat in paris"]
     objects = [{"text": text} for text in texts]
+    assert bert_cli.load(models["text"]).label([]) == []
     for name in ("text", "several", "score"):
         assert bert_cli.load(models[name]).label(texts) == rows(name, *objects)
     printed = rows("token", *objects)
     assert bert_cli.load(models["token"]).entities(texts) == [row["entities"] for row in printed]
     (row,) = rows("question", {"question": "Where do we eat?", "context": CONTEXT})
     assert bert_cli.load(models["question"]).answer("Where do we eat?", CONTEXT) == row
-
-
-def test_no_texts_have_no_answers(models):
-    assert bert_cli.load(models["text"]).label([]) == []
-    assert len(bert_cli.load(models["bare"]).embed([])) == 0
 
 
 def test_a_mistake_is_told_as_by_the_command(models, capsys):

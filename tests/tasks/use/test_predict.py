@@ -235,14 +235,6 @@ def test_questions_are_read_in_the_windows_of_the_run(models, capsys, tmp_path):
         predict(capsys, step, *question)
 
 
-def test_a_short_model_answers_without_sizes_of_windows(models, capsys):
-    question = ["--question", "Where do we eat?", "--context", "We like to eat in Paris."]
-    (row,) = predict(capsys, models["question"], *question)
-    assert row["answer"]
-    (row,) = predict(capsys, models["question"], *question, "--max-query-length", 8)
-    assert row["answer"]
-
-
 def test_the_threshold_decides_when_there_is_no_answer(models, capsys, tmp_path):
     question = [*WINDOWS, "--question", "What?", "--context", "the cat sat on the mat"]
     question += ["--version-2"]

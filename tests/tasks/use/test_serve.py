@@ -58,10 +58,10 @@ def served(model: Path, *words: object, log: Path | None = None) -> Iterator[str
 
 
 @contextmanager
-def in_a_thread(path: Path) -> Iterator[str]:
+def in_a_thread(path: Path, **settings: object) -> Iterator[str]:
     """Serve a model or an index in a thread of this process, and yield its address."""
     opening = serve.open_index if path.is_file() else serve.open_model
-    app = serve.build_app(*opening(ServeSettings(path=str(path))), None)
+    app = serve.build_app(*opening(ServeSettings(path=str(path), **settings)), None)
     # Its logging would close the stream of another library's, which is that of pytest.
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
     with serve.listen(None, 0) as listener:
@@ -81,9 +81,11 @@ def address_of(models) -> Iterator[Callable[[str], str]]:
         yield cache(lambda name: stack.enter_context(in_a_thread(models[name])))
 
 
-@pytest.fixture(scope="module")
-def labels(address_of) -> str:
-    return address_of("text")
+def asked(address: str, row: dict[str, str]) -> dict:
+    """Return the answer of a model to the fields of a text."""
+    answer = post(f"{address}api/predict", json=row)
+    assert answer.status_code == 200
+    return answer.json()
 
 
 # --- requests
@@ -96,11 +98,8 @@ def test_a_request_is_answered_as_bert_predict_answers(name, models, address_of,
     words = ["predict", str(models[name]), "--input", str(path), "--engine", "tensorflow"]
     assert main(words) == 0
     expected = json.loads(capsys.readouterr().out)
-    address = address_of(name)
-    answer = post(f"{address}api/predict", json=ROWS[name])
-    about = get(f"{address}api/about").json()
-    assert (answer.status_code, answer.json()) == (200, expected)
-    assert about["name"] == models[name].name
+    assert asked(address_of(name), ROWS[name]) == expected
+    assert get(f"{address_of(name)}api/about").json()["name"] == models[name].name
 
 
 @pytest.mark.parametrize(
@@ -119,12 +118,13 @@ def test_a_request_is_answered_as_bert_predict_answers(name, models, address_of,
         (b"a" * 10**7, 413, "send at most 100,000 bytes"),
     ],
 )  # fmt: skip
-def test_a_wrong_request_is_answered_with_what_is_wrong(sent, status, message, labels):
-    answer = post(f"{labels}api/predict", content=sent)
+def test_a_wrong_request_is_answered_with_what_is_wrong(sent, status, message, address_of):
+    answer = post(f"{address_of('text')}api/predict", content=sent)
     assert answer.status_code == status and message in answer.json()["error"]
 
 
-def test_other_addresses_and_methods_are_answered_in_json(labels):
+def test_other_addresses_and_methods_are_answered_in_json(address_of):
+    labels = address_of("text")
     assert post(f"{labels}api/nothing", json={}).status_code == 404
     answer = get(f"{labels}api/predict")
     assert (answer.status_code, answer.json()) == (405, {"error": "Method Not Allowed"})
@@ -143,9 +143,9 @@ def test_other_addresses_and_methods_are_answered_in_json(labels):
         ({"Host": "[::1]:8321"}, 200),
     ],
 )
-def test_another_page_and_a_name_that_points_here_cannot_ask(headers, status, labels):
-    row = {"text": "the cat"}
-    assert post(f"{labels}api/predict", json=row, headers=headers).status_code == status
+def test_another_page_and_a_name_that_points_here_cannot_ask(headers, status, address_of):
+    labels = address_of("text")
+    assert post(f"{labels}api/predict", json=ROWS["several"], headers=headers).status_code == status
     page = get(labels, headers=headers)
     assert page.status_code == status
     assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
@@ -179,15 +179,15 @@ def test_a_failure_is_told_in_the_terminal_and_no_answer_has_a_path(models, tmp_
 
 def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["serve", str(models["text"]), "--port", str(port)]) == 2
-    error = capsys.readouterr().err
-    assert f"port ({port}): Address already in use; choose another, such as --port 0" in error
-    assert main(["serve", str(models["text"]), "--host", "192.0.2.1"]) == 2
-    error = capsys.readouterr().err
-    assert "host (192.0.2.1), port (8321): Cannot assign requested address" in error
-    assert main(["serve", str(models["text"]), "--host", "a..b"]) == 2
-    assert "host (a..b), port (8321): is not a host name; choose" in capsys.readouterr().err
+        port = str(taken.getsockname()[1])
+        in_use = f"port ({port}): Address already in use; choose another, such as --port 0"
+        for flag, value, message in (
+            ("--port", port, in_use),
+            ("--host", "192.0.2.1", "(192.0.2.1), port (8321): Cannot assign requested address"),
+            ("--host", "a..b", "host (a..b), port (8321): is not a host name; choose"),
+        ):
+            assert main(["serve", str(models["text"]), flag, value]) == 2
+            assert message in capsys.readouterr().err
 
 
 def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
@@ -344,11 +344,10 @@ def test_masks_are_filled_as_one_types(address_of, page):
     page.get_by_role("button", name="insert [MASK]").click()
     page.keyboard.type(" on the mat")
     page.locator("#result h2").wait_for()
-    shown = bars_of(page)
-    assert page.locator("#text").input_value() == "The cat [MASK] on the mat"
-    row = {"text": "The cat [MASK] on the mat"}
-    (words,) = post(f"{address}api/predict", json=row).json()["masks"]
-    assert shown == [(word["word"], percent(word["probability"])) for word in words]
+    text = page.locator("#text").input_value()
+    assert text == "The cat [MASK] on the mat"
+    (words,) = asked(address, {"text": text})["masks"]
+    assert bars_of(page) == [(word["word"], percent(word["probability"])) for word in words]
     # A wider bar is a more probable word.
     widths = [bar.bounding_box()["width"] for bar in page.locator(".bar i").all()]
     assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
@@ -363,27 +362,23 @@ def test_labels_are_shown_with_bars_and_hostile_ones_as_text(models, tmp_path, p
     with in_a_thread(folder) as address:
         open_page(page, address)
         page.get_by_label("Text", exact=True).fill(hostile)
-        shown = bars_of(page)
-        answer = post(f"{address}api/predict", json={"text": hostile}).json()
-        assert dict(shown) == {n: percent(p) for n, p in answer["probabilities"].items()}
+        answer = asked(address, {"text": hostile})
+        assert dict(bars_of(page)) == {n: percent(p) for n, p in answer["probabilities"].items()}
         assert page.locator("#result h2").text_content() == answer["label"]
         assert page.title() == page.locator("h1").text_content() == hostile
         page.get_by_label("Second text").fill("a dog")
-        pair = {"text": hostile, "second": "a dog"}
-        changed = post(f"{address}api/predict", json=pair).json()
-        best = percent(changed["probability"])
+        best = percent(asked(address, {"text": hostile, "second": "a dog"})["probability"])
         page.locator("#result .bar span", has_text=best).first.wait_for()
         assert page.locator("img, script").count() == 1  # its own
 
 
-@pytest.mark.parametrize(("name", "level"), [("several", None), ("text", "0.99")])
+@pytest.mark.parametrize(("name", "level"), [("several", None), ("text", 0.99)])
 def test_the_page_has_several_labels_or_none(name, level, models, page):
-    with served(models[name], *(["--none-below", level] if level else [])) as address:
+    with in_a_thread(models[name], none_below=level) as address:
         open_page(page, address)
         page.get_by_label("Text", exact=True).fill("the cat")
-        shown = bars_of(page)
-        answer = post(f"{address}api/predict", json={"text": "the cat"}).json()
-        assert dict(shown) == {n: percent(p) for n, p in answer["probabilities"].items()}
+        answer = asked(address, {"text": "the cat"})
+        assert dict(bars_of(page)) == {n: percent(p) for n, p in answer["probabilities"].items()}
         label = "none" if level else ", ".join(answer["labels"])
         assert page.locator("#result h2").text_content() == label != ""
 
@@ -398,7 +393,7 @@ def test_the_entities_of_a_text_are_marked(models, page):
         page.keyboard.type(text)
         marks = page.locator("#result mark")
         marks.first.wait_for()
-        entities = post(f"{address}api/predict", json={"text": text}).json()["entities"]
+        entities = asked(address, {"text": text})["entities"]
         assert len(entities) > 3
         assert marks.all_text_contents() == [one["text"] + one["type"] for one in entities]
 
@@ -410,9 +405,8 @@ def test_the_answer_is_marked_in_its_context(address_of, page):
     page.keyboard.press("Tab")
     page.keyboard.type(CONTEXT)
     ((answer, _),) = bars_of(page)
-    row = {"question": "Where do we eat?", "context": CONTEXT}
-    expected = post(f"{address}api/predict", json=row).json()
-    assert page.locator("#result mark").text_content() == answer == expected["answer"]
+    expected = asked(address, ROWS["question"])["answer"]
+    assert page.locator("#result mark").text_content() == answer == expected
     assert page.locator("#result .passage").text_content() == CONTEXT
 
 
@@ -424,7 +418,9 @@ def test_texts_are_ranked_by_similarity(address_of, page):
     assert best == ("the cat", "1.000") and len(others) == 2
 
 
-def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
+def test_an_index_is_searched_by_keyboard_a_document_opens_beside_or_is_told_to_be_gone(
+    found, page
+):
     open_page(page, found)
     page.keyboard.type(f"{TEA[:-1]}")
     first = page.locator(".hit b").first
@@ -442,13 +438,8 @@ def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, pag
     assert page.locator(".hit:focus b").text_content() == "All about tea"
     page.keyboard.press("ArrowUp")
     assert page.locator("#question:focus").count() == 1
-
-
-def test_a_passage_that_is_gone_is_told(found, page):
-    open_page(page, found)
-    page.get_by_label("Search").fill("leaves")
     page.route("**/api/document", lambda route: route.fulfill(json={"passages": []}))
-    page.locator(".hit").first.click()
+    first.click()
     page.locator("#document p", has_text="no longer has this passage: search again").wait_for()
 
 
@@ -469,7 +460,6 @@ def test_a_hostile_document_is_shown_as_text(found, page):
     open_page(page, found)
     page.get_by_label("Search").fill("swims alert dives")
     hit = page.locator(".hit").first
-    hit.wait_for()
     text = hit.text_content()
     assert "<b>evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
     hit.click()
@@ -493,10 +483,10 @@ def test_a_server_that_fails_or_refuses_is_told_on_the_page(address_of, page):
 
 
 @pytest.mark.slow
-def test_the_page_is_dark_where_the_system_is(labels, page):
+def test_the_page_is_dark_where_the_system_is(address_of, page):
     colours = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        page.goto(labels)
+        page.goto(address_of("text"))
         colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert colours == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]

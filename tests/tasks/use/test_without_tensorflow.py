@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ assert not [name for name in sys.modules if name.startswith("tensorflow.")]
 LETTERS = ["ba", "ke", "lo", "mi", "nu", "ra", "si", "to"]
 TASKS = ("pretraining", "question", "bare")
 JAX = ("--engine", "jax")
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 
 
 def inputs_of(task: str) -> list[dict[str, str]]:
@@ -118,9 +120,8 @@ def test_what_needs_tensorflow_is_refused_with_the_remedy(step, code, message, r
 
 @pytest.mark.slow
 def test_data_becomes_records_and_a_model_is_pretrained_and_fine_tuned(base, results):
-    assert {
-        code for name, (code, *_) in results.items() if name not in ("engine", "export", "google")
-    } == {0}
+    refused = ("engine", "export", "google")
+    assert {code for name, (code, *_) in results.items() if name not in refused} == {0}
     assert "jax 0.10" in results["version"][1] and "static records" in results["inspect"][1]
     assert len(metrics_of(base / "run")) == 4
     assert set(scores_of(base / "mine")) == {"accuracy", "macro_f1"}
@@ -140,33 +141,17 @@ def test_tensorboards_files_have_the_metrics_and_settings_of_a_run(base, results
     assert start.hparams["optimizer_opts.name"].string_value == "LAMB"
 
 
-def numbers_in(value: object) -> list[float]:
-    if isinstance(value, dict | list):
-        return [
-            x
-            for one in (value.values() if isinstance(value, dict) else value)
-            for x in numbers_in(one)
-        ]
-    return [value] if isinstance(value, float) else []
-
-
-def words_in(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: words_in(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [words_in(one) for one in value]
-    return None if isinstance(value, float) else value
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_predictions_are_those_of_tensorflow(task, base, models, results, capsys):
     settings, _ = load(PredictSettings, predict_words(base, models, task)[1:], "bert predict")
     predict.run(settings)
-    expected = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    rows = [json.loads(line) for line in results[task][1].splitlines()]
-    assert len(rows) == len(inputs_of(task)) and words_in(rows) == words_in(expected)
-    np.testing.assert_allclose(numbers_in(rows), numbers_in(expected), atol=1e-5)
+    texts = (results[task][1], capsys.readouterr().out)
+    assert texts[0].count("\n") == len(inputs_of(task))
+    words, expected_words = (NUMBER.sub("0", text) for text in texts)
+    assert words == expected_words
+    numbers, expected = (list(map(float, NUMBER.findall(text))) for text in texts)
+    np.testing.assert_allclose(numbers, expected, atol=1e-5)
 
 
 def test_an_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch, capsys, models):
