@@ -47,9 +47,7 @@ QUESTION = re.compile(rf"([\w'’-]+[ ,;]+){{3,15}}[\w'’-]+\?|[{CHARACTERS}]{{
 PLAIN_TITLE = re.compile(rf"\w[\w ,;.'’-]{{,{LONGEST_TITLE}}}")
 QUESTIONS = 3  # that are suggested
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
-PRONOUN = re.compile(
-    r"(?i:it|its|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b"
-)
+PRONOUN = re.compile(r"(?i:its?|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b")
 PARTS = ("train", "held_out", "test")
 """Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone."""
 PAIRS = "pairs.jsonl"
@@ -129,12 +127,13 @@ def _languages(sample: Sequence[str]) -> dict[str, float]:
 
 def describe(facts: TextFacts) -> str:
     """Return the facts as text."""
-    languages = [
-        f"{code} {part:.0%}" for code, part in facts.languages.items() if part >= NAMED_LANGUAGE
-    ]
+    parts = facts.languages.items()
+    languages = ", ".join(f"{code} {part:.0%}" for code, part in parts if part >= NAMED_LANGUAGE)
     size = f"{facts.text_bytes / 1e6:,.3g} MB of text, {facts.words:,.0f} words"
     estimated = " (estimated from a sample)" if facts.is_estimated else ""
-    return f"{size} in {facts.documents:,.0f} documents{estimated}; language {', '.join(languages) or 'unknown'}"
+    return (
+        f"{size} in {facts.documents:,.0f} documents{estimated}; language {languages or 'unknown'}"
+    )
 
 
 def divide(

@@ -134,9 +134,8 @@ def _check_run(settings: DoctorSettings, report: Report) -> None:
 def _take_devices(report: Report, draft: "Draft") -> "Devices | None":
     """Find the processes and devices and choose the layout; the other processes need not be there."""
     cluster = draft.order.cluster
-    processes = report.attempt(
-        "processes", lambda: find_processes(os.environ, cluster.workers, cluster.rank), _described
-    )
+    find = partial(find_processes, os.environ, cluster.workers, cluster.rank)
+    processes = report.attempt("processes", find, _described)
     if processes is None:
         return None
     draft.processes = processes

@@ -227,9 +227,8 @@ def _print(described: JSONObject) -> None:
         if None not in pair:
             number = pair[1]["mean"] - pair[0]["mean"]
             sign = "+" if number > 0 else "-" if number < 0 else ""
-            change = (
-                sign + summary.in_words(name, abs(number)) + _bounds(name, bounds.get("difference"))
-            )
+            change = f"{sign}{summary.in_words(name, abs(number))}"
+            change += _bounds(name, bounds.get("difference"))
         rows.append((summary.label_of(name), *cells, change))
     print_table(("results", *names, "difference"), rows)
     smoothing = summary.window_in_words(described["smoothed_over_steps"])

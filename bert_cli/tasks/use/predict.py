@@ -133,9 +133,8 @@ def _check_settings(settings: PredictSettings, task: str, positions: int) -> Non
         problem = f"is more than the model's {positions} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
     if kind.COMPARES and settings.text is None:
-        raise ConfigError(
-            "text", "is missing", "pass a TEXT with which to compare the texts of --input"
-        )
+        remedy = "pass a TEXT with which to compare the texts of --input"
+        raise ConfigError("text", "is missing", remedy)
 
 
 # --- inputs

@@ -81,9 +81,8 @@ class FillMask(Predictor):
             for row, number in enumerate(numbers):
                 for mask in range(counts[row]):
                     pairs = zip(words[row, mask], probabilities[row, mask], strict=True)
-                    masks[number][mask] = [
-                        {"word": shown(pieces[word]), "probability": exact(p)} for word, p in pairs
-                    ]
+                    best = [{"word": shown(pieces[w]), "probability": exact(p)} for w, p in pairs]
+                    masks[number][mask] = best
         results = zip(inputs, masks, is_cut, strict=True)
         return [row_of(item.fields, {"masks": filled}, cut) for item, filled, cut in results]
 
@@ -160,28 +159,24 @@ class QuestionAnswering(Predictor):
             for number, item in enumerate(inputs)
         ]
         sizes = settings.model_dump(include={"doc_stride", "max_query_length"})
-        windows = squad_windows.make_windows(
-            questions, self.tokenizer, max_seq_length=self.max_seq_length, training=False, **sizes
-        )
+        sizes["max_seq_length"] = self.max_seq_length
+        windows = squad_windows.make_windows(questions, self.tokenizer, training=False, **sizes)
         where = [inputs[number].where for number in windows.question]
         logits = self.of_examples(windows.features, where, by_position=True)
         limits = settings.model_dump(include={"max_answer_length", "version_2"})
         result = squad_windows.answers(questions, windows, logits, **limits)
-        predictions = result.predictions
-        threshold = settings.null_score_diff_threshold
-        if threshold is not None:
-            predictions = squad_windows.with_null_threshold(
-                predictions, result.null_odds, threshold
-            )
-        texts = [item.fields["question"] for item in inputs]
-        encoded = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
+        texts = result.predictions
+        if (limit := settings.null_score_diff_threshold) is not None:
+            texts = squad_windows.with_null_threshold(texts, result.null_odds, limit)
+        asked = [item.fields["question"] for item in inputs]
+        encoded = self.tokenizer.library.encode_batch_fast(asked, add_special_tokens=False)
         # A question's windows are consecutive, so its positions are one range.
         last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
         rows = []
         begin = 0
         parts = zip(questions, encoded, windows.features.ends[last], strict=True)
         for question, query, end in parts:
-            text = predictions[question.id]
+            text = texts[question.id]
             entry = next(row for row in result.nbest[question.id] if row["text"] == text)
             # If the text occurs several times, the score of its first piece identifies the occurrence.
             pieces = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])
@@ -240,6 +235,5 @@ def entities_of(text: str, spans: Sequence[tuple[int, int]], labels: Sequence[st
 
 def predictors() -> Mapping[str, type[Predictor]]:
     """Return the class of each task of `bert predict`."""
-    return {head.task: resolve_name(head.predictor) for head in heads()} | {
-        "similarity": Similarity
-    }
+    classes = {head.task: resolve_name(head.predictor) for head in heads()}
+    return classes | {"similarity": Similarity}
