@@ -19,9 +19,8 @@ METHODS = ("grid", "random", "bayes")
 
 def words_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     """Return the command line that wandb's agent starts, made by its own functions."""
-    arguments = create_sweep_command_args(
-        {"args": {name: {"value": v} for name, v in chosen.items()}}
-    )
+    values = {name: {"value": value} for name, value in chosen.items()}
+    arguments = create_sweep_command_args({"args": values})
     words: list[str] = []
     for word in create_sweep_command(list(sweep["command"])):
         words += arguments[word[2:-1]] if word.startswith("${") else [word]

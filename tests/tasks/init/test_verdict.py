@@ -44,9 +44,8 @@ def test_the_bits_per_byte_of_a_model_without_preference_are_those_of_its_vocabu
 
 
 def test_two_models_fill_the_same_masks_and_equal_models_do_not_differ(tmp_path):
-    first, second = (
-        models.find_source(str(write_model(tmp_path / str(n), seed=n))) for n in (1, 2)
-    )
+    folders = (write_model(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    first, second = (models.find_source(str(folder)) for folder in folders)
     scored = [verdict.bits_per_byte(source, TEXTS, 64) for source in (first, first, second)]
     assert difference([scored[0]], [scored[1]])[:3] == (0.0, 0.0, 0.0)
     assert np.array_equal(scored[0].columns[:, 1], scored[2].columns[:, 1])
@@ -72,10 +71,8 @@ def test_labels_are_judged_beside_the_best_baseline_on_the_reported_half(tmp_pat
     for name, right in (("majority class", 10), ("regression on words", 24)):
         write(tmp_path / "classifier/baselines_0" / name, right, is_half=False)
     measures = list(verdict._of_labels(tmp_path))
-    assert [m.name for m in measures] == [
-        "accuracy (start: regression on words)",
-        "accuracy (start: majority class)",
-    ]
+    starts = ("regression on words", "majority class")
+    assert [m.name for m in measures] == [f"accuracy (start: {start})" for start in starts]
     assert {m.verdict for m in measures} == {"WIN"} and measures[0].gain.n == 20
 
 

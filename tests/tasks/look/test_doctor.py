@@ -6,15 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.corpora import (
-    PIECES,
-    WORDS,
-    P,
-    dynamic_records,
-    make_corpus,
-    static_examples,
-    write_folder,
-)
+from support import corpora as made
+from support.corpora import PIECES, WORDS, make_corpus
 from support.metrics import write_metrics
 from support.tiny_models import TINY_RUN, flags_of
 
@@ -32,7 +25,7 @@ from bert_cli.train.checkpoint import complete_checkpoints
 
 FLAGS = {
     **TINY_RUN,
-    "max-predictions-per-seq": P,
+    "max-predictions-per-seq": made.P,
     "bert-config.vocab-size": WORDS,
     "bert-config.hidden-size": 64,
     "bert-config.hidden-dropout-prob": 0.0,
@@ -110,9 +103,8 @@ def test_the_first_losses_of_a_scaled_run_are_fine(tmp_path):
 def test_the_checkpoint_of_a_continued_run_is_measured_named_and_loaded(trained):
     (*_, saved) = complete_checkpoints(trained / "run")
     size = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
-    assert doctor.checkpoint_bytes(workload_of(settings_of(trained))) == pytest.approx(
-        size, rel=0.05
-    )
+    estimated = doctor.checkpoint_bytes(workload_of(settings_of(trained)))
+    assert estimated == pytest.approx(size, rel=0.05)
     results = built(trained)
     assert f"continue from {saved}" in of("save_ckpt_path", results).found
     assert "still need" in of("disk", results).found
@@ -217,15 +209,15 @@ def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_unigram_entropy(
 
 
 def test_text_that_repeats_itself_is_a_warning(tmp_path):
-    payloads = [*dynamic_payloads(dynamic_records(0, 400))]
-    static = [*static_payloads(static_examples(0, 400))]
+    payloads = [*dynamic_payloads(made.dynamic_records(0, 400))]
+    static = [*static_payloads(made.static_examples(0, 400))]
     for kind, shard, levels in (
         ("dynamic", payloads, ["ok"]),
         ("dynamic", payloads * 10, ["warning"]),
         # How many masked copies there are of each text is not recorded with these.
         ("static", static * 10, []),
     ):
-        folder = write_folder(tmp_path / f"{kind}_{len(shard)}", kind, [shard], PIECES)
+        folder = made.write_folder(tmp_path / f"{kind}_{len(shard)}", kind, [shard], PIECES)
         settings = settings_of(tmp_path, generated_dataset=False, dataset_dir=folder)
         checks = corpora.text_checks(corpora.open_stream(settings), len(PIECES))
         assert [one.level for one in findings(doctor.add_checks, checks)][:1] == levels
@@ -290,9 +282,8 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(machine, "memory", lambda: (10**6, 10**6))
-    settings = settings_of(
-        tmp_path, generated_dataset=False, dataset_dir=tmp_path / "none", json=tmp_path / "d.json"
-    )
+    real = {"generated_dataset": False, "dataset_dir": tmp_path / "none"}
+    settings = settings_of(tmp_path, **real, json=tmp_path / "d.json")
     problem = r"dataset_dir, memory of a run: did not pass \(2 errors, .*\)"
     with pytest.raises(DataError, match=problem):
         doctor.run(settings)

@@ -43,13 +43,10 @@ def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
 
 
 def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
-    lines = [
-        (1, {"loss": 1.0, "accuracy": 0.5}),
-        (2, {"validation_accuracy": 0.4, "validation_f1": 0.3}),
-    ]
-    pictures = pictures_of([write_metrics(tmp_path / "other", lines)])
-    held_out = {name: [p.metric for p in panels] for name, panels in pictures.items()}
-    assert held_out == {
+    first = {"loss": 1.0, "accuracy": 0.5}
+    second = {"validation_accuracy": 0.4, "validation_f1": 0.3}
+    pictures = pictures_of([write_metrics(tmp_path / "other", [(1, first), (2, second)])])
+    assert {name: [p.metric for p in panels] for name, panels in pictures.items()} == {
         "Loss": ["loss"],
         "Accuracy": ["accuracy"],
         "Held out": ["validation_accuracy", "validation_f1"],
@@ -103,9 +100,8 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
     pictures = {t: draw(t, p, runs, names, 5) for t, p in pictures_of(runs).items()}
     page = page_of(runs, names, pictures, 5)
     assert not re.search(r"<(script|link|iframe|img)", page)
-    assert all(
-        address[0] == "#" for address in re.findall(r'(?:src|href|url)[=(]"?(.*?)[")]', page)
-    )
+    addresses = re.findall(r'(?:src|href|url)[=(]"?(.*?)[")]', page)
+    assert all(address[0] == "#" for address in addresses)
     assert page.count("<svg") == len(pictures) > 3
     rows = rows_of(page)
     assert rows["seed"] == ["1", "2", "1"]

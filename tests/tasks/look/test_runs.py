@@ -107,9 +107,7 @@ def test_the_name_of_a_folder_may_hold_a_comma_a_line_end_or_a_formula(tmp_path,
     runs = [path / "run" for path in paths]
     assert bert("plot", *runs, "--output", tmp_path / "out")[0] == 0
     text = html.unescape((tmp_path / "out" / "loss.svg").read_text())
-    assert all(
-        f">{name}/run<" in text.replace("&#x27;", "'") for name in ("a,b", "c\\nd", *names[2:])
-    )
+    assert all(f">{name}/run<" in text for name in ("a,b", "c\\nd", *names[2:]))
     # Of flags a comma still separates paths.
     assert bert("plot", *runs[:1], "--output", f"{tmp_path}/a\nb")[0] == 0
     assert (tmp_path / "a\nb" / "index.html").is_file()

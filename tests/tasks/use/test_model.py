@@ -1,7 +1,6 @@
 """A model from Python answers as `bert predict` does, and says what is wrong as the command does."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -92,7 +91,5 @@ def test_the_package_loads_nothing_until_a_model_is_loaded_and_then_opens_an_ind
         "print(model.embed(['the cat']).shape)\n"
         f"print(bert_cli.open_index({str(index)!r}).ask('tea', top=10)[0].text)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "(1, 32)\nTea is made of leaves.\n")

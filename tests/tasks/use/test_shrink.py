@@ -36,9 +36,7 @@ def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_pat
         assert (tmp_path / "out" / name).read_bytes() == content
     for module in json.loads(files["modules.json"]):
         assert (tmp_path / "out" / module["path"]).is_dir()
-    (source / "modules.json").write_text(
-        files["modules.json"].replace(b"Normalize", b"Dense").decode()
-    )
+    (source / "modules.json").write_bytes(files["modules.json"].replace(b"Normalize", b"Dense"))
     assert main(["shrink", str(source), str(tmp_path / "no"), "--layers", "0"]) == 4
     assert "2_Dense" in capsys.readouterr().err
 

@@ -76,9 +76,8 @@ def predict_words(base: Path, models, task: str) -> list[str]:
 def results(base, models):
     """Name of a step -> its exit code and output, all run in one process."""
     size = {"vocab": base / "vocab", "sequence-length": 16, "mask-tokens": 3}
-    run = flags_of(
-        TINY_RUN, generated_dataset=False, total_num_train_samples=8, bert_config__vocab_size=32
-    )
+    changes = {"generated_dataset": False, "bert_config__vocab_size": 32}
+    run = flags_of(TINY_RUN, total_num_train_samples=8, **changes)
     steps = {
         "engine": ["pretrain", *run, "--dataset-dir", base / "records"],
         "export": ["export", base / "model", base / "out", "--format", "saved-model"],
@@ -98,9 +97,8 @@ def results(base, models):
     steps["classify"] += ["--max-seq-length", 32]
     steps |= {task: [*predict_words(base, models, task), *JAX] for task in TASKS}
     words = json.dumps([[str(word) for word in step] for step in steps.values()])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=words, capture_output=True, text=True, env=os.environ
-    )
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, input=words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(zip(steps, map(json.loads, done.stdout.splitlines()), strict=True))
 
