@@ -37,7 +37,7 @@ class TextInputSettings(Shared):
     """Text as input."""
 
     input: Positional[Path]
-    """The output of `bert extract`, or your own text: a folder, a file, or a quoted 'pattern*'."""
+    """Your text: a folder, a file, or a quoted 'pattern*'; or the output of `bert extract`."""
 
 
 class SentenceInputSettings(Shared):
