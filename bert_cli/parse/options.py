@@ -99,7 +99,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
             positional.options.append(_option(name, about, None, True))
         else:
             by_class[classes[0]].options.append(_option(name, about, None, True))
-    for section, last in shared:
+    for section, last in reversed(shared):
         section.options.extend(last.options)
     sections = [positional, *by_title.values()]
     sections += [section for kind in by_class for section in groups[kind]]
@@ -339,7 +339,10 @@ def _unknown_arguments(
     # A word after an unknown flag is probably its value.
     unknown = [word for word in words if word.startswith("-")]
     if not unknown or (program == "bert launch" and words[0] not in unknown):
-        remedy = f"write a list as A,B and a config as --config FILE, see {program} --help"
+        remedy = (
+            "quote a text with spaces, write a list as A,B and a config as --config FILE, "
+            f"see {program} --help"
+        )
         where = f"{program} ({' '.join(words)})"
         remedy = SURPLUS.get(program, remedy)
         return ConfigError(where, "too many arguments", remedy)

@@ -174,7 +174,10 @@ class Index:
     # --- ranking
 
     def ask(self, question: str, top: int = 10, half: Half | None = None) -> list[Hit]:
-        """Return the best passages, by both halves or one. Raises ConfigError for a question that cannot be asked."""
+        """Return the best passages, by words and meaning or by one half.
+
+        Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
+        """
         words.check(question)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
@@ -194,7 +197,7 @@ class Index:
         return WEIGHT if weight is None else float(weight)
 
     def by_words(self, question: str) -> Floats:
-        """Return the BM25 of each passage [N], 0 without a word of the question (of a large index, a rare word)."""
+        """Return the BM25 of each passage [N]; 0 without a word of the question or, in a large index, a rare one."""
         self._load()
         scores = np.zeros(len(self._numbers), np.float32)
         terms = self._terms(question)
@@ -271,7 +274,7 @@ class Index:
         return Hit(text, title, document, score, file, start, stop, spans, key)
 
     def document(self, passage: int) -> list[str]:
-        """Return the passages around one in its document, AROUND on each side; none if the index has it no more."""
+        """Return a passage and up to AROUND of its document on each side; none if the index no longer has it."""
         owner = "(SELECT document FROM passages WHERE id = ?)"
         text = f"SELECT text FROM words JOIN passages ON id = words.rowid WHERE document = {owner}"
         with self.snapshot():
@@ -344,6 +347,8 @@ def write_index(path: Path) -> Iterator[Index]:
 
     Raises DataError as `open_index`, for a file that fails SQLite's check, and while another process writes it.
     """
+    if path.is_dir():
+        raise DataError(str(path), "is a folder", "name the file of the index: manuals.index")
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:

@@ -232,7 +232,7 @@ def new_model(
     remedy = f"continue from a model with --from {name}"
     if available < needed:
         subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little"
-        verb = "it has"
+        verb = "its training part has"
         read = available / epochs  # as the table shows them
         needed /= epochs
     else:

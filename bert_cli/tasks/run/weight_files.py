@@ -106,10 +106,16 @@ def _has_weights(entry: object) -> bool:
 
 
 def tensorflow_prefix(path: Path) -> Path | None:
-    """Return the prefix of the TensorFlow checkpoint that the path is or contains.
+    """Return the prefix of the TensorFlow checkpoint that the path is or contains. Raises CheckpointError for an index.
 
     Of several checkpoints, the one named in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
     """
+    if path.is_file():
+        with path.open("rb") as file:
+            is_index = file.read(16) == b"SQLite format 3\0"
+        if is_index:
+            problem = "is no model but an index of `bert search make`"
+            raise CheckpointError(str(path), problem, "ask it with `bert search ask`")
     if not path.is_dir():
         bare = path.with_suffix("") if path.suffix == ".index" else path
         return bare if bare.with_name(f"{bare.name}.index").is_file() else None

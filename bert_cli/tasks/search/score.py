@@ -69,10 +69,12 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
             words.check(question)
         except ConfigError as error:
             raise DataError(where, str(error)) from None
-        if name not in positions:
+        # `bert search ask` prints paths below the working folder.
+        key = name if name in positions else str(Path(name).absolute())
+        if key not in positions:
             remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
             raise DataError(where, f"the index has no document {name!r}", remedy)
-        if len(sources := positions[name]) > 1:
+        if len(sources := positions[key]) > 1:
             problem = f"{name!r} names {sum(map(len, sources.values())):,} documents"
             remedy = "use its file or FILE:NUMBER, or the absolute path of the file"
             raise DataError(where, problem, remedy)

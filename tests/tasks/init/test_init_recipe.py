@@ -116,7 +116,7 @@ def test_little_text_is_not_for_training_from_scratch():
     assert "--from bert-base-uncased" in warning
     values = {name: value for name, value, _ in pick(1.0).rows}
     assert all(values.values())
-    millions = float(re.search(r"it has ([\d.]+) million tokens", warning)[1])
+    millions = float(re.search(r"its training part has ([\d.]+) million tokens", warning)[1])
     assert f", {1e6 * millions:,.0f} tokens" in values["length"]
     assert not pick(1.0, start=BASE).warnings
 

@@ -317,13 +317,20 @@ def test_questions_that_cannot_be_scored_are_errors(manuals, capsys, rows, messa
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("TEA", 2), ("tea.txt", 2), ("notes.jsonl", 0), ("manuals/tea.txt", 0), ("notes.jsonl:2", 0)],
+    [
+        ("TEA", 2),
+        ("tea.txt", 2),
+        ("notes.jsonl", 0),
+        ("notes.jsonl:2", 0),
+        ("manuals/tea.txt", 0),  # as `ask` prints it
+        ("{folder}/manuals/tea.txt", 0),
+    ],
 )
 def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
     for folder in (manuals, Path("more")):
         write(folder, {"tea.txt": "TEA\n\nTea is good.\n"})
     main(["search", "make", "index", "manuals", "more"])
-    name = str(Path(name).absolute()) if "/" in name else name
+    name = name.format(folder=Path.cwd())
     Path("queries.tsv").write_text(f"question\tdocument\ntea\t{name}\n")
     assert main(["search", "score", "index", "--queries", "queries.tsv"]) == (3 if number else 0)
     problem = f"{name!r} names {number} documents; use its file or FILE:NUMBER, or the absolute"
@@ -370,6 +377,7 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
     write(Path("blank"), {"a.txt": "\n \n", "b.txt": "---\n"})
     main(["search", "make", "index", "manuals"])
     capsys.readouterr()
+    Path("folder").mkdir()
     for words, code, message in (
         (["make", "new", "empty"], 3, "holds no files; name a folder with text files"),
         (["make", "new2", "blank"], 3, "has no text; use files with sentences"),
@@ -384,11 +392,14 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
         (["ask", "new2", "disk"], 3, "new2: has no passages; run `bert search make`"),
         (["ask", "index", "disk", "--words", "--meaning"], 2, "cannot be combined"),
         (["ask", "index", "disk", "--meaning"], 2, "has no vectors"),
-        (["ask", "index", "how", "many"], 2, "too many arguments"),
+        (["ask", "index", "how", "many"], 2, "too many arguments; quote a text with spaces"),
+        (["make", "folder", "manuals"], 3, "folder: is a folder"),
         (["export", "index", "manuals/mount.txt"], 3, "exists"),
     ):
         assert main(["search", *words]) == code, words
         assert message in capsys.readouterr().err, words
+    assert main(["predict", "index", "disk"]) == 4
+    assert "is no model but an index of `bert search make`; ask it" in capsys.readouterr().err
     assert (manuals / "mount.txt").read_text() == MANUALS["mount.txt"]
     assert open_index(Path("index")).ask("mounts")
 
