@@ -346,7 +346,10 @@ def _own_partial(path: Path) -> Iterator[Path]:
 
 
 def origin_of(settings: BaseModel, *inputs: str | Path | None) -> str:
-    """Return a hash of a command's settings but its `out`, and of the names, sizes and times of the inputs' files."""
+    """Return a hash of a command's settings but its `out`, and of the names, sizes and times of the inputs' files.
+
+    The order of the settings is a part of it: where one moves, folders of earlier versions are unknown.
+    """
     values = settings.model_dump()
     out = values.pop("out")
     roots = [Path(name) for name in inputs if name is not None]

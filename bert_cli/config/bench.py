@@ -109,9 +109,10 @@ def benchmarks() -> dict[str, tuple[str, list[str]]]:
 
 
 def expand_benchmark(words: Sequence[str]) -> list[str]:
-    """Replace `bench NAME ...` by the command line of the benchmark, then the other words, which override its flags.
+    """Replace `bench NAME ...` by the command line of the benchmark and the words after NAME; other words stay.
 
-    Other words stay. Raises ConfigError for an unknown name.
+    The last of two equal flags counts, so no benchmark has a flag that takes a list. Raises ConfigError for an
+    unknown name.
     """
     if len(words) < 2 or words[0] != "bench" or words[1].startswith("-") or words[1] in KINDS:
         return list(words)

@@ -7,11 +7,29 @@ from pydantic import Field
 
 from bert_cli.config.data import DocumentSettings, TextInputSettings, TextSettings
 from bert_cli.config.markers import PathOrName, Positional
-from bert_cli.config.settings import DryRunSettings, EngineSettings, OutSettings, Settings
+from bert_cli.config.settings import DryRunSettings, EngineSettings, OutSettings, Settings, Shared
+
+
+class GoalSettings(Shared):
+    """What to train, and for how long."""
+
+    start: PathOrName | None = Field(None, alias="from")
+    """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
+    trained."""
+    hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
+    """Hours that all its commands may take on this machine."""
+    goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
+    """Purpose of the model: `search` by vectors, your own `labels`, or `fill-mask`, a base for every other task."""
 
 
 class InitSettings(
-    OutSettings, TextInputSettings, DocumentSettings, TextSettings, EngineSettings, DryRunSettings
+    DryRunSettings,
+    EngineSettings,
+    DocumentSettings,
+    GoalSettings,
+    OutSettings,
+    TextInputSettings,
+    TextSettings,
 ):
     """Choose a training run for a text and this machine, and write its configs and commands.
 
@@ -22,14 +40,6 @@ class InitSettings(
     Example: bert init 'reports/*.txt' mine --documents files --from sentence-transformers/all-MiniLM-L6-v2
         --for search
     """
-
-    start: PathOrName | None = Field(None, alias="from")
-    """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
-    trained."""
-    hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
-    """Hours that all its commands may take on this machine."""
-    goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
-    """Purpose of the model: `search` by vectors, your own `labels`, or `fill-mask`, a base for every other task."""
 
 
 class VerdictSettings(Settings):

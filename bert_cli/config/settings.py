@@ -148,7 +148,7 @@ class Settings(BaseModel):
 class Shared(Settings):
     """Base of settings that several commands have; the help lists them after those of the class that inherits them.
 
-    Positional arguments come in the order of these base classes from the last to the first.
+    Arguments and options come in the order of these base classes from the last to the first.
     """
 
 
@@ -163,14 +163,14 @@ class EngineSettings(Shared):
     """The framework of a command that builds a model."""
 
     engine: Engine = "tensorflow"
-    """Framework that trains or runs the model; both have every model."""
+    """Framework to use; both have every model."""
 
 
 class DryRunSettings(Shared):
     """A trial."""
 
     dry_run: bool = False
-    """Print what the command would do, without writing or starting anything."""
+    """Print what the command would write or start, and do neither."""
 
 
 class OutSettings(Shared):
