@@ -42,7 +42,10 @@ class TerminalBar:
 
         def draw() -> None:
             task = self.bar.task_ids[0]
-            self.bar.update(task, description=description, completed=done, left=left)
+            # A download learns its total late.
+            self.bar.update(
+                task, description=description, completed=done, total=self.total, left=left
+            )
 
         self._safely(draw)
 
