@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from support.hf_models import class_of, need
 from support.model_inputs import (
     KINDS,
+    counts_of,
     gradients_of,
     hidden_of,
     make_examples,
@@ -32,11 +33,9 @@ from bert_cli.parallel.engine import count
 
 torch = pytest.importorskip("torch")
 TOLERANCE = 5e-6
-"""Relative to the largest logit, to the loss, and to the norm of a gradient: a few roundings."""
-SHORT, LONG = (
-    24,
-    44,
-)  # for ModernBERT all scores, and blocks of 8 positions that the length does not fill
+"""Relative to the largest logit and to the norm of a gradient: a few roundings. A loss is a mean: 1e-6."""
+# For ModernBERT all scores, and blocks of 8 positions that the length does not fill.
+SHORT, LONG = 24, 44
 # What adds the same to all scores of a softmax changes nothing: the true gradient is 0, and the rest is rounding.
 NO_GRADIENT = ("attention.key.bias", "attention.self.key.bias")
 NO_GRADIENT_OF_SPANS = ("outputs.bias", "classifier.bias", "1.output.LayerNorm.bias", "l_norm.bias")
@@ -126,7 +125,7 @@ def assert_equal_models(config, kind, blocks, length=SHORT, is_compiled=False):
     run = partial(gradients_of, blocks)
     run = tf.function(run, jit_compile=True) if is_compiled else run
     loss, sums, gradients = run(columns, {name: np.float32(n) for name, n in totals.items()})
-    assert float(loss) == pytest.approx(float(out.loss.detach()), rel=TOLERANCE)
+    assert float(loss) == pytest.approx(float(out.loss.detach()), rel=1e-6)
     logits = head.logits(hidden_of(blocks, columns), None)
     logits = logits if isinstance(logits, tuple) else [logits]
     expected = logits_of(kind, out, columns)
@@ -148,6 +147,14 @@ def assert_equal_models(config, kind, blocks, length=SHORT, is_compiled=False):
 def test_a_model_equals_that_of_pytorch(architecture, kind, shapes):
     config = shapes[architecture]
     assert_equal_models(config, kind, random_blocks(config, kind))
+
+
+def test_groupbert_has_the_loss_of_the_formulas_of_its_paper(shapes):
+    """5.6183724 is that of the formulas in plain PyTorch in tests/model/test_groupbert.py of 9241362f."""
+    blocks = random_blocks(shapes["groupbert"])
+    columns = make_examples(97, examples=6, length=SHORT, seed=3)
+    loss, *_ = gradients_of(blocks, columns, counts_of(columns))
+    assert float(loss) == pytest.approx(5.6183724, rel=2e-6)
 
 
 def test_groupbert_without_groups_in_its_feed_forward_equals_that_of_pytorch(shapes):

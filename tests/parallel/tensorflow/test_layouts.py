@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from support.layouts import (
     settings_of,
 )
 
+from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.optim.optimizer import Hyperparameters, Optimizer, Rule
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow import update
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
@@ -168,6 +171,36 @@ def test_sharded_and_offloaded_moments_give_the_same_bits(options):
     for shard in run.state.slots.values():
         assert shard.variables[0].shape[0] == -(-math.prod(shard.shape) // 2)
         assert all(variable.device.endswith("CPU:0") for variable in shard.variables)
+
+
+def test_a_shard_is_scaled_and_rounded_as_in_the_complete_weight():
+    """By LAMB's ratio of the complete weight, and by the random bits of its own elements."""
+    rule = Rule(decays=False, adapts=True)
+    numbers = {"hyperparameters": Hyperparameters(), "seed": 3, "random_bits": update.random_bits}
+    optimizer = Optimizer(kind=OPTIMIZERS["LAMB"], rules={"a": rule}, **numbers)
+    value = np.linspace(1, 20, 3000, dtype=np.float16)
+    direction = np.linspace(-1, 2, 3000, dtype=np.float32)
+    squares = [np.float32(np.sum(np.float64(x) ** 2)) for x in (value, direction)]
+    key = optimizer.key(optimizer.weight_id("a"), 5)
+    complete = optimizer.apply_update(rule, 0, tf.constant(value), direction, squares, 0.01, key)
+    shards = []
+
+    def all_gather(shard, number):
+        shards.append(shard)
+        return tf.concat([shard, shard], axis=0)
+
+    for rank in (0, 1):
+        own = SimpleNamespace(weights={"a": tf.Variable(value)}, sizes={"a": 3000})
+        own.optimizer, own.slot_device = optimizer, "CPU:0"
+        own.group = SimpleNamespace(rank=rank, size=2, all_gather=all_gather)
+        own.function = lambda method, rule, weight, start: partial(method, False, rule, start)
+        for name in ("apply_direction", "_shard_length"):
+            setattr(own, name, partial(getattr(update.DeviceUpdate, name), own))
+        own._block_shard = partial(update.DeviceUpdate._shard, own)
+        half = {"a": tf.constant(np.split(direction, 2)[rank])}
+        bucket = ["a"], 0, half, tf.constant([squares[1]]), 0.01, 5
+        update.DeviceUpdate._update_bucket(own, *bucket)
+    assert np.mean(np.concatenate(shards) != complete) < 1e-3
 
 
 def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
