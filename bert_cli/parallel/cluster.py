@@ -71,7 +71,10 @@ class Rendezvous:
 def find_processes(
     environment: Mapping[str, str], workers: Sequence[str] = (), rank: int | None = None
 ) -> Processes:
-    """Return the processes that flags, TF_CONFIG or SLURM describe. Raises ConfigError for a wrong description."""
+    """Return the processes that flags, TF_CONFIG or SLURM describe, without connecting to them.
+
+    Raises ConfigError for a description that is incomplete or contradicts itself.
+    """
     if workers:
         assert rank is not None
         return _checked(workers, rank, "--cluster.workers")

@@ -198,7 +198,8 @@ def _segments(
     """
     segments: list[Segment] = []
     growth = stages[0].batch.growth_frac * sum(samples)
-    step = before = read = total = 0
+    step = before = read = 0
+    total_examples = 0
     for stage, (work, stage_examples) in enumerate(zip(stages, samples, strict=True)):
         batch = work.batch
         done = 0.0
@@ -218,17 +219,19 @@ def _segments(
             end: float = stage_examples
             if size < sizes:
                 end = min(end, growth * (size + 1) / sizes - read)
-            each = batch.micro_batch_size
-            sequences = micro_batches * each * sequences_per_example
+            examples_per_step = micro_batches * batch.micro_batch_size
+            sequences = examples_per_step * sequences_per_example
             steps = max(1, math.ceil((end - done) / sequences))
-            segments.append(Segment(step, micro_batches, before, stage, examples, each))
+            size_of_micro_batch = batch.micro_batch_size
+            segment = Segment(step, micro_batches, before, stage, examples, size_of_micro_batch)
+            segments.append(segment)
             step += steps
             before += steps * micro_batches
             done += steps * sequences
-            examples += steps * micro_batches * each
+            examples += steps * examples_per_step
         read += stage_examples
-        total += examples
-    return tuple(segments), step, total
+        total_examples += examples
+    return tuple(segments), step, total_examples
 
 
 def describe(plan: Plan) -> str:

@@ -137,7 +137,7 @@ def _best_threshold(labels: Column, probabilities: Floats) -> float:
 
 
 def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
-    """Return the texts, predictions, precisions, recalls and F1 of the labels of [n, L]; 0 where one is undefined."""
+    """Return five columns [L] for labels [n, L]: texts, predictions, precision, recall and F1; 0 where undefined."""
     from sklearn.metrics import precision_recall_fscore_support
 
     *ratios, texts = precision_recall_fscore_support(labels, predictions, zero_division=0)

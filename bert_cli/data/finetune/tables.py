@@ -375,12 +375,13 @@ def json_rows(path: Path) -> Rows:
 def hold_out(
     examples: TextExamples, fraction: float, seed: int
 ) -> tuple[TextExamples, TextExamples]:
-    """Return the training examples and the held-out validation examples, both in file order.
+    """Return the training examples and the held-out validation examples, both in file order; only for labels.
 
     The same fraction of each label is held out, at least one example and never all. Raises DataError when no label
     has two examples.
     """
-    strata: Column = np.asarray(examples.labels)
+    assert examples.labels is not None and examples.label_names is not None
+    strata = examples.labels
     if strata.ndim == 2:  # a text with several labels stands for its rarest
         by_rarity = np.argsort(strata.sum(0), kind="stable")
         strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)

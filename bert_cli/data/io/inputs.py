@@ -58,7 +58,7 @@ def open_text(source: Path, out: Path, reading: Reading, names: Collection[str])
 
 
 def find_files(source: Path, manifest: Manifest) -> list[Path]:
-    """Return a file, the files of a folder, or the matches of a pattern, in order; of a step's folder its outputs.
+    """Return a file, the files of a folder (of a step's folder, its outputs) or the matches of a pattern, in order.
 
     Raises DataError when there are no files, and for the output of an unfinished step.
     """

@@ -167,9 +167,9 @@ def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
 
 
 def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> Flags:
-    """Return for each document but exact duplicates whether it shares `threshold` of its runs with an earlier kept one.
+    """Return for each document whether it shares `threshold` of its runs with an earlier document that is kept.
 
-    The similarity is estimated from the signatures.
+    The similarity is estimated from the signatures. Exact duplicates are skipped.
     """
     bands = _bands(signatures, exact, threshold)
     near = np.zeros(len(exact), np.bool_)

@@ -69,7 +69,10 @@ class Measure(NamedTuple):
 
 
 def run(settings: VerdictSettings) -> None:
-    """Print the verdict and write the report. Raises DataError for a folder without a test."""
+    """Print the verdict and write the report.
+
+    Raises DataError for a folder without a test, CheckpointError without a trained model.
+    """
     out = settings.out
     if not (out / TEST).is_file():
         remedy = "use a folder of `bert init`; those of earlier versions have no test"

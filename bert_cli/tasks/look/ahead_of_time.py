@@ -44,7 +44,7 @@ def describe_target(settings: TrainSettings, target: Target) -> list[object]:
 
 
 def report(order: TrainSettings, work: Workload, target: Target, devices: list[object]) -> None:
-    """Compile the step for the devices of a target and print its memory, of the stage of the run that needs the most.
+    """Compile the step of the stage that needs the most memory, and print its memory.
 
     Raises DeviceError if the step does not fit the memory of a device.
     """
@@ -98,7 +98,7 @@ def micro_batch(order: TrainSettings, work: Workload) -> Batch:
 def _memory(
     order: TrainSettings, work: Workload, kind: str, devices: list[object]
 ) -> tuple[Any, int]:
-    """Return the memory of the compiled step and the bytes of a device; None if the compiler refuses it for these."""
+    """Return the memory of the compiled step, None if it needs more than a device has, and the bytes that it needs."""
     from bert_cli.parallel.jax import ahead_of_time
     from bert_cli.tasks.run.build import model_of
     from bert_cli.tasks.run.resolve import layout_of

@@ -214,7 +214,8 @@ def check_processor(report: Report) -> None:
     flags = processor_flags(_read(CPUINFO))
     described = description()
     values = {name: described[name] for name in ("cores", "quota", "instructions")}
-    number, quota, _ = values.values()
+    number = described["cores"]
+    quota = described["quota"]
     text = described["processor"]
     is_slow = bool(flags) and not flags & {"avx2", "asimd"}
     text += ", no AVX2: matrix products are several times slower" if is_slow else ""

@@ -1,6 +1,7 @@
 """`bert plan`: estimate the memory and the idle time of a layout, or propose one.
 
-Only arithmetic on the settings, without TensorFlow; `bert pretrain` and `parallel.layout auto` use the same estimates.
+Only arithmetic on the settings, without TensorFlow, so that a laptop can compare the layouts of a cluster.
+`bert pretrain` and `parallel.layout auto` use the same estimates.
 """
 
 import json
@@ -26,7 +27,10 @@ FORMULA = "weights + accumulators + moments + max(stashes + working + logits, up
 
 
 def run(settings: Planning) -> None:
-    """Print the estimate of a layout, or choose one. Raises ConfigError if it does not fit."""
+    """Print the estimate of a layout, or choose one.
+
+    Raises ConfigError if it does not fit, or if `auto` lacks --devices or --memory.
+    """
     target = None
     kind = "GPU"
     devices = settings.devices
@@ -123,10 +127,11 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
         rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
         totals.append(terms.total)
     print_table(("device", *KINDS, "stages"), rows, right=range(1, len(KINDS) + 1))
-    fullest, *cells = rows[totals.index(max(totals))]
-    numbers = re.sub("|".join(KINDS), lambda name: cells[KINDS.index(name[0])], FORMULA)
+    fullest = totals.index(max(totals))
+    by_kind = dict(zip(KINDS, rows[fullest][1:], strict=False))
+    numbers = re.sub("|".join(KINDS), lambda name: by_kind[name[0]], FORMULA)
     print_line(f"\nin MB (10^6 bytes): total = {FORMULA}")
-    print_line(f"device {fullest}: {cells[-2]} = {numbers}")
+    print_line(f"device {fullest}: {by_kind['total']} = {numbers}")
     if len(stages) > 1:
         idle = f"{layout.idle(work):.1%}"
         print_line(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")

@@ -1,6 +1,7 @@
 """Runs in numbers and as text, for `bert plot`, `runs` and `compare`.
 
-Last and best values are means over a window of steps; values that are not finite are left out and counted.
+The loss of a single step is noisy, so last and best values are means over a window of steps. Values that are not
+finite are left out and counted.
 """
 
 import json

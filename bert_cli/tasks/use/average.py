@@ -25,7 +25,10 @@ from bert_cli.train.loop import Array
 
 
 def run(settings: AverageSettings) -> None:
-    """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean."""
+    """Write the mean as a model's folder, and print held-out metrics of the newest checkpoint and of the mean.
+
+    Raises ConfigError for a folder in use, CheckpointError for too few checkpoints or for different models.
+    """
     folder = settings.run
     out = settings.out
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
@@ -86,7 +89,10 @@ def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> No
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
-    """Return the mean of each weight, summed in float64. Raises CheckpointError for damaged or unequal checkpoints."""
+    """Return the mean of each weight in its own dtype, summed in float64.
+
+    Raises CheckpointError for a file that is damaged or has other weights.
+    """
     kinds: set[tuple[str, str, str]] = set()
     sums: dict[str, Array] = {}
     for path in paths:

@@ -26,15 +26,19 @@ NAME = "dataset_dir"
 
 
 def run(settings: EvaluateSettings) -> None:
-    """Print the metrics of a checkpoint. Raises ConfigError for a run of another command."""
+    """Print the metrics of a checkpoint.
+
+    Raises CheckpointError where there is none, ConfigError for a run of another command, DataError for its records.
+    """
     model = find_folder(str(settings.run), "RUN")
     # The folder of `bert average` has the settings of its run, a checkpoint is in the folder of its run.
     folder = model if (model / SETTINGS).is_file() else model.parent
     kind = history.Run(folder).kind
     if kind != "pretrain":
         problem = "is not a run of pretrain" if kind == "?" else f"is a run of {kind}"
-        remedy = "use a run of `bert pretrain`; "
-        remedy += "the command of another run scores with --no-do-training"
+        remedy = (
+            "use a run of `bert pretrain`; the command of another run scores with --no-do-training"
+        )
         raise ConfigError(f"RUN ({settings.run})", problem, remedy)
     draft = draft_of(folder, model, settings.engine, settings.dataset_dir, NAME)
     held_out = draft.held_out

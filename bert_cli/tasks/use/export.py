@@ -53,7 +53,11 @@ INT8_SHAPES = ((int8.BATCH, 32),) * 16
 
 
 def run(settings: ExportSettings) -> None:
-    """Write the model in the requested format. Raises CheckpointError if the export gives other outputs."""
+    """Write the model in the requested format, compare it, and give the folder its name.
+
+    Raises ConfigError for a folder in use, a missing package or an unsupported model, and CheckpointError if there is
+    no model or if its export gives other outputs.
+    """
     if settings.format == "static":
         static.run(settings)
         return

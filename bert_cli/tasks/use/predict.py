@@ -42,7 +42,11 @@ class Prediction(NamedTuple):
 
 
 def run(settings: PredictSettings) -> None:
-    """Print a prediction for every input. Raises DataError, with the line, for an invalid input."""
+    """Print a prediction for every input.
+
+    Raises CheckpointError if there is no model, ConfigError if the model or a setting does not fit the task, and
+    DataError, with the line, for an invalid input.
+    """
     prediction = prepare(settings)
     source, task, kind, settings, _ = prediction
     inputs = list(read_inputs(settings, kind, task))
@@ -67,7 +71,9 @@ def run(settings: PredictSettings) -> None:
         texts = [item for item in group if not is_empty(item, kind)]
         predictor.place.move(begin, len(group), len(inputs))
         answers = iter(predictor.answer(texts) if texts else [])
-        rows = [_empty_row(i, predictor) if is_empty(i, kind) else next(answers) for i in group]
+        rows = [
+            _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group
+        ]
         print_line("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows))
 
 

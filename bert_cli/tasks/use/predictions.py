@@ -165,18 +165,20 @@ class QuestionAnswering(Predictor):
         logits = self.of_examples(windows.features, where, by_position=True)
         limits = settings.model_dump(include={"max_answer_length", "version_2"})
         result = squad_windows.answers(questions, windows, logits, **limits)
-        texts = result.predictions
-        if (limit := settings.null_score_diff_threshold) is not None:
-            texts = squad_windows.with_null_threshold(texts, result.null_odds, limit)
-        asked = [item.fields["question"] for item in inputs]
-        encoded = self.tokenizer.library.encode_batch_fast(asked, add_special_tokens=False)
+        predictions = result.predictions
+        if (threshold := settings.null_score_diff_threshold) is not None:
+            predictions = squad_windows.with_null_threshold(
+                predictions, result.null_odds, threshold
+            )
+        texts = [item.fields["question"] for item in inputs]
+        encoded = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
         # A question's windows are consecutive, so its positions are one range.
         last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
         rows = []
         begin = 0
         parts = zip(questions, encoded, windows.features.ends[last], strict=True)
         for question, query, end in parts:
-            text = texts[question.id]
+            text = predictions[question.id]
             entry = next(row for row in result.nbest[question.id] if row["text"] == text)
             # If the text occurs several times, the score of its first piece identifies the occurrence.
             pieces = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])

@@ -68,7 +68,10 @@ class Place(Settings):
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve the page until Ctrl-C. Raises ConfigError if the port is taken."""
+    """Serve the page until Ctrl-C.
+
+    Raises ConfigError if the port is taken, CheckpointError without a model, DataError for a file that is no index.
+    """
     with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         in_address = f"[{host}]" if ":" in host else host

@@ -18,7 +18,11 @@ LAYER = re.compile(r"(?<=\blayer\.)\d+(?=\.)")
 
 
 def run(settings: ShrinkSettings) -> None:
-    """Write the chosen layers, the embeddings and the head as a Hugging Face folder."""
+    """Write the chosen layers, the embeddings and the head as a Hugging Face folder.
+
+    Raises ConfigError for a folder in use, an unsupported architecture or an absent layer, and CheckpointError for an
+    absent model.
+    """
     out = settings.out
     source = models.find_source(settings.model, "MODEL")
     origin = origin_of(settings, source.folder)

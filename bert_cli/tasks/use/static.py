@@ -1,7 +1,8 @@
 """`bert export --format static`: one vector for each piece of the vocabulary, for vectors of texts without a model.
 
-Each piece goes through the model alone. PCA shortens the vectors, and frequent pieces weigh less; the vector of a text
-is the mean of the vectors of its pieces, scaled to length 1 (Tulkens and van Dongen 2024, "Model2Vec").
+Each piece goes through the model alone. PCA shortens the vectors, and pieces weigh less the more frequent they are, as
+estimated from their ranks; the vector of a text is the mean of the vectors of its pieces, scaled to length 1 (Tulkens
+and van Dongen 2024, "Model2Vec"). model2vec and sentence-transformers open the folder.
 
 Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
 """
@@ -38,7 +39,7 @@ pipeline_tag: sentence-similarity
 
 # Static vectors
 
-{number}, written by `bert export --format static` from {name}.
+{described}, written by `bert export --format static` from {name}.
 
 ```python
 from model2vec import StaticModel
@@ -49,7 +50,10 @@ print(model.encode(["a query", "a text that may answer it"]))
 
 
 def run(settings: ExportSettings) -> None:
-    """Write the vectors of the pieces, and compare them with the model's on the texts of `compare_on`."""
+    """Write the vectors of the pieces, and compare them with the model's on the texts of `compare_on`.
+
+    Raises ConfigError for a folder in use, CheckpointError if there is no model.
+    """
     source = models.find_source(settings.model, "MODEL")
     origin = origin_of(settings, source.folder, settings.compare_on)
     if check_new_folder(settings.out, origin):
@@ -60,9 +64,9 @@ def run(settings: ExportSettings) -> None:
     predictor = open_vectors(source, batch_size=256)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
-    number = f"{len(table):,} vectors of {table.shape[1]} values"
+    described = f"{len(table):,} vectors of {table.shape[1]} values"
     license = "" if settings.license is None else f"license: {settings.license}\n"
-    sections = [CODE.format(number=number, license=license, name=source.folder.name)]
+    sections = [CODE.format(described=described, license=license, name=source.folder.name)]
     if texts:
         note = _compare(texts, predictor, table)
         print_line(f"export: {note}")
@@ -82,7 +86,7 @@ def run(settings: ExportSettings) -> None:
         (folder / "1_Normalize" / "config.json").write_text("{}")
         (folder / TOKENIZER_FILE).write_bytes(files[TOKENIZER_FILE])
         (folder / card.CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
-    print_line(f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {number}")
+    print_line(f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {described}")
 
 
 def piece_vectors(predictor: Embedding, size: int) -> Floats:
