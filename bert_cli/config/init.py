@@ -11,7 +11,10 @@ from bert_cli.config.settings import DryRunSettings, EngineSettings, OutSettings
 
 
 class GoalSettings(Shared):
-    """What to train, and for how long."""
+    """What to train, and for how long.
+
+    A class of its own keeps the order of all fields of `bert init`, by which `files.origin_of` knows older folders.
+    """
 
     start: PathOrName | None = Field(None, alias="from")
     """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is

@@ -160,7 +160,10 @@ def divide(
         names = [f"text/{part}.jsonl" for part in PARTS]
         if has_pairs:
             kinds = (QUERIES, CORPUS, JUDGED)
-            names += [PAIRS, *(f"{place}/{kind}" for place in SEARCH.values() for kind in kinds)]
+            names += [
+                PAIRS,
+                *(f"{subfolder}/{kind}" for subfolder in SEARCH.values() for kind in kinds),
+            ]
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
@@ -191,12 +194,14 @@ def divide(
                     write(PAIRS, anchor=anchor, positive=positive)
                 continue
             shown += filter(PLAIN_SENTENCE.fullmatch, sentences)
-            place = SEARCH[part]
+            subfolder = SEARCH[part]
             ids = [f"{held_out}-{at}" for at in range(len(pairs))]
             for asked, (anchor, positive) in zip(ids, pairs, strict=True):
-                write(f"{place}/{QUERIES}", _id=asked, text=anchor)
-                write(f"{place}/{CORPUS}", _id=asked, text=positive)
-                out[f"{place}/{JUDGED}"].writelines(f"{asked}\t{relevant}\t1\n" for relevant in ids)
+                write(f"{subfolder}/{QUERIES}", _id=asked, text=anchor)
+                write(f"{subfolder}/{CORPUS}", _id=asked, text=positive)
+                out[f"{subfolder}/{JUDGED}"].writelines(
+                    f"{asked}\t{relevant}\t1\n" for relevant in ids
+                )
     sentence = next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
     return sentence, list(dict.fromkeys([*questions, *titles, sentence]))[:QUESTIONS]
 

@@ -46,7 +46,7 @@ HARMFUL = {
     "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
 }
 """Environment variable -> values that slow a run down or change its numbers, and their effect."""
-BFLOAT16_CAPABILITY = 8.0  # of CUDA, from which a GPU has products in bfloat16
+BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 Level = Literal["ok", "warning", "error"]
 """A warning slows a run down or may end it."""
@@ -125,7 +125,8 @@ def fastest_precision(kind: str) -> Precision:
         return "mixed_bfloat16"
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    is_old = any(float(found) < BFLOAT16_CAPABILITY for found in re.findall(r"\d+\.\d+", shown))
+    capabilities = map(float, re.findall(r"\d+\.\d+", shown))
+    is_old = any(capability < BFLOAT16_CAPABILITY for capability in capabilities)
     return "mixed_float16" if is_old else "mixed_bfloat16"
 
 

@@ -175,13 +175,13 @@ def _flags(work: Workload) -> str:
     (stages, mapping) = stages_of(work)
     parallel = work.parallel
     is_jax = work.engine == "jax"
-    laid = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
-    mapped = "null" if is_jax else f"'{json.dumps(mapping)}'"
+    stages_value = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
+    mapping_value = "null" if is_jax else f"'{json.dumps(mapping)}'"
     flags = (
         f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
         f"--global-batch.replicas {batch.replicas} "
         f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
-        f"--parallel.pipeline-stages {laid} --parallel.pipeline-device-mapping {mapped}"
+        f"--parallel.pipeline-stages {stages_value} --parallel.pipeline-device-mapping {mapping_value}"
     )
     if is_jax:
         flags += f" --parallel.tensor '{parallel.tensor}'"

@@ -204,15 +204,15 @@ class Scorer:
 def kept_baselines(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
     """Return the baselines of a task, computed once and kept in the run's folder; `trained_on` names the examples."""
     parts = [trained_on, task.held_out, *(part.fingerprint for part in task.development.values())]
-    place = folder / f"baselines_{zlib.crc32(' '.join(parts).encode()):08x}"
-    if not place.is_dir():
+    saved = folder / f"baselines_{zlib.crc32(' '.join(parts).encode()):08x}"
+    if not saved.is_dir():
         assert task.baselines is not None
         computed = task.baselines()
-        with atomic_folder(place, 0) as partial:
+        with atomic_folder(saved, 0) as partial:
             for name, result in computed.items():
                 (partial / name).mkdir()
                 scores.write(partial / name, result.samples, result.intervals)
-    return {path.name: Result(scores.read_samples(path)) for path in sorted(place.iterdir())}
+    return {path.name: Result(scores.read_samples(path)) for path in sorted(saved.iterdir())}
 
 
 def compare(

@@ -114,7 +114,7 @@ def tensorflow_prefix(path: Path) -> Path | None:
         with path.open("rb") as file:
             is_index = file.read(16) == b"SQLite format 3\0"
         if is_index:
-            problem = "is no model but an index of `bert search make`"
+            problem = "is an index of `bert search make`, not a model"
             raise CheckpointError(str(path), problem, "ask it with `bert search ask`")
     if not path.is_dir():
         bare = path.with_suffix("") if path.suffix == ".index" else path

@@ -1,4 +1,4 @@
-"""Labels: weights, thresholds, temperature and scores are those of scikit-learn and PyTorch, or of a search."""
+"""Weights, thresholds, temperature and scores of labels equal scikit-learn, PyTorch or an exhaustive search."""
 
 import re
 

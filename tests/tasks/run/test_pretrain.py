@@ -159,9 +159,9 @@ def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path
 def test_only_several_stages_are_traced_before_the_first_step(tmp_path, capsys):
     names = [["emb"], ["hid", "enc_out", "pool"], ["heads"]]
     stages = {"pipeline_stages": names, "pipeline_device_mapping": [0, 1, 0]}
-    for parallel, told in (({}, "tracing is part of the first step"), (stages, "traced in ")):
+    for parallel, message in (({}, "tracing is part of the first step"), (stages, "traced in ")):
         pretrain(tmp_path / "run", dry_run=None, parallel=json.dumps(parallel))
-        assert re.search(rf"built in .* s; {told}", capsys.readouterr().out)
+        assert re.search(rf"built in .* s; {message}", capsys.readouterr().out)
 
 
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):

@@ -399,7 +399,7 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
         assert main(["search", *words]) == code, words
         assert message in capsys.readouterr().err, words
     assert main(["predict", "index", "disk"]) == 4
-    assert "is no model but an index of `bert search make`; ask it" in capsys.readouterr().err
+    assert "is an index of `bert search make`, not a model; ask it" in capsys.readouterr().err
     assert (manuals / "mount.txt").read_text() == MANUALS["mount.txt"]
     assert open_index(Path("index")).ask("mounts")
 
