@@ -36,6 +36,7 @@ RUN = {
     "keep-checkpoints": 2,
     "cluster.lost-after-seconds": 10,
 }
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 TWO_HOSTS = ("--nodes=2", "--ntasks-per-node=1")
 
 
@@ -74,9 +75,23 @@ class Slurm:
 
     def end(self, job: str) -> str:
         """Wait for the end of a job, and return its state and exit code."""
-        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-        poll(lambda: self.field(job, "JobState") in ended)
+        poll(lambda: self.field(job, "JobState") in ENDED)
         return f"{self.field(job, 'JobState')} {self.field(job, 'ExitCode')}"
+
+    def wait_before_end(self, job: str, condition: Callable[[], object]) -> None:
+        """Wait until the condition holds; if the job ends without it, the test fails with its log."""
+        latest = time.monotonic() + SECONDS
+        while True:
+            ended = self.field(job, "JobState") in ENDED
+            if condition():
+                return
+            assert not ended and time.monotonic() < latest, self.log(job)
+            time.sleep(0.2)
+
+    def wait_for_hosts(self) -> None:
+        """Wait until all hosts are free and up: one that was cut off comes back after some seconds."""
+        idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--partition=main")
+        poll(lambda: len(self.call(*idle).stdout.splitlines()) == 3)
 
     def kill_host(self, name: str) -> None:
         """End all processes and connections of a host at once."""
@@ -164,10 +179,11 @@ def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
     """It gets SIGTERM, from a person or for an urgent job, or loses a host or its network; the job goes on."""
     run = slurm.folder / f"disturbed_{engine}_{partition}"
     options = (*TWO_HOSTS, f"--partition={partition}")
+    slurm.wait_for_hosts()
     job = slurm.submit(*options, "preemptible.sh", *pretrain(run.name, engine=engine))
     reached = 0
     for number, event in enumerate(events, 1):
-        poll(lambda at=reached + 25: step_of(run) >= at)
+        slurm.wait_before_end(job, lambda at=reached + 25: step_of(run) >= at)
         if event == "stop":
             slurm.call("scancel", "--signal=TERM", job)
         elif event == "preempt":
@@ -176,7 +192,7 @@ def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
             host = slurm.field(job, "BatchHost")
             slurm.kill_host(host) if event == "kill" else slurm.connect(host, "down")
         restart = re.compile(rf"preemptible: job {job}, restart {number}, step (\d+)")
-        poll(lambda of=restart: of.search(slurm.log(job)))
+        slurm.wait_before_end(job, lambda of=restart: of.search(slurm.log(job)))
         saved, reached = int(restart.search(slurm.log(job))[1]), step_of(run)
         has_time = event == "stop" or (event, partition) == ("preempt", "main")
         assert saved >= 25 or not has_time, slurm.log(job)
