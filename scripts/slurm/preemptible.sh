@@ -45,9 +45,12 @@ if [ "$restarts" -ge "$most" ] && [ "$(grep -c ", step $step\$" <<< "$starts")" 
     exit "$stopped"
 fi
 
-# A job that was cancelled, or requeued by SLURM itself, is COMPLETING. Requeueing it would restart a cancelled job.
+# A job that was cancelled, or requeued by SLURM itself, is COMPLETING. Requeueing it would restart a cancelled job. A job with
+# more restarts runs on other nodes since this one lost its network. Requeueing it would end that start.
 is_ours_to_requeue() {
-    [[ $(scontrol show job "$SLURM_JOB_ID") == *JobState=RUNNING* ]]
+    local job
+    job=$(scontrol show job "$SLURM_JOB_ID")
+    [[ $job == *JobState=RUNNING* && $job == *" Restarts=$restarts "* ]]
 }
 
 # SLURM sends the signal to the run itself. This script ignores it and checks how the run ended.

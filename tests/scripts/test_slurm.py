@@ -27,7 +27,9 @@ SCONTROL = """
 import os, sys
 with open("requests", "a") as file:
     file.write(" ".join(sys.argv[1:]) + "\\n")
+restarts = os.environ.get("RESTARTS", os.environ.get("SLURM_RESTART_COUNT", "0"))
 print("JobId=4711\\n   JobState=" + os.environ.get("STATE", "RUNNING") + " Reason=None")
+print(f"   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0")
 """
 PYTHON = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 SHOW = "import os, sys; print(os.environ['DATASETS_DIR'], sys.argv[1:])"
@@ -148,19 +150,21 @@ def test_a_job_file_starts_the_run_in_every_task_with_its_flags(name, submit, tm
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "exit_code", "requests", "state"),
+    ("code", "restarts", "exit_code", "requests", "listed"),
     [
-        (75, 3, 0, 2, "RUNNING"),
-        (143, 0, 0, 2, "RUNNING"),
-        (5, 0, 0, 2, "RUNNING"),
-        (3, 0, 3, 0, "RUNNING"),
-        (75, 0, 75, 1, "COMPLETING"),  # cancelled, or requeued by SLURM itself
+        (75, 3, 0, 2, {}),
+        (143, 0, 0, 2, {}),
+        (5, 0, 0, 2, {}),
+        (3, 0, 3, 0, {}),
+        (75, 0, 75, 1, {"STATE": "COMPLETING"}),  # cancelled, or requeued by SLURM itself
+        (5, 1, 5, 1, {"RESTARTS": "2"}),  # restarted elsewhere while this node had no network
+        (5, 1, 5, 1, {"RESTARTS": "12"}),
     ],
 )
 def test_only_a_run_that_was_stopped_before_its_end_is_requeued(
-    code, restarts, exit_code, requests, state, submit, tmp_path
+    code, restarts, exit_code, requests, listed, submit, tmp_path
 ):
-    variables = {"SLURM_RESTART_COUNT": str(restarts), "STATE": state}
+    variables = {"SLURM_RESTART_COUNT": str(restarts), **listed}
     job = submit("preemptible.sh", "pretrain", srun=f"import sys; sys.exit({code})", **variables)
     assert job.wait() == exit_code, job.log()
     path = tmp_path / "requests"

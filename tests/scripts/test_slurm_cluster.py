@@ -40,9 +40,19 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 TWO_HOSTS = ("--nodes=2", "--ntasks-per-node=1")
 
 
-def poll(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds, and leave the cores to the jobs."""
-    wait_for(lambda: time.sleep(0.2) or condition(), SECONDS)
+def poll(
+    condition: Callable[[], object],
+    report: Callable[[], str],
+    can_hold: Callable[[], bool] = lambda: True,
+) -> None:
+    """Wait until the condition holds; fail with the report after too long, or when it can no longer hold."""
+    latest = time.monotonic() + SECONDS
+    while True:
+        waits = can_hold() and time.monotonic() < latest
+        if condition():
+            return
+        assert waits, report()
+        time.sleep(0.2)
 
 
 class Slurm:
@@ -73,25 +83,25 @@ class Slurm:
         paths = [self.folder / f"slurm-{name}-{job}.out" for name in ("bert", "bert-data")]
         return "".join(path.read_text() for path in paths if path.exists())
 
+    def has_ended(self, job: str) -> bool:
+        return self.field(job, "JobState") in ENDED
+
     def end(self, job: str) -> str:
         """Wait for the end of a job, and return its state and exit code."""
-        poll(lambda: self.field(job, "JobState") in ENDED)
+        poll(lambda: self.has_ended(job), lambda: self.log(job))
         return f"{self.field(job, 'JobState')} {self.field(job, 'ExitCode')}"
 
     def wait_before_end(self, job: str, condition: Callable[[], object]) -> None:
         """Wait until the condition holds; if the job ends without it, the test fails with its log."""
-        latest = time.monotonic() + SECONDS
-        while True:
-            ended = self.field(job, "JobState") in ENDED
-            if condition():
-                return
-            assert not ended and time.monotonic() < latest, self.log(job)
-            time.sleep(0.2)
+        poll(condition, lambda: self.log(job), lambda: not self.has_ended(job))
 
     def wait_for_hosts(self) -> None:
-        """Wait until all hosts are free and up: one that was cut off comes back after some seconds."""
-        idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--partition=main")
-        poll(lambda: len(self.call(*idle).stdout.splitlines()) == 3)
+        """Wait until all hosts are up and free: one that was cut off comes back after some seconds."""
+        hosts = ("sinfo", "--noheader", "--Node", "--partition=main")
+        poll(
+            lambda: self.call(*hosts, "--format=%T").stdout.split() == ["idle"] * 3,
+            lambda: self.call(*hosts, "--list-reasons").stdout + self.call(*hosts).stdout,
+        )
 
     def kill_host(self, name: str) -> None:
         """End all processes and connections of a host at once."""
@@ -219,7 +229,8 @@ def test_the_workers_of_an_array_come_back_when_its_first_task_is_requeued(slurm
     options = ("--array=0-2", "--cpus-per-task=1", "data.sh")
     job = slurm.submit(*options, *tokenize(slurm.folder / "shared"))
     others = [f"{job}_1", f"{job}_2"]
-    poll(lambda: all("Registered to" in slurm.log(task) for task in others))
+    for task in others:
+        slurm.wait_before_end(task, lambda of=task: "Registered to" in slurm.log(of))
     slurm.call("scontrol", "requeue", f"{job}_0")
     for task in (f"{job}_0", *others):
         assert slurm.end(task) == "COMPLETED 0:0", slurm.log(task)
