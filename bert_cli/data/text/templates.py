@@ -84,16 +84,16 @@ def find_rule(inner: str, rules: Rules) -> tuple[str | Function, str, list[str],
 
     The rule is an empty text where it is not known. A parser function has a colon before its first argument.
     """
-    head, *arguments = inner.split("|")
-    function, _, first = head.partition(":")
-    called = rules.get(f"{_normal(function)}:") if ":" in head else None
+    head, bar, rest = inner.partition("|")
+    function, colon, first = head.partition(":")
+    called = rules.get(f"{_normal(function)}:") if colon else None
     if called is not None:
-        return called, function, [first, *arguments], True
+        return called, function, [first, *(rest.split("|") if bar else [])], True
     name = _normal(head)
     rule = rules.get(name)
     if rule is None and name.startswith(tuple(PREFIXES)):
         rule = next(rule for prefix, rule in PREFIXES.items() if name.startswith(prefix))
-    return rule or "", head, arguments if any(arguments) else [], False
+    return rule or "", head, rest.split("|") if rule and rest.strip("|") else [], False
 
 
 def fill(rule: str | Function, head: str, arguments: list[str], *, has_names: bool = True) -> str:

@@ -101,7 +101,8 @@ TIDY_WIDE = {
 }  # fmt: skip
 
 PAGE_ID = re.compile(rb"<id>(\d{1,18})</id>")
-PAGE_TEXT = re.compile(rb"(?s)<text\b[^>]*?(?:/>|>(.*?)</text>)")  # of the main slot
+# Of the main slot. The pattern jumps from `<` to `<`, of which a text has none: a tenth of the time of `.*?`.
+PAGE_TEXT = re.compile(rb"<text\b[^>]*?(?:/>|>([^<]*+(?:<(?!/text>)[^<]*+)*+)</text>)")
 BASE = re.compile(rb"<base>([^<]*?/wiki)/[^<]*</base>")
 HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|-2|14)"[^>]*>([^<]+)<')  # files, categories
 
@@ -156,8 +157,7 @@ def doc_block(number: bytes, title: bytes, text: str, url: str) -> bytes:
 def to_lines(wikitext: str, site: Site) -> list[str]:
     """Return the paragraphs, list items and headings of a page; a heading without text below is left out."""
     text = _without_elements(SIMPLE_REF.sub("", wikitext.replace("&nbsp;", " ")))
-    for _ in range(NESTED if "-{" in text else 0):
-        text = CONVERSION.sub(_variant, text)
+    text = _replace_inside_out(text, CONVERSION, _variant)
     if site.page_link.search(text):
         text = re.sub(rf"(?m)^(?:[^\[\].\n]{{0,40}}{site.page_link.pattern})+[^\w\n]*$", "", text)
     text = EXTERNAL.sub(GROUP, text)
@@ -171,9 +171,7 @@ def to_lines(wikitext: str, site: Site) -> list[str]:
     text = _replace_nested(text, BRACKETS, partial(_link, hidden=site.hidden))
     text = SCRIPT.sub(_script, EXTERNAL.sub(GROUP, text))
     text = TAG.sub("", BLOCK.sub("\n\n", ITEM.sub("\n* ", BREAK.sub(" ", text))))
-    for _ in range(NESTED if "</" in text else 0):
-        text = EXTENSION.sub(_extension, text)
-    text = LONE_TAG.sub("", text)
+    text = LONE_TAG.sub("", _replace_inside_out(text, EXTENSION, _extension))
     text = QUOTES.sub(lambda run: "'" if len(run[0]) == 4 else "", ELISION.sub("&#39;", text))
     text = MAGIC_WORD.sub("", text)
     for pattern, replacement in (TIDY_WIDE | TIDY if "（" in text else TIDY).items():
@@ -279,6 +277,17 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
             if run[1] < 2:
                 opened.pop()
     return "".join([*pieces, text[last:]])
+
+
+def _replace_inside_out(
+    text: str, pattern: re.Pattern[str], convert: Callable[[re.Match[str]], str]
+) -> str:
+    """Convert the innermost matches until there are none, or NESTED times."""
+    for _ in range(NESTED):
+        text, number = pattern.subn(convert, text)
+        if not number:
+            break
+    return text
 
 
 def _extension(tag: re.Match[str]) -> str:
