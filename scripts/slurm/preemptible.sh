@@ -46,11 +46,13 @@ if [ "$restarts" -ge "$most" ] && [ "$(grep -c ", step $step\$" <<< "$starts")" 
 fi
 
 # A job that was cancelled, or requeued by SLURM itself, is COMPLETING. Requeueing it would restart a cancelled job. A job with
-# more restarts runs on other nodes since this one lost its network. Requeueing it would end that start.
+# more restarts than this start runs again already, because this node had lost its network. Requeueing it would end that
+# start. Fewer restarts are no sign of that: a job that a restarted job has submitted inherits its SLURM_RESTART_COUNT.
 is_ours_to_requeue() {
     local job
     job=$(scontrol show job "$SLURM_JOB_ID")
-    [[ $job == *JobState=RUNNING* && $job == *" Restarts=$restarts "* ]]
+    [[ $job == *JobState=RUNNING* ]] || return 1
+    ! [[ $job =~ " Restarts="([0-9]+) && ${BASH_REMATCH[1]} -gt $restarts ]]
 }
 
 # SLURM sends the signal to the run itself. This script ignores it and checks how the run ended.
@@ -65,7 +67,7 @@ case $code in
     *) exit "$code" ;;
 esac
 if ! is_ours_to_requeue; then
-    echo "preemptible: the run was stopped; SLURM decides whether job $SLURM_JOB_ID is requeued"
+    echo "preemptible: SLURM has ended or restarted job $SLURM_JOB_ID; this start does not requeue it"
 else
     echo "preemptible: the run ended before its last step; requeueing job $SLURM_JOB_ID"
     scontrol requeue "$SLURM_JOB_ID"

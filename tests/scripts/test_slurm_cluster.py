@@ -36,7 +36,7 @@ RUN = {
     "keep-checkpoints": 2,
     "cluster.lost-after-seconds": 10,
 }
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 TWO_HOSTS = ("--nodes=2", "--ntasks-per-node=1")
 
 
@@ -48,10 +48,10 @@ def poll(
     """Wait until the condition holds; fail with the report after too long, or when it can no longer hold."""
     latest = time.monotonic() + SECONDS
     while True:
-        waits = can_hold() and time.monotonic() < latest
+        is_last = not can_hold() or time.monotonic() >= latest
         if condition():
             return
-        assert waits, report()
+        assert not is_last, report()
         time.sleep(0.2)
 
 
@@ -83,17 +83,22 @@ class Slurm:
         paths = [self.folder / f"slurm-{name}-{job}.out" for name in ("bert", "bert-data")]
         return "".join(path.read_text() for path in paths if path.exists())
 
+    def report(self, job: str) -> str:
+        return self.call("scontrol", "show", "job", job).stdout + self.log(job)
+
     def has_ended(self, job: str) -> bool:
-        return self.field(job, "JobState") in ENDED
+        """Return whether SLURM lists the job as ended; it does not while SLURM does not answer."""
+        shown = self.call("scontrol", "show", "job", job).stdout
+        return re.search(rf"\bJobState=({'|'.join(ENDED)})\b", shown) is not None
 
     def end(self, job: str) -> str:
         """Wait for the end of a job, and return its state and exit code."""
-        poll(lambda: self.has_ended(job), lambda: self.log(job))
+        poll(lambda: self.has_ended(job), lambda: self.report(job))
         return f"{self.field(job, 'JobState')} {self.field(job, 'ExitCode')}"
 
     def wait_before_end(self, job: str, condition: Callable[[], object]) -> None:
         """Wait until the condition holds; if the job ends without it, the test fails with its log."""
-        poll(condition, lambda: self.log(job), lambda: not self.has_ended(job))
+        poll(condition, lambda: self.report(job), lambda: not self.has_ended(job))
 
     def wait_for_hosts(self) -> None:
         """Wait until all hosts are up and free: one that was cut off comes back after some seconds."""
@@ -202,12 +207,14 @@ def test_a_disturbed_run_ends_with_the_bytes_of_an_undisturbed_one(
             host = slurm.field(job, "BatchHost")
             slurm.kill_host(host) if event == "kill" else slurm.connect(host, "down")
         restart = re.compile(rf"preemptible: job {job}, restart {number}, step (\d+)")
-        slurm.wait_before_end(job, lambda of=restart: of.search(slurm.log(job)))
+        try:
+            slurm.wait_before_end(job, lambda of=restart: of.search(slurm.log(job)))
+        finally:
+            if event == "cut":
+                slurm.connect(host, "up")
         saved, reached = int(restart.search(slurm.log(job))[1]), step_of(run)
         has_time = event == "stop" or (event, partition) == ("preempt", "main")
         assert saved >= 25 or not has_time, slurm.log(job)
-        if event == "cut":
-            slurm.connect(host, "up")
     assert slurm.end(job) == "COMPLETED 0:0", slurm.log(job)
     assert slurm.log(job).count("2 processes from SLURM") == len(events) + 1
     assert_same_end(run, undisturbed(engine))
