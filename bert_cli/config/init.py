@@ -13,7 +13,8 @@ from bert_cli.config.settings import DryRunSettings, EngineSettings, OutSettings
 class GoalSettings(Shared):
     """What to train, and for how long.
 
-    A class of its own keeps the order of all fields of `bert init`, by which `files.origin_of` knows older folders.
+    A separate class, because `files.origin_of` hashes the fields of `bert init` in their order: elsewhere, these would
+    make the folders of earlier versions unknown.
     """
 
     start: PathOrName | None = Field(None, alias="from")

@@ -26,13 +26,13 @@ INDEX = "-index.txt"  # in the name of the index of a multistream dump
 # A redirect without its tag: in English, or in any language a page with nothing but that line and templates below.
 REDIRECT = re.compile(
     rb"<text[^>]*>\s*+#(?:(?i:redirect)\s*+:?\s*+\[\[|[^\s#*:;\[\]{}|<&]++\s*+:?\s*+\[\[[^\[\]\n]*\]\]"
-    rb"(?:\s|\{\{[^{}]*\}\}|\[\[[^\[\]]*\]\])*+</text>)"
+    rb"(?>(?:\s|\{\{[^{}]*\}\}|\[\[[^\[\]]*\]\])*)</text>)"
 )
 NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
 NAMESPACE_NAME = re.compile(rb'<namespace key="-?[1-9]\d*"[^>]*>([^<]+)<')
-REVISION = re.compile(rb"<revision\b[^<]*+(?:<(?!/revision>)[^<]*+)*+</revision>")
+REVISION = re.compile(rb"<revision\b(?>[^<]*(?:<(?!/revision>)[^<]*)*)</revision>")
 TIMESTAMP = re.compile(rb"<timestamp>\s*([^<]*)")
 MODEL = re.compile(rb"<model>\s*([^<]*?)\s*</model>")
 WIKITEXT = "wikitext"

@@ -1,11 +1,13 @@
 """Wikitext becomes lines of text: paragraphs, list items and headings, and nothing else."""
 
 import random
+import re
 import time
 
 import pytest
 
 from bert_cli.data.io.documents import clean
+from bert_cli.data.text import templates, wikipedia, wikitext
 from bert_cli.data.text.wikitext import document, site_of, to_lines
 
 HEADER = """<mediawiki><siteinfo><base>https://fr.wikipedia.org/wiki/Accueil</base><namespaces>
@@ -334,3 +336,12 @@ def test_no_text_raises():
     rng = random.Random(0)
     for _ in range(3000):
         assert all(line == line.strip() != "" for line in lines("".join(rng.choices(PIECES, k=40))))
+
+
+@pytest.mark.parametrize("module", [wikitext, wikipedia, templates])
+def test_no_group_is_repeated_possessively_which_python_3_11_0_to_3_11_4_misread(module):
+    patterns = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
+    assert patterns
+    for pattern in patterns:
+        text = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode()
+        assert not re.search(r"(?<!\\)\)(?:[*+?]|\{[\d,]+\})\+", text), text
