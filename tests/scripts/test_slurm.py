@@ -159,7 +159,7 @@ def test_a_job_file_starts_the_run_in_every_task_with_its_flags(name, submit, tm
         (75, 0, 75, 1, {"STATE": "COMPLETING"}),  # cancelled, or requeued by SLURM itself
         (5, 1, 5, 1, {"RESTARTS": "2"}),  # restarted elsewhere while this node had no network
         (5, 1, 5, 1, {"RESTARTS": "12"}),
-        (75, 2, 0, 2, {"RESTARTS": "0"}),  # the variable is that of the job that submitted this one
+        (75, 2, 0, 2, {"RESTARTS": "0"}),  # inherited from the job that submitted this one
     ],
 )
 def test_only_a_run_that_was_stopped_before_its_end_is_requeued(

@@ -74,22 +74,24 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def show(self, job: str) -> str:
+        """Return all that SLURM lists of a job."""
+        return self.call("scontrol", "show", "job", job).stdout
+
     def field(self, job: str, name: str) -> str:
         """Return a value that SLURM has for a job."""
-        shown = self.call("scontrol", "show", "job", job).stdout
-        return re.search(rf"\b{name}=(\S+)", shown)[1]
+        return re.search(rf"\b{name}=(\S+)", self.show(job))[1]
 
     def log(self, job: str) -> str:
         paths = [self.folder / f"slurm-{name}-{job}.out" for name in ("bert", "bert-data")]
         return "".join(path.read_text() for path in paths if path.exists())
 
     def report(self, job: str) -> str:
-        return self.call("scontrol", "show", "job", job).stdout + self.log(job)
+        return self.show(job) + self.log(job)
 
     def has_ended(self, job: str) -> bool:
         """Return whether SLURM lists the job as ended; it does not while SLURM does not answer."""
-        shown = self.call("scontrol", "show", "job", job).stdout
-        return re.search(rf"\bJobState=({'|'.join(ENDED)})\b", shown) is not None
+        return re.search(rf"\bJobState=({'|'.join(ENDED)})\b", self.show(job)) is not None
 
     def end(self, job: str) -> str:
         """Wait for the end of a job, and return its state and exit code."""

@@ -82,8 +82,8 @@ def _normal(name: str) -> str:
 def find_rule(inner: str, rules: Rules) -> tuple[str | Function, str, list[str], bool]:
     """Return the rule of `{{inner}}`, its name, its arguments, and whether it is a parser function.
 
-    The rule is an empty text where it is not known; then the arguments are left out, because most templates are not
-    known and dividing them takes time. A parser function has a colon before its first argument.
+    An unknown template has an empty text as its rule, and no arguments: splitting them would take time, and most
+    templates are unknown. A parser function has a colon before its first argument.
     """
     head, bar, rest = inner.partition("|")
     function, colon, first = head.partition(":")

@@ -283,7 +283,7 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
 def _replace_repeatedly(
     text: str, pattern: re.Pattern[str], convert: Callable[[re.Match[str]], str]
 ) -> str:
-    """Convert the matches, and the matches that this makes, until there are none, at most NESTED times."""
+    """Replace all matches until the pattern no longer matches, at most NESTED times."""
     for _ in range(NESTED):
         text, number = pattern.subn(convert, text)
         if not number:

@@ -1,4 +1,4 @@
-"""Weights, thresholds, temperature and scores of labels equal those of scikit-learn, PyTorch or a full search."""
+"""Weights, thresholds, temperature and scores of labels match scikit-learn, PyTorch or a full search."""
 
 import re
 
