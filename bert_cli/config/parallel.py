@@ -28,9 +28,6 @@ class Parallel(Settings):
     quotes on the command line. `hid` is one encoder layer, `hid*7` seven."""
     pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
     """The device of each stage; a device may have several stages."""
-    schedule: Literal["1F1B", "GPipe"] = "1F1B"
-    """Order of forward and backward passes in a pipeline. `1F1B` alternates them, and stage k of p saves the
-    activations of at most p - k micro-batches; `GPipe` runs all forward passes first and saves all activations."""
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
     recompute_by: Literal["layer", "stage"] = "layer"

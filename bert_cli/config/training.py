@@ -34,7 +34,6 @@ Scaling = Literal["unit", "u-mup"]
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
 """Last part of the name of a weight."""
 TENSORFLOW_ONLY = (
-    "parallel.schedule",
     "parallel.recompute_by",
     "parallel.optimizer_state_offload",
     "parallel.reduce_precision",

@@ -41,7 +41,6 @@ class Layout:
     """The number of blocks in each stage of a pipeline; one stage by default."""
     stage_devices: Sequence[int] = (0,)
     """The device of each stage, in its replica."""
-    schedule: str = "1F1B"
     tensor_shape: tuple[int, int] = (1, 1)
     """Devices of a replica along the two axes of tensor parallelism."""
     saved: Literal["all", "layer", "stage"] = "all"

@@ -267,9 +267,8 @@ def describe_layout(work: Workload, kind: str) -> list[str]:
             first, *rest = group
             name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
             words.append(f"{name}: {blocks}")
-        percent = f"{idle(work):.1%}"
         lines.append("; ".join(words))
-        lines.append(f"schedule {parallel.schedule}, devices are idle for {percent} of a step")
+        lines.append(f"devices are idle for {idle(work):.1%} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
         sums = f"{format_bytes(reduced_bytes(work))} of gradients with the others once a {often}"
@@ -319,7 +318,6 @@ def without_effect(work: Workload) -> list[str]:
         "replicated_tensor_sharding": one_replica and parallel.replicated_tensor_sharding,
         "shard_weights": one_replica and parallel.shard_weights,
         "reduce_precision": one_replica and parallel.reduce_precision != "float32",
-        "schedule": one_stage and parallel.schedule != "1F1B",
         "recompute_by": one_stage and parallel.recompute and parallel.recompute_by == "stage",
     }
     return [f"parallel.{name} has no effect in this layout" for name, yes in unused.items() if yes]

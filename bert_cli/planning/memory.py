@@ -52,7 +52,7 @@ class Estimate:
     moments: int
     """The slots of the optimizer; none if offloaded, a part if sharded."""
     stashes: int
-    """Activations saved between forward and backward, at the maximum of the schedule."""
+    """Activations saved between forward and backward, of all micro-batches in flight."""
     working: int
     """Activations and gradients of the current micro-batch, without its logits."""
     logits: int
@@ -217,7 +217,7 @@ def _stashes(work: Workload, stages: Stages, number: int) -> int:
     if number == len(stages) - 1:  # forward and backward are one function
         return 0
     micro_batches = work.batch.grad_acc_steps_per_replica
-    in_flight = micro_batches if parallel.schedule == "GPipe" else len(stages) - number
+    in_flight = len(stages) - number
     if not parallel.recompute:
         each = sum(saved_bytes(work, block, stashed=True) for block in blocks)
         each += _input(work, stages[number + 1][0]) + _kernel_copies(work, blocks)

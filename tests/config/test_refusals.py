@@ -152,7 +152,6 @@ TWO_STAGES = layout([["emb", "hid*2"], LAST], [0, 0])["parallel"]
     ("engine", "parallel"),
     [
         ("tensorflow", TWO_STAGES),
-        ("tensorflow", {"schedule": "GPipe"}),
         ("tensorflow", {"recompute_by": "stage", "recompute": True}),
         ("tensorflow", {"optimizer_state_offload": True}),
         ("tensorflow", {"reduce_precision": "bfloat16"}),

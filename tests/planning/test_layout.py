@@ -108,8 +108,8 @@ def test_gradients_are_reduced_once_between_replicas_in_the_chosen_format():
 
 
 def test_a_setting_that_a_layout_cannot_use_is_named():
-    one = {"schedule": "GPipe", "reduce_precision": "float16", "replicated_tensor_sharding": True}
-    assert len(layout.without_effect(settings(**one))) == 3
+    one = {"reduce_precision": "float16", "replicated_tensor_sharding": True}
+    assert len(layout.without_effect(settings(**one))) == 2
     assert layout.without_effect(settings(replicas=2, **one, **ON_THREE)) == []
 
 
@@ -122,7 +122,6 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
         assert after.examples_per_step == before.examples_per_step
         assert after.micro_batches_per_step == before.micro_batches_per_step
         assert chosen._replace(batch=given.batch, parallel=given.parallel) == given
-        assert chosen.parallel.schedule == given.parallel.schedule
         assert chosen.batch.replicas * len(estimate(chosen)) <= devices
         assert all(one.total <= layout.USABLE * gigabytes * GB for one in estimate(chosen))
         assert all(stage.count("hid") for stage in stages_of(chosen)[0][1:-1])

@@ -45,7 +45,6 @@ PIPE = TF | {
     "pipeline_device_mapping": [0, 1, 2, 0],
 }  # fmt: skip
 FIRST, SECOND, THIRD = (PIPE | {"device": number} for number in range(3))
-GPIPE = {"schedule": "GPipe"}
 LAYER = {"recompute": True}
 STAGE = LAYER | {"recompute_by": "stage"}
 BENCH = TF | {
@@ -93,7 +92,6 @@ MEASURED = [
     (BENCH_TWO | {"optimizer_state_offload": True}, "moments", (0,), 0),
     # Growth of a process. Recomputation is not a row: 24 to 39 % of its growth is outside the estimate.
     (BENCH_PIPE, "all devices", (1194e6,), 0.2),
-    (BENCH_PIPE | GPIPE, "all devices", (4755e6,), 0.2),
     (JAX | TWO | LAYER, "weights + moments", (7751920,), 0.03),
     (JAX | TWO | LAYER, "total", (7751920 + 19893840,), 0.15),
     (FOUR | WEIGHTS, "weights + moments", (3691528,), 0.03),
@@ -120,9 +118,7 @@ RATIOS = [
     ("... and without copies of kernels", "working", HALF, MIXED, 0.96, 0.03),
     ("emb and heads share a table", "weights", FIRST, None, 4 * ENDS, 0),
     ("... with sums for each stage", "accumulators", FIRST, None, 4 * (ENDS + TABLE), 0),
-    ("1F1B: 3 of 8 in flight", "stashes", SECOND, SECOND | GPIPE, 3 / 8, ROUNDED),
-    ("1F1B: 2 of 8 in flight", "stashes", THIRD, THIRD | GPIPE, 2 / 8, ROUNDED),
-    ("GPipe: all in flight", "stashes", SECOND | GPIPE, THIRD | GPIPE, 1, 0),
+    ("2 of 8 in flight, not 3", "stashes", THIRD, SECOND, 2 / 3, ROUNDED),
     ("2 of only 2 in flight", "stashes", SECOND | {"grad_acc_steps_per_replica": 2}, THIRD, 1, 0),
     ("3 times the inputs of 2 layers", "stashes", SECOND | LAYER, None, memory.GAPS * 3 * 2 * INPUT, ROUNDED),
     ("3 times the input of a stage", "stashes", SECOND | STAGE, None, memory.GAPS * 3 * INPUT, ROUNDED),

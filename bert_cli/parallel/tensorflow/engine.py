@@ -121,7 +121,6 @@ class TensorFlowEngine(Engine):
         self.group = TensorFlowProcessGroup(mesh)
         layout = mesh.layout
         self.seed = seed
-        self.schedule = layout.schedule
         head = replicas[0][-1].head
         assert head is not None
         self.head = head
@@ -218,7 +217,7 @@ class TensorFlowEngine(Engine):
         try:
             with self.reporting_out_of_memory():
                 if self._is_one_stage:
-                    work = work_of(self.schedule, 0, 1, len(batch["input_ids"]))
+                    work = work_of(0, 1, len(batch["input_ids"]))
                     workers[0][0].run(work, stop_requested)
                 else:
                     self._run_pipelines(workers, abandoned, stop_requested)
@@ -310,7 +309,7 @@ class TensorFlowEngine(Engine):
         futures: list[Future[None]] = []
         for row in workers:
             for number, worker in enumerate(row):
-                work = work_of(self.schedule, number, len(row), len(worker.micro_batches.rows))
+                work = work_of(number, len(row), len(worker.micro_batches.rows))
                 futures.append(self._pool.submit(_run, worker, work, abandoned))
         try:
             while True:

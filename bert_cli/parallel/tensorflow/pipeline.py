@@ -29,21 +29,13 @@ class Work(NamedTuple):
     micro_batch: int  # its number in the replica's step
 
 
-# Schedule -> (stage, stages, micro-batches) -> the forward passes before the first backward pass.
-SCHEDULES: dict[str, Callable[[int, int, int], int]] = {
-    # A filled pipeline that alternates (Narayanan et al. 2019, PipeDream, section 3.2; with a flush): stage k of p
-    # saves activations of at most p - k micro-batches, however many the step has.
-    "1F1B": lambda stage, stages, micro_batches: min(stages - stage - 1, micro_batches),
-    # All forwards, then all backwards (Huang et al. 2019, GPipe, figure 2c).
-    "GPipe": lambda stage, stages, micro_batches: micro_batches,
-}
-
-
-def work_of(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Work]:
-    """Return the work of a stage in its order; `schedule` is a key of SCHEDULES."""
+def work_of(stage: int, stages: int, micro_batches: int) -> list[Work]:
+    """Return the work of a stage in its order, by the schedule 1F1B."""
     if stage == stages - 1:
         return [Work("forward-backward", number) for number in range(micro_batches)]
-    ahead = SCHEDULES[schedule](stage, stages, micro_batches)
+    # A filled pipeline alternates (Narayanan et al. 2019, PipeDream, section 3.2; with a flush): stage k of p saves the
+    # activations of at most p - k micro-batches, however many the step has.
+    ahead = min(stages - stage - 1, micro_batches)
     work = [Work("forward", number) for number in range(ahead)]
     for number in range(micro_batches - ahead):
         work += [Work("forward", ahead + number), Work("backward", number)]

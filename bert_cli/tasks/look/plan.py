@@ -133,8 +133,7 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
     print_line(f"\nin MB (10^6 bytes): total = {FORMULA}")
     print_line(f"device {fullest}: {by_kind['total']} = {numbers}")
     if len(stages) > 1:
-        idle = f"{layout.idle(work):.1%}"
-        print_line(f"schedule {parallel.schedule}: devices are idle for {idle} of a step")
+        print_line(f"devices are idle for {layout.idle(work):.1%} of a step")
     if batch.replicas > 1 and parallel.shard_weights:
         print_line(
             "in each micro-batch the weights are gathered and the gradients reduced, sharded"

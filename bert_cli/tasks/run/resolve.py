@@ -83,7 +83,6 @@ def layout_of(work: Workload) -> Layout:
         accumulation=work.batch.grad_acc_steps_per_replica,
         stage_lengths=None if stages is None else list(map(len, stages)),
         stage_devices=parallel.pipeline_device_mapping or [0],
-        schedule=parallel.schedule,
         tensor_shape=parallel.tensor_shape,
         saved=parallel.recompute_by if parallel.recompute else "all",
         shard_weights=parallel.shard_weights,

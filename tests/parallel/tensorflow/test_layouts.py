@@ -27,7 +27,6 @@ from bert_cli.optim.optimizer import Hyperparameters, Optimizer, Rule
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow import update
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
-from bert_cli.parallel.tensorflow.pipeline import SCHEDULES
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import State, Step, copy_state
 
@@ -127,6 +126,7 @@ def test_some_steps_of_replicated_pipelines_are_those_of_one_device():
         # The last stage of the others has no layer, so no dropout, to recompute.
         ("1x1", BY_LAYER, {}),
         ("1x2", BY_LAYER, {}),
+        ("5 stages on 4 devices", {}, {}),
         slow("gather alone", {}, {}),
         slow("2x2", BY_LAYER, {}),
         slow("1x2", BY_STAGE, {}),
@@ -139,15 +139,6 @@ def test_loss_and_gradients_are_those_of_one_device(layout, parallel, model):
     sums, gradient = first_step(*engine_of(layout, model=model, parallel=parallel))
     assert sums == pytest.approx(expected_sums, rel=1e-6)
     assert_close(gradient, expected, 1e-6)
-
-
-def test_the_schedule_changes_no_bit():
-    engine, reader = engine_of("5 stages on 4 devices")
-    gradients = {}
-    for engine.schedule in SCHEDULES:
-        _, gradients[engine.schedule] = first_step(engine, reader)
-    assert_equal(gradients["GPipe"], gradients["1F1B"])
-    assert_close(gradients["1F1B"], run_of("1x1", **LAMB).gradients[4][1], 1e-6)
 
 
 @pytest.mark.slow
