@@ -95,6 +95,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         return
     from bert_cli.parse.load import describe, load
 
+    _check_removed(words)
     if words[0] == "bench":
         from bert_cli.config.bench import expand_benchmark
 
@@ -126,6 +127,15 @@ def dispatch(arguments: Sequence[str]) -> None:
         if kind == "continues":
             raise KeyboardInterrupt("the same command continues") from None
         raise
+
+
+def _check_removed(words: Sequence[str]) -> None:
+    """Raise ConfigError if the words name a command that was removed."""
+    from bert_cli.parse import removed
+
+    for name in (" ".join(words[:2]), words[0]):
+        if name in removed.COMMANDS and name not in COMMANDS:
+            raise ConfigError(f"bert {name}", removed.PROBLEM, removed.COMMANDS[name])
 
 
 def _prints_json(values: Mapping[str, Any]) -> bool:

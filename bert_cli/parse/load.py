@@ -24,6 +24,7 @@ from bert_cli.files import OWN_CHECKSUM, JSONObject, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import FORMER, adapt, instead_of, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
+from bert_cli.parse.removed import removed_setting
 from bert_cli.processes import print_help
 
 Model = TypeVar("Model", bound=Settings)
@@ -391,7 +392,8 @@ def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, s
     anywhere = [path for path in known if path.rpartition(".")[2] == name]
     near = nearest(name, siblings) or next(iter(anywhere), None)
     remedy = f"did you mean {near!r}?" if near else "remove it"
-    return instead_of(name) or ("no such setting", remedy)
+    path = f"{group}.{name}" if group else name
+    return instead_of(name) or removed_setting(path) or ("no such setting", remedy)
 
 
 def _how_to_give(settings: type[BaseModel], path: str) -> str:

@@ -25,6 +25,7 @@ from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
 from bert_cli.parse.old_names import FALSE, TRUE, ignored_keys, instead_of, old_names_of, our_name
+from bert_cli.parse.removed import removed_setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
@@ -349,10 +350,11 @@ def _unknown_arguments(
     errors = []
     for word in unknown:
         flag = word.partition("=")[0]
+        key = flag.lstrip("-")
         near = nearest(flag, flags)
         remedy = f"did you mean {near!r}?" if near else f"see {program} --help"
-        problem, remedy = instead_of(flag.lstrip("-")) or ("no such flag", remedy)
-        errors.append(ConfigError(f"{program} ({word})", problem, remedy))
+        known = instead_of(key) or removed_setting(our_name(key.replace("-", "_")))
+        errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     return combine(errors)
 
 

@@ -1,0 +1,55 @@
+"""Settings and commands that version 1.0 removed, and what to use instead.
+
+A name is looked up here only if it is unknown. `docs/removed.md` has the same table.
+"""
+
+PROBLEM = "was removed in 1.0"
+PHASES = "start a second run with --pretrained-ckpt-path, as `pretrain_base_512_phase2` does"
+PACKS = (
+    "pass --max-sequences-per-pack to `bert pretrain`, which packs dynamic records while it reads"
+)
+CONSTANT = "leave it out; the value is always {}"
+# Dotted key of a setting, or of a group with all that it has -> what to use.
+SETTINGS = {
+    "parallel.reduce_precision": CONSTANT.format("float32"),
+    "parallel.recompute_by": CONSTANT.format("layer"),
+    "stages": PHASES,
+    "decay_from": "leave it out; the schedule wsd decays within one run",
+    "new_rows_only_steps": "leave it out; all weights train from the first step",
+    "probe": "leave it out; validation_dir measures the loss on held-out records",
+    "length_buckets": PACKS,
+    "dataset_cache": "copy the records first, for example with `aws s3 sync`",
+    "compile_for": "leave it out; the plan estimates the memory of a device",
+    "list_targets": "leave it out; the plan estimates the memory of a device",
+    "cluster.bind_address": "name each host in cluster.workers by the address of its interface",
+    "bind_address": "name each host in --hosts by the address of its interface",
+    "masking.span_stop": "set masking.unit to word",
+    "masking.longest_span": "set masking.unit to word",
+    "cluster.report_waiting_after_seconds": CONSTANT.format("60"),
+    "wandb.entity": "set the environment variable WANDB_ENTITY",
+    "optimizer_opts.no_layer_adaptation": CONSTANT.format("bias, beta and gamma"),
+    "mirror": "download the dump with another program; `bert extract` reads it",
+    "chunk_megabytes": CONSTANT.format("16"),
+    "group_files": CONSTANT.format("1"),
+    "min_frequency": CONSTANT.format("2"),
+    "max_query_length": CONSTANT.format("64"),
+    "max_answer_length": CONSTANT.format("30"),
+    "null_score_diff_threshold": "leave it out; the trained model has its threshold",
+    "validation_column": "name the columns of both files alike, and pass --text-column",
+}
+# Command, of one word or two -> what to use.
+COMMANDS = {
+    "pack": PACKS,
+    "plan targets": "`bert plan` estimates the memory of a device",
+    "bench": "measure a config, as in `bert bench pretrain --config pretrain_tiny_128_phase1`",
+}
+
+
+def removed_setting(key: str) -> tuple[str, str] | None:
+    """Return problem and remedy for a removed key or a key in a removed group; None for others."""
+    name = key
+    while name:
+        if name in SETTINGS:
+            return PROBLEM, SETTINGS[name]
+        name = name.rpartition(".")[0]
+    return None
