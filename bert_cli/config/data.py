@@ -84,13 +84,13 @@ def packed_predictions(
     return min(sequences * predictions, int(sequence_length * probability) + sequences)
 
 
-def check_mask_tokens(settings: BaseModel, predictions: str, length: str, prefix: str = "") -> None:
+def check_mask_tokens(settings: BaseModel, predictions: str, length: str) -> None:
     """Raise SettingError for more masked positions than an example has tokens besides [CLS] and two [SEP]."""
     number = getattr(settings, predictions)
     tokens = getattr(settings, length) - 3
     if number > tokens:
         problem = f"{number} is more than the {tokens} tokens of an example ({length} - 3)"
-        raise SettingError(f"{prefix}{predictions}", problem, "lower it")
+        raise SettingError(predictions, problem, "lower it")
 
 
 def _usual_mask_tokens(validated: dict[str, float]) -> int:

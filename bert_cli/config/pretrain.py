@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import Collective, Fixed, Hidden, IfSet, PathOrName, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Unless, is_remote
-from bert_cli.config.training import Scaling, Stage, TrainSettings, WeightedCorpus
+from bert_cli.config.training import Scaling, TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -28,8 +28,6 @@ class PretrainSettings(TrainSettings):
         **dict.fromkeys(("evaluation_examples", "baselines"), "validation_dir"),
         "new_rows_only_steps": "pretrained_ckpt_path",
         "decay_from": "pretrained_ckpt_path",
-        "stages": ("max_sequences_per_pack", 1),
-        "num_epochs": ("stages", []),
         "length_buckets": ("generated_dataset", False),
         "probe": ("generated_dataset", False),
         "evaluate_every_steps": Unless(
@@ -68,8 +66,6 @@ class PretrainSettings(TrainSettings):
     length_buckets: Fixed[Positive | None] = None
     """Group records into at most this many buckets of similar length, so that a step is only as long as its longest
     example; for dynamic records without packs."""
-    stages: Annotated[list[Stage], Field(exclude_if=lambda stages: not stages)] = []
-    """Later stages of the run, with other records and lengths; all stages share one learning rate schedule."""
     decay_from: Fixed[IfSet[Positive]] = None
     """Continue the run in `pretrained_ckpt_path` (schedule `constant` or `wsd`) from this step with its optimizer and
     its examples. The `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
@@ -95,36 +91,26 @@ class PretrainSettings(TrainSettings):
         return [{"path": item} if isinstance(item, str) else item for item in value]
 
     @property
-    def all_stages(self) -> list[Stage]:
-        """Return the stages of the run with their records; the first stage has the settings of the run."""
-        values = {
-            name: getattr(self, name) for name in Stage.model_fields if name != "micro_batch_size"
-        }
-        stages = [Stage.model_construct(**values), *self.stages]
-        return [
-            stage.model_copy(update={"dataset_dir": stage.dataset_dir or self.dataset_dir})
-            for stage in stages
-        ]
+    def corpora(self) -> list[WeightedCorpus]:
+        """Return the folders or addresses of `dataset_dir` with their weights."""
+        records = self.dataset_dir
+        return [WeightedCorpus(path=records)] if isinstance(records, str) else records or []
 
     @property
     def dataset_paths(self) -> list[str]:
         """Return the folders or addresses of `dataset_dir`."""
-        return [corpus.path for corpus in self.all_stages[0].corpora]
+        return [corpus.path for corpus in self.corpora]
 
     @property
     def record_paths(self) -> list[str]:
-        """Return the folders or addresses of the records of all stages and of the evaluation."""
-        paths = [corpus.path for stage in self.all_stages for corpus in stage.corpora]
-        return [*paths, self.validation_dir] if self.validation_dir else paths
+        """Return the folders or addresses of the records of the run and of its evaluation."""
+        return [*self.dataset_paths, *([self.validation_dir] if self.validation_dir else [])]
 
     @property
-    def masked_in_stages(self) -> list[tuple[Stage, int]]:
-        """Return each stage with the masked positions of its examples."""
-        rows = []
-        for stage in self.all_stages:
-            sizes = stage.max_seq_length, self.max_sequences_per_pack, stage.max_predictions_per_seq
-            rows.append((stage, packed_predictions(*sizes, self.masking.highest_probability)))
-        return rows
+    def masked(self) -> int:
+        """Return the maximum number of masked positions of an example."""
+        sizes = self.max_seq_length, self.max_sequences_per_pack, self.max_predictions_per_seq
+        return packed_predictions(*sizes, self.masking.highest_probability)
 
     @property
     def mask_probabilities(self) -> tuple[float, float] | None:
@@ -155,10 +141,8 @@ class PretrainSettings(TrainSettings):
 
     def _check_schedules(self) -> None:
         schedule = self.optimizer_opts.learning_rate.schedule_name
-        positions = self.bert_config.max_position_embeddings
         differ = {
             "global_batch.start_fraction": self.global_batch.start_fraction is not None,
-            "stages": bool(self.stages),
             "masking.start_probability": self.mask_probabilities is not None,
         }
         names = [name for name, differs in differ.items() if differs]
@@ -172,19 +156,11 @@ class PretrainSettings(TrainSettings):
         if self.decay_from is not None and self.decay_from < self.new_rows_only_steps:
             problem = f"{self.decay_from} is within the first {self.new_rows_only_steps} steps (new_rows_only_steps)"
             raise SettingError("decay_from", problem, "decay from a later step")
-        if self.stages and self.scaling:
-            problem = "cannot be combined with stages: its factors depend on the sequence length"
-            raise SettingError("scaling", problem, "leave out one of them")
-        for number, stage in enumerate(self.all_stages):
-            prefix = f"stages[{number - 1}]." if number else ""
-            if number and self.knows_its_model and stage.max_seq_length > positions:
-                problem = f"{stage.max_seq_length} is more than bert_config.max_position_embeddings"
-                remedy = "shorten it or make the model longer"
-                raise SettingError(f"{prefix}max_seq_length", problem, remedy)
-            check_mask_tokens(stage, "max_predictions_per_seq", "max_seq_length", prefix)
-            needed = round(stage.max_seq_length * self.masking.highest_probability)
-            name = f"{prefix}max_predictions_per_seq"
-            predictions = stage.max_predictions_per_seq
-            if self.mask_probabilities and predictions < needed:
-                problem = f"{predictions} is too low: masking.start_probability masks up to {needed} tokens"
-                raise SettingError(name, problem, "raise it")
+        check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
+        needed = round(self.max_seq_length * self.masking.highest_probability)
+        predictions = self.max_predictions_per_seq
+        if self.mask_probabilities and predictions < needed:
+            problem = (
+                f"{predictions} is too low: masking.start_probability masks up to {needed} tokens"
+            )
+            raise SettingError("max_predictions_per_seq", problem, "raise it")

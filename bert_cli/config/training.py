@@ -186,27 +186,6 @@ class WeightedCorpus(Settings):
     """Relative weight of the corpus in the mixture."""
 
 
-class Stage(Settings):
-    """A later stage of a run, with sequences of another length."""
-
-    dataset_dir: PathOrName | list[WeightedCorpus] | None = None
-    """Records of the stage; by default the records of the run."""
-    max_seq_length: Annotated[int, Field(ge=8)]
-    """Sequence length of the stage."""
-    max_predictions_per_seq: Positive
-    """Maximum number of masked tokens of an example of the stage."""
-    total_num_train_samples: Positive
-    """Examples that the stage reads, rounded up to full steps."""
-    micro_batch_size: Positive | None = None
-    """Examples of a micro-batch, by default as before; the number of accumulated micro-batches stays the same."""
-
-    @property
-    def corpora(self) -> list[WeightedCorpus]:
-        """Return the folders or addresses of `dataset_dir` with their weights."""
-        records = self.dataset_dir
-        return [WeightedCorpus(path=records)] if isinstance(records, str) else records or []
-
-
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 

@@ -237,7 +237,6 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     if path and settings.SAVES and raw.get("do_training") is not False:
         raw.setdefault("save_ckpt_path", f"checkpoints/{path.stem}")
     paths = {about.alias or name for name, about in settings.model_fields.items() if is_path(about)}
-    paths.add("stages")
     changed = {where for where in origins if where.split(".")[0] not in paths}
     if changed & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.

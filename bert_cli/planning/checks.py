@@ -27,8 +27,8 @@ class Check(NamedTuple):
 
 
 def of_epochs(plan: Plan) -> list[Check]:
-    """Return a check of the number of epochs; none for synthetic examples or several stages."""
-    if plan.epochs is None or plan.segments[-1].stage:
+    """Return a check of the number of epochs; none for synthetic examples."""
+    if plan.epochs is None:
         return []
     warns = plan.epochs > MAX_EPOCHS
     text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} examples"

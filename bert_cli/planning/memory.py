@@ -103,12 +103,7 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
 
 
 def estimate(work: Workload, kind: str = "CPU") -> list[Estimate]:
-    """Return the estimate of each device (CPU, GPU or TPU) of a replica, for the stage that needs the most memory."""
-    of_stages = [_estimate(stage, kind) for stage in work.stages]
-    return max(of_stages, key=lambda devices: max(estimate.total for estimate in devices))
-
-
-def _estimate(work: Workload, kind: str) -> list[Estimate]:
+    """Return the estimate of each device (CPU, GPU or TPU) of a replica."""
     if work.engine == "jax":
         return [_with_jax(work, kind)] * math.prod(work.parallel.tensor_shape)
     stages, mapping = stages_of(work)

@@ -3,15 +3,13 @@
 All other code reads the numbers of steps, examples and micro-batches from the plan.
 """
 
-import itertools
 import math
 import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
-from bert_cli.config.training import LearningRate, TrainSettings
+from bert_cli.config.training import GlobalBatch, LearningRate, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.planning.workload import Workload
 from bert_cli.text import count
@@ -22,17 +20,13 @@ MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive steps of the same size. A growing batch and a run of several stages have several segments."""
+    """Consecutive steps of the same size. A growing batch has several segments."""
 
     first_step: int
     micro_batches: int
     """Micro-batches of a step, of all replicas together."""
     first_micro_batch: int
     """Micro-batches of the run before the segment."""
-    stage: int
-    first_example: int
-    """Examples of the stage before the segment."""
-    micro_batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +40,6 @@ class Plan:
     micro_batch_size: int
     micro_batches_per_step: int
     """Micro-batches of all replicas together."""
-    examples: int
     corpus_examples: int | None
     """Records in the corpus; None for synthetic examples."""
     peak_learning_rate: float
@@ -74,11 +67,15 @@ class Plan:
         return range(first, first + segment.micro_batches)
 
     def sample_indices(self, step: int) -> range:
-        """Return the sample indices of a step in the examples of its stage."""
-        segment = self.segment(step)
-        size = segment.micro_batches * segment.micro_batch_size
-        first = segment.first_example + (step - segment.first_step) * size
-        return range(first, first + size)
+        """Return the sample indices of a step."""
+        numbers = self.micro_batches(step)
+        size = self.micro_batch_size
+        return range(numbers.start * size, numbers.stop * size)
+
+    @property
+    def examples(self) -> int:
+        """Return the number of examples of the run."""
+        return self.sample_indices(self.total_steps).start
 
     @property
     def step_sizes(self) -> str | None:
@@ -115,7 +112,7 @@ class Length(NamedTuple):
     decay_from: int | None = None
 
     def examples(self, epoch: float | None) -> int:
-        """Return the number of examples that a run reads, in its first stage if it has several.
+        """Return the number of examples that a run reads.
 
         `epoch` is the number of sequences in an epoch; None for synthetic examples. Raises ConfigError if the length is
         unknown.
@@ -151,9 +148,8 @@ def make_plan(
     the run is unknown, or if the decay starts at its end.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
-    samples = [length.examples(epoch), *(stage.total_num_train_samples for stage, _ in work.later)]
-    segments, total_steps, examples = _segments(work.stages, samples, sequences_per_example)
     batch = work.batch
+    segments, total_steps = _segments(batch, length.examples(epoch), sequences_per_example)
     rate = work.optimizer.learning_rate
     scale = 1.0
     if rate.reference_batch_size is not None:
@@ -164,7 +160,6 @@ def make_plan(
         examples_per_step=batch.examples,
         micro_batch_size=batch.micro_batch_size,
         micro_batches_per_step=batch.replicas * batch.grad_acc_steps_per_replica,
-        examples=examples,
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
         sequences_per_example=sequences_per_example,
@@ -190,48 +185,36 @@ def decay_step(rate: LearningRate, total_steps: int) -> int:
 
 
 def _segments(
-    stages: Sequence[Workload], samples: Sequence[int], sequences_per_example: float
-) -> tuple[tuple[Segment, ...], int, int]:
-    """Return the segments of a run that reads so many sequences in each stage, and its numbers of steps and examples.
+    batch: GlobalBatch, samples: int, sequences_per_example: float
+) -> tuple[tuple[Segment, ...], int]:
+    """Return the segments of a run that reads so many sequences, and its number of steps.
 
     A growing batch has up to MOST_SIZES sizes before the last; each size is used for the same number of sequences.
     """
+    last = batch.grad_acc_steps_per_replica
+    first = max(1, round(last * (batch.start_fraction or 1.0)))
+    sizes = min(MOST_SIZES, last - first)
+    if batch.start_fraction and not sizes:
+        problem = f"has no effect on an accumulation of {count(last, 'micro-batch')}"
+        remedy = "lower it, accumulate more, or leave it out"
+        where = f"global_batch.start_fraction ({batch.start_fraction})"
+        raise ConfigError(where, problem, remedy)
     segments: list[Segment] = []
-    growth = stages[0].batch.growth_frac * sum(samples)
-    step = before = read = 0
-    total_examples = 0
-    for stage, (work, stage_examples) in enumerate(zip(stages, samples, strict=True)):
-        batch = work.batch
-        done = 0.0
-        examples = 0
-        last = batch.grad_acc_steps_per_replica
-        first = max(1, round(last * (batch.start_fraction or 1.0)))
-        sizes = min(MOST_SIZES, last - first)
-        if batch.start_fraction and not sizes:
-            problem = f"has no effect on an accumulation of {count(last, 'micro-batch')}"
-            remedy = "lower it, accumulate more, or leave it out"
-            where = f"global_batch.start_fraction ({batch.start_fraction})"
-            raise ConfigError(where, problem, remedy)
-        while done < stage_examples:
-            size = min(sizes, int(sizes * (read + done) / growth)) if growth else sizes
-            accumulation = last if size == sizes else first + round((last - first) * size / sizes)
-            micro_batches = batch.replicas * accumulation
-            end: float = stage_examples
-            if size < sizes:
-                end = min(end, growth * (size + 1) / sizes - read)
-            examples_per_step = micro_batches * batch.micro_batch_size
-            sequences = examples_per_step * sequences_per_example
-            steps = max(1, math.ceil((end - done) / sequences))
-            size_of_micro_batch = batch.micro_batch_size
-            segment = Segment(step, micro_batches, before, stage, examples, size_of_micro_batch)
-            segments.append(segment)
-            step += steps
-            before += steps * micro_batches
-            done += steps * sequences
-            examples += steps * examples_per_step
-        read += stage_examples
-        total_examples += examples
-    return tuple(segments), step, total_examples
+    growth = batch.growth_frac * samples
+    step = before = 0
+    read = 0.0
+    while read < samples:
+        size = min(sizes, int(sizes * read / growth))
+        accumulation = last if size == sizes else first + round((last - first) * size / sizes)
+        micro_batches = batch.replicas * accumulation
+        end = min(samples, growth * (size + 1) / sizes) if size < sizes else samples
+        sequences = micro_batches * batch.micro_batch_size * sequences_per_example
+        steps = max(1, math.ceil((end - read) / sequences))
+        segments.append(Segment(step, micro_batches, before))
+        step += steps
+        before += steps * micro_batches
+        read += steps * sequences
+    return tuple(segments), step
 
 
 def describe(plan: Plan) -> str:
@@ -249,21 +232,17 @@ def describe(plan: Plan) -> str:
             f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has that many times more sequences at "
             "the same learning rate; learning_rate.reference_batch_size scales the rate with the batch"
         )
-    sizes = [segment.micro_batches for segment in plan.segments if segment.stage == 0]
-    if len(sizes) > 1:
-        grown = plan.segments[len(sizes) - 1].first_step
-        largest = count(sizes[-1], "micro-batch")
-        lines.append(f"the batch grows from {sizes[0]} to {largest} by step {grown:,}")
-    for segment, after in itertools.pairwise(plan.segments):
-        if after.stage != segment.stage:
-            size = f"{count(after.micro_batches, 'micro-batch')} of {after.micro_batch_size}"
-            lines.append(f"stage {after.stage + 1} from step {after.first_step:,}, with {size}")
+    smallest = plan.segments[0]
+    largest = plan.segments[-1]
+    if smallest != largest:
+        grown = f"{count(largest.micro_batches, 'micro-batch')} by step {largest.first_step:,}"
+        lines.append(f"the batch grows from {smallest.micro_batches} to {grown}")
     if plan.decay_step is not None:
         lines.append(f"the learning rate decays from step {plan.decay_step:,}")
     if plan.mask_probabilities is not None:
         start, end = plan.mask_probabilities
         lines.append(f"masks {start:.1%} of the tokens in the first step and {end:.1%} in the last")
-    if plan.corpus_examples is not None and not plan.segments[-1].stage:
+    if plan.corpus_examples is not None:
         epochs = f"{plan.epochs:.3g}"
         what = "packs" if packed else "examples"
         noun = "epoch" if epochs == "1" else "epochs"

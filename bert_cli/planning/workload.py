@@ -1,6 +1,5 @@
 """What memory, layout, operations and plan read of a run: values that `_replace` changes and nothing checks again."""
 
-from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from bert_cli.config.markers import Engine
@@ -11,7 +10,6 @@ from bert_cli.config.training import (
     OptimizerOpts,
     Precision,
     Scaling,
-    Stage,
     TrainSettings,
 )
 from bert_cli.facts.bert import BertConfig
@@ -49,8 +47,6 @@ class Workload(NamedTuple):
     new_rows: tuple[int, int]
     """Initial steps that train only new rows of the word embeddings, and the number of other rows."""
     mask_probabilities: tuple[float, float] | None
-    later: Sequence[tuple[Stage, int]] = ()
-    """The stages after the first, with the masked positions of their examples."""
 
     @property
     def optimizer_kind(self) -> OptimizerKind:
@@ -67,16 +63,6 @@ class Workload(NamedTuple):
     def is_open(self) -> bool:
         """Whether the layout or the micro-batch is left to the devices."""
         return self.parallel.layout == "auto" or self.batch.examples_per_step is not None
-
-    @property
-    def stages(self) -> Sequence["Workload"]:
-        """Return the work of each stage of the run; the first is this one."""
-        stages = [self._replace(later=())]
-        for stage, masked in self.later:
-            work = stages[-1]._replace(max_seq_length=stage.max_seq_length, masked=masked)
-            size = stage.micro_batch_size or work.batch.micro_batch_size
-            stages.append(work.with_batch(micro_batch_size=size))
-        return stages
 
     def with_batch(self, **changes: int | None) -> "Workload":
         """Return the work with other numbers of the batch."""
@@ -107,14 +93,12 @@ def workload_of(order: TrainSettings) -> Workload:
     )
     if not isinstance(order, PretrainSettings):
         return work
-    (_, masked), *later = order.masked_in_stages
     return work._replace(
-        masked=masked,
+        masked=order.masked,
         sequences=order.max_sequences_per_pack,
         unit_scaling=order.scaling,
         new_rows=(order.new_rows_only_steps, order.known_rows),
         mask_probabilities=order.mask_probabilities,
-        later=later,
     )
 
 

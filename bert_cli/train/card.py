@@ -175,12 +175,10 @@ def _data(settings: JSONObject, epoch_size: int | None) -> str:
     """Return the last names of the folders and files of the examples, and the number of examples."""
     if settings.get("generated_dataset"):
         return "synthetic examples"
-    stages = [settings, *(settings.get("stages") or ())]
-    values = [stage.get(key) for stage in stages for key in ("train_file", "dataset_dir")]
+    values = [settings.get("train_file"), settings.get("dataset_dir")]
     values.append((settings.get("distillation") or {}).get("unlabelled_file"))
     lists = [value if isinstance(value, list) else [value] for value in values]
     corpora = [corpus for corpora in lists for corpus in corpora if corpus]
     paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora]
     names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
-    # The other stages have other examples.
-    return f"{names}, {epoch_size:,} examples" if epoch_size and len(stages) == 1 else names
+    return f"{names}, {epoch_size:,} examples" if epoch_size else names

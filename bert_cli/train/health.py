@@ -94,8 +94,8 @@ def find_warning(
             f"masked-LM loss {loss:.2f} after {step * tokens / 1e6:,.1f} million tokens is not below the unigram "
             f"entropy of the records, {entropy:.2f}: {REMEDY}"
         )
-    # Losses with other masks or records are not comparable.
-    is_uniform = not (settings.get("stages") or settings["masking"].get("start_probability"))
+    # Losses with other masks are not comparable.
+    is_uniform = not settings["masking"].get("start_probability")
     compared = compared_steps(total_steps)
     before = losses[-2 * compared : -compared]
     after = losses[-compared:]

@@ -104,7 +104,7 @@ class Run:
             left = metrics.get("seconds_left")
             seconds = metrics.get("seconds_per_step")
             grows = (self.settings.get("global_batch") or {}).get("start_fraction")
-            if left is not None and seconds and not grows and not self.settings.get("stages"):
+            if left is not None and seconds and not grows:
                 return step + round(left / seconds)
         return None
 

@@ -28,8 +28,8 @@ HIDDEN = {"bert_config.hidden_act", "bert_config.position_embedding_type", "know
 def test_every_setting_is_an_option_and_every_option_is_read(name):
     settings, described = settings_of(name), options(name)
     paths = set(field_paths(settings)) - HIDDEN
-    groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir", "stages"}
-    in_lists = {path for path in paths if path.startswith(("dataset_dir.", "stages."))}
+    groups = {path.rpartition(".")[0] for path in paths} - {"dataset_dir"}
+    in_lists = {path for path in paths if path.startswith("dataset_dir.")}
     assert set(described) - {"config"} == paths - groups - in_lists
     flags = [option for option in described.values() if option.flags]
     words = [f"{one.flags[0]}={'1' if one.takes else 'true'}" for one in flags]
@@ -55,7 +55,7 @@ def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
 def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_all(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name, shown, hidden in (
-        ("pretrain", ["--config", "--dataset-dir", "--optimizer-opts.learning-rate.max"], "--stages"),
+        ("pretrain", ["--config", "--dataset-dir", "--optimizer-opts.learning-rate.max"], "--scaling"),
         ("glue", ["--glue-task TASK", "tnews", "--num-epochs"], "--cache-dir"),
         ("plan", ["--devices", "--parallel.layout", "usual settings of a run"], "--wandb"),
     ):  # fmt: skip

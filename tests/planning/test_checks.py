@@ -7,7 +7,6 @@ from support.settings import RUN, merged, plan_of, small_run
 
 from bert_cli.planning import checks
 
-STAGE = {"max_seq_length": 64, "max_predictions_per_seq": 9, "total_num_train_samples": 16}
 settings_of = partial(small_run, merged(RUN, {"global_batch": {"micro_batch_size": 16}}))
 
 
@@ -18,10 +17,9 @@ def test_many_epochs_are_a_warning(epochs, warns):
     assert f"{epochs}.00 epochs of 1,600 examples" in check.text
 
 
-def test_synthetic_examples_and_stages_have_no_epochs_to_check():
+def test_synthetic_examples_have_no_epochs_to_check():
     many = {"total_num_train_samples": 16_000}
     assert checks.of_epochs(plan_of(settings_of(**many), None)) == []
-    assert checks.of_epochs(plan_of(settings_of(**many, stages=[STAGE]), 2)) == []
     assert checks.of_epochs(plan_of(settings_of(**many), 2))[0].warns
 
 

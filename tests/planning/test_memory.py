@@ -69,7 +69,6 @@ MOMENTS = {"replicated_tensor_sharding": True}
 WEIGHTS = {"shard_weights": True}
 CHUNKS = {"embedding_serialization_factor": 4}
 MASKED = {"max_predictions_per_seq": 40}
-LATER = MASKED | {"max_seq_length": 128, "total_num_train_samples": 64}
 TUNED = SMALL | {"pretrained_ckpt_path": "x", "train_file": "y.txt"}
 THREE_TEXTS = TUNED | {"kind": EmbedSettings, "train_file": "y.tsv", "text_column": ["a", "b", "c"]}
 SIMCSE = TUNED | {"kind": EmbedSettings, "objective": "simcse", "micro_batch_size": 6}
@@ -144,7 +143,6 @@ RATIOS = [
     ("one of 24 layers at once", "working", DEEP | LAYER, DEEP, 0.07, 0.2),
     ("... with all weights", "weights", DEEP | LAYER, DEEP, 1, 0),
     ("more positions are predicted", "total", JAX | MASKED, JAX, 1.11, 0.05),
-    ("... in a later stage alone", "working, logits, total", JAX | {"stages": [LATER]}, JAX | MASKED, 1, 0),
 ]  # fmt: skip
 
 

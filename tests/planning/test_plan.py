@@ -1,4 +1,4 @@
-"""The plan of a run: its number of steps and their sizes, constant, growing, in stages."""
+"""The plan of a run: its number of steps and their sizes, constant or growing."""
 
 from functools import partial
 
@@ -17,19 +17,17 @@ EIGHT = {
 settings_of = partial(small_run, merged(RUN, EIGHT))
 WSD = {"optimizer_opts": {"learning_rate": {"schedule_name": "wsd"}}}
 BRANCH = {"decay_from": 3, "pretrained_ckpt_path": "x"}
-STAGE = {"max_seq_length": 128, "max_predictions_per_seq": 40, "total_num_train_samples": 100}
 
 
 def assert_consecutive(plan):
-    """Every micro-batch of the run and every example of a stage belongs to one step, in order."""
-    micro_batch, examples = 0, {}
+    """Every micro-batch and every example of the run belongs to one step, in order."""
+    micro_batch = example = 0
     for step in range(plan.total_steps):
         numbers, indices = plan.micro_batches(step), plan.sample_indices(step)
-        stage = plan.segment(step).stage
-        assert numbers.start == micro_batch and indices.start == examples.get(stage, 0)
-        assert len(indices) == len(numbers) * plan.segment(step).micro_batch_size
-        micro_batch, examples[stage] = numbers.stop, indices.stop
-    return examples
+        assert numbers.start == micro_batch and indices.start == example
+        assert len(indices) == len(numbers) * plan.micro_batch_size
+        micro_batch, example = numbers.stop, indices.stop
+    assert example == plan.examples
 
 
 def test_a_plain_run_has_equal_steps():
@@ -45,18 +43,11 @@ def test_a_batch_grows_linearly_in_the_examples_that_were_read():
     assert sizes == sorted(sizes) and sorted(set(sizes)) == [2, 3, 4, 5, 6, 7, 8]
     # Each of the six smaller sizes reads a sixth of 60 % of the examples, in complete steps.
     assert [2 * size * sizes.count(size) for size in range(2, 8)] == [100, 102, 104, 100, 96, 98]
-    assert assert_consecutive(plan) == {0: plan.examples} and 1000 <= plan.examples < 1016
+    assert_consecutive(plan)
+    assert 1000 <= plan.examples < 1016
     assert "grows from 2 to 8 micro-batches by step" in describe(plan)
     many = settings_of(global_batch={"start_fraction": 0.01, "grad_acc_steps_per_replica": 500})
     assert len(plan_of(many, 500).segments) <= 17
-
-
-def test_stages_follow_one_another_with_their_own_examples():
-    later = [{**STAGE, "micro_batch_size": 1}, {**STAGE, "total_num_train_samples": 60}]
-    plan = plan_of(settings_of(stages=later), 500)
-    assert assert_consecutive(plan) == {0: 1008, 1: 104, 2: 64}
-    assert plan.total_steps == 63 + 13 + 8  # the third has micro-batches of one example too
-    assert "stage 3 from step 76, with 8 micro-batches of 1" in describe(plan)
 
 
 def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_last_step():
@@ -70,18 +61,13 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
     ("changes", "expected"),
     [
         ({"masking": {"start_probability": 0.4}}, "max_predictions_per_seq.*masks up to 26"),
-        ({"stages": [{**STAGE, "max_seq_length": 1024}]}, r"stages\[0\].max_seq_length.*1024"),
-        ({"stages": [STAGE], "length_buckets": 3}, "length_buckets.*stages"),
-        ({"stages": [STAGE], "max_sequences_per_pack": 3}, "stages"),
+        ({"max_predictions_per_seq": 62}, "max_predictions_per_seq: 62 is more than the 61 tokens"),
         ({"decay_from": 3}, "decay_from.*pretrained_ckpt_path"),
         (BRANCH, "decay_from.*schedule_name 'up_down'"),
-        (BRANCH | WSD | {"stages": [STAGE]}, "decay_from.*stages"),
         (BRANCH | WSD | {"masking": {"start_probability": 0.2}}, "decay_from.*start_probability"),
         (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*new_rows_only_steps"),
         ({"global_batch": {"start_fraction": 0.0}}, "start_fraction"),
         ({"global_batch": {"growth_frac": 0.2}}, "growth_frac.*without start_fraction"),
-        ({"stages": [STAGE], "scaling": "unit"}, "scaling.*stages"),
-        ({"stages": [{**STAGE, "max_predictions_per_seq": 126}]}, r"stages\[0\].max_predictions"),
     ],
 )
 def test_schedules_that_contradict_other_settings_are_refused(changes, expected):
@@ -103,18 +89,6 @@ def test_a_batch_that_cannot_grow_is_refused():
     settings = settings_of(global_batch={"start_fraction": 0.97})
     with pytest.raises(ConfigError, match=r"start_fraction \(0.97\).*of 8 micro-batches"):
         plan_of(settings, 500)
-
-
-def test_a_batch_that_grows_into_the_second_stage_grows_in_equal_parts():
-    growing = {"start_fraction": 0.5, "growth_frac": 1.0}
-    stages = [{**STAGE, "total_num_train_samples": 600}]
-    run = settings_of(total_num_train_samples=400, stages=stages, global_batch=growing)
-    plan = plan_of(run, 500)
-    sizes = [len(plan.micro_batches(step)) for step in range(plan.total_steps)]
-    assert sizes == sorted(sizes)
-    read = {size: 2 * size * sizes.count(size) for size in sorted(set(sizes))}
-    # Four sizes of a quarter of the 1,000 examples each, in complete steps, of two stages for the second.
-    assert {*read} == {4, 5, 6, 7} and all(240 <= examples < 290 for examples in read.values())
 
 
 def test_the_fingerprint_of_the_steps_changes_with_their_sizes():
@@ -159,12 +133,8 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
     assert plan_of(planned(num_epochs=0.001), 10).total_steps == 1
     with pytest.raises(ConfigError, match=r"num_epochs \(3\).*synthetic.*total-num-train-samples"):
         plan_of(planned(num_epochs=3), None)
-    for changes, problem in (
-        ({"total_num_train_samples": 40}, "both set the length"),
-        ({"stages": [STAGE]}, "no effect with stages"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            planned(num_epochs=3, **changes)
+    with pytest.raises(ConfigError, match="both set the length"):
+        planned(num_epochs=3, total_num_train_samples=40)
 
 
 def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():

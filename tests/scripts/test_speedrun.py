@@ -18,18 +18,14 @@ ROWS = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
 def test_every_recipe_is_a_complete_order_of_a_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "records", lambda *sizes: tmp_path / "records")
     recipe = speedrun.recipe_of(name)
-    lengths = speedrun.lengths_of(recipe)
-    assert sum(part for _, part in lengths) == 1
-    parts = [speedrun.settings_of(tmp_path, recipe, length) for length, _ in lengths]
-    settings = speedrun.order_of(parts, [100] * len(parts), 1e-3, 0)
+    settings = speedrun.order_of(speedrun.settings_of(tmp_path, recipe), 100, 1e-3, 0)
     order = PretrainSettings.model_validate(settings)
-    assert [stage.max_seq_length for stage in order.all_stages] == [length for length, _ in lengths]
+    assert order.max_seq_length == (128 if name.startswith("init") else 32)
     measured = PretrainSettings.model_validate(speedrun.at_full_size(settings))
     assert measured.global_batch.start_fraction is None
     assert (order.bert_config.architecture == "modernbert") == (name != "init-before")
-    for stage in order.all_stages:
-        assert stage.max_predictions_per_seq >= order.masking.probability * stage.max_seq_length
-        assert stage.max_predictions_per_seq <= speedrun.most_masked(stage.max_seq_length)
+    assert order.max_predictions_per_seq >= order.masking.probability * order.max_seq_length
+    assert order.max_predictions_per_seq <= speedrun.most_masked(order.max_seq_length)
 
 
 def test_a_recipe_changes_what_it_is_like_all_the_way_to_base():

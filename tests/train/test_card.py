@@ -67,8 +67,6 @@ def test_a_card_names_every_corpus_and_the_labels():
     mixture = [{"path": "/data/a/128", "weight": 1.0}, {"path": "s3://bucket/b", "weight": 2.0}]
     state = {"step": 3, "fixed": {}, "epoch_size": 1200, "settings": {"dataset_dir": mixture}}
     assert "| data | 128, b, 1,200 examples |" in training_section(state)
-    staged = {"dataset_dir": "/x/a", "stages": [{"dataset_dir": "/x/b"}, {"dataset_dir": None}]}
-    assert "| data | a, b |" in training_section({**state, "settings": staged})
     synthetic = {"dataset_dir": "/x/a", "generated_dataset": True}
     assert "| data | synthetic examples |" in training_section({**state, "settings": synthetic})
     distillation = {"teacher": "runs/large", "unlabelled_file": "more.tsv"}

@@ -67,7 +67,6 @@ CASES = {
     "flat after the warm-up": (FLAT, 2500, {}, "has not fallen"),
     "the steps of new rows": ([7.0] * STEPS, 4000, {"new_rows_only_steps": 3000}, None),
     "after the steps of new rows": ([7.0] * STEPS, 4250, {"new_rows_only_steps": 3000}, "is not below"),
-    "stages": (FLAT, TOTAL, {"stages": [{"max_seq_length": 512}]}, None),
     "masks that change": (FLAT, TOTAL, {"masking": {"start_probability": 0.3}}, None),
     "synthetic examples": ([8.0] * TOTAL, TOTAL, {"generated_dataset": True}, None),
 }  # fmt: skip

@@ -66,7 +66,7 @@ BY_THEIR_RESULTS = {
     "dataset_dir", "train_file", "text_column", "label_column", "held_out_fraction", "glue_task", "version_2",
     "doc_stride", "max_query_length", "distillation",
     # `examples_per_step`, `total_steps`, `step_sizes` and `micro_batch_size`; each seed has a run of its own.
-    "global_batch", "total_num_train_samples", "num_epochs", "stages", "seeds",
+    "global_batch", "total_num_train_samples", "num_epochs", "seeds",
 }  # fmt: skip
 
 

@@ -367,52 +367,6 @@ class Mixture(ExampleStream):
         ]
 
 
-class Stages(ExampleStream):
-    """The examples of a run of several stages, each with its own records.
-
-    `rows`, the folder and the epoch belong to the first stage.
-    """
-
-    def __init__(self, streams: Sequence[ExampleStream]) -> None:
-        """Join the streams of the stages in their order. Raises DataError for packs and for different vocabularies."""
-        self.streams = streams
-        first = streams[0]
-        by_folder = {source.folder: source for stream in streams for source in stream.sources}
-        self.sources = list(by_folder.values())
-        vocabularies = {source.corpus["vocab_sha256"] for source in self.sources}
-        problem = "differ in their vocabularies" if len(vocabularies) > 1 else ""
-        if any(source.max_sequences_per_pack > 1 for source in self.sources):
-            problem = "are packs"
-        if problem:
-            listed = ", ".join(str(source.folder) for source in self.sources)
-            remedy = "use records of one vocabulary that are not packed"
-            raise DataError(f"stages ({listed})", problem, remedy)
-        self.batching = first.batching
-        self.folder = first.folder
-        self.epoch_size = first.epoch_size
-        self.has_next_sentences = any(stream.has_next_sentences for stream in streams)
-        self.sequences_per_example = first.sequences_per_example
-        columns = [
-            {name: column.shape for name, column in stream.rows(0).items()} for stream in streams
-        ]
-        identity = [stream.fingerprint for stream in streams], columns
-        self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
-
-    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
-        """Return the examples of the first stage at sample indices [n], as columns [n, ...]."""
-        return self.streams[0].rows(sample_indices, probability)
-
-    def follow(self, plan: Plan) -> None:
-        """Read the steps of a plan."""
-        self.plan = plan
-        for stream in self.streams:
-            stream.follow(plan)
-
-    def __getitem__(self, step: int) -> Batch:
-        """Return this process' part of the batch of a step, [M, B, ...]."""
-        return self.streams[self.plan.segment(step).stage][step]
-
-
 @lru_cache(maxsize=8)  # 1 MB each at most: the steps of a run read one block after another
 def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
     """Return [2, n]: the corpus of each example of a block, and its rank among the examples of that corpus."""

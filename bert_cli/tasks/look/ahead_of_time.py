@@ -44,13 +44,12 @@ def describe_target(settings: TrainSettings, target: Target) -> list[object]:
 
 
 def report(order: TrainSettings, work: Workload, target: Target, devices: list[object]) -> None:
-    """Compile the step of the stage that needs the most memory, and print its memory.
+    """Compile the step, and print its memory.
 
     Raises DeviceError if the step does not fit the memory of a device.
     """
     accelerator = target.accelerator
     kind = accelerator.kind
-    work = max(work.stages, key=lambda stage: layout.fullest(stage, kind)[1].total)
     where = f"--compile-for ({target.name})"
     number = work.batch.replicas * len(layout.estimate(work))
     print_line(f"\ncompiling for {number} x {accelerator.title}, which may take minutes")
@@ -80,7 +79,7 @@ def report(order: TrainSettings, work: Workload, target: Target, devices: list[o
 
 
 def micro_batch(order: TrainSettings, work: Workload) -> Batch:
-    """Return synthetic examples [1, B, ...] in the shape of a run's, for the work of one of its stages."""
+    """Return synthetic examples [1, B, ...] in the shape of a run's."""
     from bert_cli.data.finetune.features import FeatureReader
     from bert_cli.tasks.run import corpora
     from bert_cli.tasks.run.finetune import synthetic_examples
@@ -88,9 +87,7 @@ def micro_batch(order: TrainSettings, work: Workload) -> Batch:
     size = work.batch.micro_batch_size
     batching = Batching(size, size)
     if isinstance(order, PretrainSettings):
-        for stage, masked in order.masked_in_stages:
-            if (stage.max_seq_length, masked) == (work.max_seq_length, work.masked):
-                return corpora.synthetic(order, stage, batching).first_micro_batches(1)
+        return corpora.synthetic(order, batching).first_micro_batches(1)
     features = synthetic_examples(work, size, work.head.outputs)
     return FeatureReader(features, batching, work.seed, work.max_seq_length)[0]
 

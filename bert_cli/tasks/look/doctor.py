@@ -307,7 +307,7 @@ def check_first_loss(report: Report, draft: "Draft", *, build: bool) -> None:
         report.add("ok", FIRST_LOSS, "not computed: --no-build")
         return
     batch = GlobalBatch(micro_batch_size=SAMPLE)
-    work = workload_of(draft.order)._replace(parallel=Parallel(), batch=batch, later=())
+    work = workload_of(draft.order)._replace(parallel=Parallel(), batch=batch)
     work = work._replace(precision="float32")
     needed = estimate(work)[0].total
     (_, free) = machine.memory()

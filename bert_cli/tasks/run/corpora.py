@@ -15,8 +15,7 @@ import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import is_remote, is_set
-from bert_cli.config.training import Stage
-from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, Stages, shuffled
+from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, shuffled
 from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
@@ -28,7 +27,6 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
-from bert_cli.planning.workload import workload_of
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -49,12 +47,12 @@ class RecordFolder(TokenizerFolder):
 Read = Callable[[Path], RecordFolder]
 
 
-def _on_disk(order: PretrainSettings, stage: Stage, read: Read) -> list[JSONObject]:
-    """Return the corpus.json of each folder of a stage, but not of absent or incomplete ones."""
+def _on_disk(order: PretrainSettings, read: Read) -> list[JSONObject]:
+    """Return the corpus.json of each folder of the run, but not of absent or incomplete ones."""
     stored: list[JSONObject] = []
-    for corpus in () if order.generated_dataset else stage.corpora:
+    for path in () if order.generated_dataset else order.dataset_paths:
         with suppress(DataError):  # raised again when the folder is opened
-            stored.append(read(Path(corpus.path)).corpus)
+            stored.append(read(Path(path)).corpus)
     return stored
 
 
@@ -67,7 +65,7 @@ def with_sizes_of_records(
     more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows, and
     the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
-    stored = _on_disk(order, order.all_stages[0], read)
+    stored = _on_disk(order, read)
     sizes: dict[str, object] = {}
     sequences = max((corpus.get("max_sequences_per_pack", 1) for corpus in stored), default=1)
     if sequences > 1 and not is_set(order, "max_sequences_per_pack"):
@@ -99,13 +97,12 @@ def open_stream(
     order: PretrainSettings, rank: int = 0, world_size: int = 1, read: Read = RecordFolder
 ) -> ExampleStream:
     """Return the run's examples: the part of one process in each step. Raises ConfigError or DataError."""
-    streams = []
-    for stage, work in zip(order.all_stages, workload_of(order).stages, strict=True):
-        batch = work.batch
-        batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
-        streams.append(_open_stage(order, stage, batching, read))
-    stream = Stages(streams) if order.stages else streams[0]
-    if not stream.sources or any(source.is_dynamic for source in stream.sources):
+    batch = order.global_batch
+    batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
+    if order.generated_dataset:
+        return synthetic(order, batching)
+    stream = _open_records(order, batching, read)
+    if any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = order.validation_dir and _folder_of(order.validation_dir, order, "validation_dir")
     is_for_held_out = held_out and read(held_out).corpus["format"] == "dynamic"
@@ -117,25 +114,21 @@ def open_stream(
     return stream
 
 
-def synthetic(order: PretrainSettings, stage: Stage, batching: Batching) -> SyntheticStream:
-    """Return synthetic examples in the shape of a stage's."""
+def synthetic(order: PretrainSettings, batching: Batching) -> SyntheticStream:
+    """Return synthetic examples in the shape of the run's."""
     return SyntheticStream(
         batching,
         seed=order.seed,
         vocab_size=order.bert_config.vocab_size,
-        sequence_length=stage.max_seq_length,
-        predictions=stage.max_predictions_per_seq,
+        sequence_length=order.max_seq_length,
+        predictions=order.max_predictions_per_seq,
         max_sequences_per_pack=order.max_sequences_per_pack,
         masking=order.masking,
     )
 
 
-def _open_stage(
-    order: PretrainSettings, stage: Stage, batching: Batching, read: Read
-) -> ExampleStream:
-    if order.generated_dataset:
-        return synthetic(order, stage, batching)
-    corpora = stage.corpora
+def _open_records(order: PretrainSettings, batching: Batching, read: Read) -> ExampleStream:
+    corpora = order.corpora
     if not corpora:
         remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
@@ -144,7 +137,7 @@ def _open_stage(
         remedy = "leave it out, or pack with --max-sequences-per-pack"
         raise ConfigError("length_buckets", problem, remedy)
     folders = [_folder_of(corpus.path, order, "dataset_dir") for corpus in corpora]
-    sources = [_open_source(folder, order, stage, read) for folder in folders]
+    sources = [_open_source(folder, order, read) for folder in folders]
     rows = order.bert_config.vocab_size
     for source in sources:
         if (pieces := source.corpus["vocab_size"]) > rows:
@@ -182,18 +175,17 @@ def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check
 def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStream | None:
     """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
 
-    They have the sequence length of the last stage. `name` is the setting that messages name.
+    `name` is the setting that messages name.
     """
     if order.validation_dir is None:
         return None
     folder = _folder_of(order.validation_dir, order, name)
-    stage = order.all_stages[-1]
-    size = workload_of(order).stages[-1].batch.micro_batch_size
+    size = order.global_batch.micro_batch_size
     corpus = read(folder).corpus
     is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
     buckets = order.length_buckets if is_plain and corpus["records"] >= size else None
-    source = _open_source(folder, order, stage, read, may_pack=is_plain)
-    stored = _on_disk(order, stage, read)
+    source = _open_source(folder, order, read, may_pack=is_plain)
+    stored = _on_disk(order, read)
     trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
     if (pieces := corpus["vocab_size"]) != trained:
         problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
@@ -203,15 +195,15 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
 
 
 def _open_source(
-    folder: Path, order: PretrainSettings, stage: Stage, read: Read, *, may_pack: bool = True
+    folder: Path, order: PretrainSettings, read: Read, *, may_pack: bool = True
 ) -> Records:
     """Open records, packed if the order says so."""
     packs = may_pack and is_set(order, "max_sequences_per_pack")
     return Records(
         folder,
         seed=order.seed,
-        sequence_length=stage.max_seq_length,
-        predictions=stage.max_predictions_per_seq,
+        sequence_length=order.max_seq_length,
+        predictions=order.max_predictions_per_seq,
         masking=order.masking,
         max_sequences_per_pack=order.max_sequences_per_pack if packs else None,
         corpus=read(folder).corpus,

@@ -349,7 +349,7 @@ def _forecast(run: Run) -> Forecast:
     step = run.state.step
     of_two = 2 * len(plan.micro_batches(step))
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
-    size = plan.segment(step).micro_batch_size
+    size = plan.micro_batch_size
     steps = f"{count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
     more = "" if job.evaluate is None else ", besides evaluations"
 

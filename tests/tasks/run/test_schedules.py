@@ -1,4 +1,4 @@
-"""What changes over a run: batch, masks, sequence lengths, learning rate. Each resumes bit for bit."""
+"""What changes over a run: batch, masks, learning rate. Each resumes bit for bit."""
 
 import json
 import shutil
@@ -14,7 +14,6 @@ from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_mo
 from bert_cli.cli import main
 from bert_cli.tasks.run import corpora
 
-STAGES = [{"max_seq_length": 24, "max_predictions_per_seq": 8, "total_num_train_samples": 24}]
 CHANGING = {
     **TINY_RUN,
     "max-predictions-per-seq": 6,
@@ -25,10 +24,9 @@ CHANGING = {
     "optimizer-opts.learning-rate.schedule-name": "wsd",
     "optimizer-opts.learning-rate.warmup-frac": 0.1,
     "optimizer-opts.learning-rate.decay-frac": 0.3,
-    "total-num-train-samples": 48,
-    "stages": json.dumps(STAGES),
+    "total-num-train-samples": 72,
 }
-"""A batch of 2, 4, 6 and then 8 examples, a stage of longer ones, and a decay of the last steps."""
+"""A batch of 2, 4, 6 and then 8 examples, and a decay of the last steps."""
 
 WITH_RECORDS = {name: value for name, value in TINY_RUN.items() if "bert-config" not in name} | {
     "generated-dataset": False,
@@ -74,7 +72,7 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(complete, capsys):
     assert [line["examples"] for line in lines] == [2] * 6 + [4] * 3 + [6] * 2 + [8] * 5
     rates = [line["learning_rate"] for line in lines]
     assert rates[5] == max(rates) and rates[-1] == 1e-7 and rates[-2] < rates[-3] < max(rates)
-    # The batch grows after step 9, the learning rate decays from 12 on, and the lengths change after 13.
+    # The batch grows after step 9, and the learning rate decays from 12 on.
     continues_bit_for_bit(complete, pretrain, 8, 14)
     assert pretrain(complete, global_batch__growth_frac=0.7) != 0
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
@@ -157,9 +155,8 @@ def test_a_run_of_epochs_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tm
         assert message in capsys.readouterr().err
 
 
-def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tmp_path):
+def test_masks_of_a_mixture_follow_the_plan(tmp_path):
     records = write_corpora(tmp_path)
-    stage = {"dataset_dir": str(records[2]), "max_seq_length": 48, "max_predictions_per_seq": 24}
     settings = small_run(
         dataset_dir=[{"path": str(records[0])}, {"path": str(records[1]), "weight": 3}],
         max_seq_length=32,
@@ -168,16 +165,15 @@ def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tm
         bert_config={"vocab_size": len(PIECES), "max_position_embeddings": 64},
         global_batch={"micro_batch_size": 8, "grad_acc_steps_per_replica": 4},
         total_num_train_samples=320,
-        stages=[stage | {"micro_batch_size": 4, "total_num_train_samples": 160}],
     )
     stream, again = corpora.open_stream(settings), corpora.open_stream(settings)
     plan = plan_of(settings, stream.epoch_size, stream.sequences_per_example)
-    assert plan.total_steps == 20
+    assert plan.total_steps == 10
     stream.follow(plan)
     again.follow(plan)
     for step in reversed(range(plan.total_steps)):
         batch = stream[step]
-        assert batch["input_ids"].shape == ((4, 8, 32) if step < 10 else (4, 4, 48))
+        assert batch["input_ids"].shape == (4, 8, 32)
         tokens = batch["input_mask"].astype(bool).sum(-1)
         expected = np.rint(tokens * plan.mask_probability(step)).clip(1)
         np.testing.assert_array_equal(batch["masked_lm_weights"].sum(-1), expected)
@@ -185,27 +181,8 @@ def test_masks_of_a_mixture_follow_the_plan_and_a_stage_reads_its_own_records(tm
             np.testing.assert_array_equal(column, batch[name])
 
 
-def test_stages_of_other_vocabularies_or_of_packs_are_refused(tmp_path, capsys):
-    vocab = write_vocab(tmp_path / "vocab.txt", *PIECES[:-2], "films", "plots")
-    ours = write_corpora(tmp_path)[0]
-    theirs = write_corpora(tmp_path / "theirs", vocab)[2]
-    packs = tmp_path / "packs"
-    assert main(["pack", str(ours), str(packs), "--max-sequences-per-pack", "2"]) == 0
-    flags = WITH_RECORDS | {"dataset-dir": ours, "total-num-train-samples": 8}
-    flags |= {"bert-config.vocab-size": len(PIECES), "bert-config.hidden-size": 16}
-    flags |= {"bert-config.num-attention-heads": 2}
-    stage = {"max_predictions_per_seq": 5, "total_num_train_samples": 8}
-    for records, length, message in (
-        (theirs, 48, "differ in their vocabularies"),
-        (packs, 32, "are packs"),
-    ):
-        stages = json.dumps([stage | {"dataset_dir": str(records), "max_seq_length": length}])
-        assert pretrain(tmp_path / "run", flags, stages=stages) != 0
-        assert message in capsys.readouterr().err
-
-
 @pytest.mark.slow
-def test_stages_and_falling_masks_give_the_same_losses_in_other_layouts(tmp_path):
+def test_falling_masks_give_the_same_losses_in_other_layouts(tmp_path):
     flags = CHANGING | {"global-batch.start-fraction": False}
     replicas = {"global_batch__replicas": 2, "global_batch__grad_acc_steps_per_replica": 2}
     stages = {"pipeline_stages": [["emb"], ["hid", "enc_out", "pool", "heads"]]}
