@@ -50,7 +50,7 @@ Train BERT encoders on your own text, and search, label and fill masks with them
 bert COMMAND --help lists the options of a command; bert --version prints versions.
 
 examples:
-  bert init 'reports/*.txt' mine --documents files --for search
+  bert init 'reports/*.txt' mine --documents files
   bert classify --pretrained-ckpt-path mine/run --train-file labels.csv --save-ckpt-path labels
   bert predict labels 'a new text'"""
 WAYS_FORWARD = {

@@ -7,7 +7,14 @@ from pydantic import Field
 
 from bert_cli.config.data import DocumentSettings, TextInputSettings, TextSettings
 from bert_cli.config.markers import PathOrName, Positional
-from bert_cli.config.settings import DryRunSettings, EngineSettings, OutSettings, Settings, Shared
+from bert_cli.config.settings import (
+    DryRunSettings,
+    EngineSettings,
+    OutSettings,
+    SettingError,
+    Settings,
+    Shared,
+)
 
 
 class GoalSettings(Shared):
@@ -17,13 +24,21 @@ class GoalSettings(Shared):
     make the folders of earlier versions unknown.
     """
 
+    NEEDS = {"hours": ("goal", "labels", "fill-mask")}
+
     start: PathOrName | None = Field(None, alias="from")
-    """Model to continue: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default a new model is
-    trained."""
+    """Model to continue, or to search with: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default
+    a new model is trained."""
     hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
     """Hours that all its commands may take on this machine."""
     goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
-    """Purpose of the model: `search` by vectors, your own `labels`, or `fill-mask`, a base for every other task."""
+    """Purpose of the model: `search` makes an index with the model of --from as published; your own `labels`, or
+    `fill-mask`, a base for every other task, train one."""
+
+    def _check(self) -> None:
+        if self.goal == "search" and self.start is None:
+            remedy = "name one that compares texts, such as sentence-transformers/all-MiniLM-L6-v2"
+            raise SettingError("from", "names no model, which --for search needs", remedy)
 
 
 class InitSettings(
@@ -38,8 +53,8 @@ class InitSettings(
     """Choose a training run for a text and this machine, and write its configs and commands.
 
     Reads how much text there is, measures how fast this machine trains, and prints what it chooses with the reason.
-    OUT gets the text, divided for training and scoring, the configs of the run, and commands.sh, the commands that it
-    prints.
+    OUT gets the text, divided for training and scoring, the config of the run, and commands.sh, the commands that it
+    prints. With --for search these make an index and ask it; nothing is trained.
     Example: bert init articles.jsonl mine --from bert-base-uncased --hours 8
     Example: bert init 'reports/*.txt' mine --documents files --from sentence-transformers/all-MiniLM-L6-v2
         --for search

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bert_cli.config.training import Precision
 from bert_cli.errors import ConfigError
@@ -22,7 +22,6 @@ from bert_cli.parse.load import RECIPES, configs_folder
 from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 
-Goal = Literal["search", "labels", "fill-mask"]
 TABLE: JSONObject = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
 PIECES_PER_WORD = 1.4  # for a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
@@ -32,8 +31,6 @@ MOST_HELD_OUT = 500  # documents
 MOST_POSITIONS = 512  # of a new model
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 LEAST_EXAMPLES = 3200
-LEAST_PAIRS = 64  # minimum number of pairs in the hours, if the text has as many
-PAIR_FRACTION = 0.25  # maximum fraction of the hours, after masked-LM training
 LITTLE_TIME = 0.5  # of the hours, or of all epochs: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
@@ -41,11 +38,8 @@ EVALUATIONS = 10
 EVALUATION_EXAMPLES = 1000
 LOG_LINES = 200
 SPOILS = (
-    "masked-LM training spoils the vectors of a model of sentences (in our trial nDCG@10 fell from 0.612 to 0.360); "
+    "this training makes a model for sentences worse at search (in our trial nDCG@10 fell from 0.612 to 0.360); "
     "--for search uses it as published instead"
-)
-AS_PUBLISHED = (
-    "training on pairs improved the vectors in our runs, but not search by words and vectors"
 )
 
 
@@ -94,7 +88,6 @@ class Start:
     vocabulary: str = ""  # what `--vocab` takes
     is_cased: bool = False
     is_for_sentences: bool = False
-    pooling: str = "mean"
 
 
 @dataclass
@@ -104,68 +97,51 @@ class Recipe:
     text: TextFacts
     machine: Machine
     start: Start | None
-    goal: Goal
     out: Path
     name: str  # of the model to start from, or the size of a new one
-    config: BertConfig
+    model: BertConfig
     new_pieces: int = 0
     seconds: float = 0.0
-    configs: dict[str, JSONObject] = field(default_factory=dict)  # by command
+    config: JSONObject = field(default_factory=dict)  # of `bert pretrain`
     rows: list[tuple[str, str, str]] = field(default_factory=list)  # what, value, reason
     warnings: list[str] = field(default_factory=list)
-
-    @property
-    def has_masked_lm(self) -> bool:
-        """Return whether the run begins with masked-LM training; a sentence model for search skips it."""
-        return not (self.start and self.start.is_for_sentences and self.goal == "search")
 
     def add_row(self, rule: str, value: str) -> None:
         """Add the value of a rule, with its source as the reason."""
         self.rows.append((rule, value, TABLE[rule]["source"]))
 
-    def add_config(self, command: str, what: str, seconds: float, **values: object) -> None:
-        """Add the config of a command that takes so long."""
-        self.seconds += seconds
-        about = {
-            "what": f"{what}; README.md beside this file has the reason of each value.",
-            "command": f"bert {command} --config {self.out / command}.json",
-            "expect": f"About {hours_of(seconds)} on the machine where it was written.",
-        }
-        layout = {"parallel": {"layout": "auto"}} if self.machine.devices > 1 else {}
-        precision = {"precision": self.machine.precision}
-        self.configs[command] = {"about": about, **values, **precision, **layout}
-
 
 def choose(
-    text: TextFacts, machine: Machine, start: Start | None, goal: Goal, hours: float, out: Path
+    text: TextFacts, machine: Machine, start: Start | None, hours: float, out: Path
 ) -> Recipe:
     """Return the recipe. Raises ConfigError for hours too short to learn anything."""
     seconds = 3600 * hours * USABLE
     warnings: list[str] = []
     if start is None:
-        (name, _, _, rate), config = new_model(text, machine, seconds, warnings)
+        (name, _, _, rate), model = new_model(text, machine, seconds, warnings)
     else:
         name = start.name
-        config = start.config
-        rate = step(TABLE["learning rate"]["rates"], config.hidden_size)
-    if text.unknown > MANY_UNKNOWN:
-        problem = f"{name} lacks {text.unknown:.0%} of the words of the text"
-        warnings.append(f"{problem}; start from a model of this language, or from scratch")
-    chosen = Recipe(text, machine, start, goal, out, name, config, warnings=warnings)
-    if chosen.has_masked_lm and start is not None and start.is_for_sentences:
-        warnings.append(SPOILS)
-    if goal == "search":
-        _add_pairs(chosen, seconds)
-    if chosen.has_masked_lm:
-        _add_masked_lm(chosen, seconds - chosen.seconds, rate)
+        model = start.config
+        rate = step(TABLE["learning rate"]["rates"], model.hidden_size)
+        warnings += unknown_words(text, start)
+        if start.is_for_sentences:
+            warnings.append(SPOILS)
+    chosen = Recipe(text, machine, start, out, name, model, warnings=warnings)
+    _add_masked_lm(chosen, seconds, rate)
     times = dict.fromkeys(hours_of(factor * chosen.seconds) for factor in machine.spread)
     reason = "measured on this machine just now; a busy machine is slower"
-    if not chosen.has_masked_lm:
-        reason += "; of the training, which is an experiment"
-    elif chosen.seconds < LITTLE_TIME * seconds:
+    if chosen.seconds < LITTLE_TIME * seconds:
         reason += "; the text is small: more text would use more of the time"
     chosen.rows.append(("time", " to ".join(times), reason))
     return chosen
+
+
+def unknown_words(text: TextFacts, start: Start) -> list[str]:
+    """Return a warning if the vocabulary of the model lacks many words of the text."""
+    if text.unknown <= MANY_UNKNOWN:
+        return []
+    problem = f"{start.name} lacks {text.unknown:.0%} of the words of the text"
+    return [f"{problem}; start from a model of this language, or from scratch"]
 
 
 def hours_of(seconds: float) -> str:
@@ -254,12 +230,15 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
         complete = max(rule["model"], min(rule["most"], enough))
     if fitting < min(LEAST_EXAMPLES, records * complete):
-        raise _too_few("examples", fitting, LEAST_EXAMPLES * each / (1 - PAIR_FRACTION))
+        needed = LEAST_EXAMPLES * each / USABLE / 3600
+        problem = f"is time for {fitting:,.0f} examples on this machine, too few to learn from"
+        remedy = f"use --hours {needed:.2g} or more, or a smaller model"
+        raise ConfigError("hours (--hours)", problem, remedy)
     epochs = min(float(complete), float(f"{fitting / records:.2g}"))
     # A new model without a warning reads enough tokens, in few epochs of much text too.
     if epochs < (LITTLE_TIME * complete if chosen.start or chosen.warnings else 1):
-        hours = (chosen.seconds + seconds) / USABLE / 3600
-        needed = (chosen.seconds + complete * records * each) / USABLE / 3600
+        hours = seconds / USABLE / 3600
+        needed = complete * records * each / USABLE / 3600
         problem = f"--hours {float(f'{hours:.3g}'):g} is enough for {epochs:g} of {complete} epochs"
         remedy = f"raise --hours to {math.ceil(needed)}"
         if chosen.start is None and not chosen.warnings:
@@ -268,17 +247,10 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[
     return epochs, complete
 
 
-def _too_few(what: str, fitting: float, seconds: float) -> ConfigError:
-    """Return the error for hours that fit `fitting` examples only; enough examples take `seconds`."""
-    problem = f"is time for {fitting:,.0f} {what} on this machine, too few to learn from"
-    remedy = f"use --hours {seconds / USABLE / 3600:.2g} or more, or a smaller model"
-    return ConfigError("hours (--hours)", problem, remedy)
-
-
 def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     text = chosen.text
     machine = chosen.machine
-    config = chosen.config
+    config = chosen.model
     out = chosen.out
     length, predictions = length_for(text, chosen.start)
     records = _records(text, length)
@@ -316,23 +288,29 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         chosen.add_row("decay", f"the last {decay:.0%}")
     chosen.add_row("masks", f"{predictions} of {length}")
     chosen.add_row("precision", machine.precision)
-    chosen.add_config(
-        "pretrain",
-        f"A masked LM of the text, {chosen.name}",
-        examples * each,
-        dataset_dir=str(out / "records/train"),
-        validation_dir=str(out / "records/held_out"),
-        save_ckpt_path=str(out / "run"),
+    chosen.seconds = examples * each
+    chosen.config = {
+        "about": {
+            "what": f"A masked LM of the text, {chosen.name}; README.md beside this file has the reason of each value.",
+            "command": f"bert pretrain --config {out / 'pretrain'}.json",
+            "expect": f"About {hours_of(chosen.seconds)} on the machine where it was written.",
+        },
+        "dataset_dir": str(out / "records/train"),
+        "validation_dir": str(out / "records/held_out"),
+        "save_ckpt_path": str(out / "run"),
         **model,
-        max_seq_length=length,
-        max_predictions_per_seq=predictions,
-        num_epochs=epochs,
-        global_batch=batch_of(batch, machine),
-        optimizer_opts=optimizer(rate, warmup, machine.precision, decay),
-        evaluate_every_steps=max(1, updates // EVALUATIONS),
-        evaluation_examples=EVALUATION_EXAMPLES,
-        log_every_steps=max(1, updates // LOG_LINES),
-    )
+        "max_seq_length": length,
+        "max_predictions_per_seq": predictions,
+        "num_epochs": epochs,
+        "global_batch": batch_of(batch, machine),
+        "optimizer_opts": optimizer(rate, warmup, machine.precision, decay),
+        "evaluate_every_steps": max(1, updates // EVALUATIONS),
+        "evaluation_examples": EVALUATION_EXAMPLES,
+        "log_every_steps": max(1, updates // LOG_LINES),
+        "precision": machine.precision,
+    }
+    if machine.devices > 1:
+        chosen.config["parallel"] = {"layout": "auto"}
 
 
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:
@@ -350,41 +328,3 @@ def optimizer(rate: float, warmup: float, precision: str, decay: float | None = 
         schedule["decay_frac"] = decay
     scaling = {"loss_scaling": "dynamic"} if precision == "mixed_float16" else {}
     return {"name": "AdamW", "max_gradient_norm": 1.0, **scaling, "learning_rate": schedule}
-
-
-def _add_pairs(chosen: Recipe, seconds: float) -> None:
-    text = chosen.text
-    machine = chosen.machine
-    out = chosen.out
-    rule = TABLE["pairs"] | ({} if chosen.has_masked_lm else TABLE["few pairs"])
-    documents = max(text.documents, text.text_bytes / rule["document"])
-    number = max(1, round(text.trained * min(rule["of_document"] * documents, text.words / 150)))
-    # The vectors of the complete batch are computed before the gradients: one more forward pass.
-    pair = BatchShape(2, rule["length"])
-    each = 4 / 3 * model_flops(chosen.config, (), pair) / machine.flops
-    fraction = PAIR_FRACTION if chosen.has_masked_lm else 1.0
-    fitting = seconds * fraction / each
-    if fitting < min(LEAST_PAIRS, number):
-        raise _too_few("pairs", fitting, LEAST_PAIRS * each / fraction)
-    limit = min(fitting, rule.get("most", math.inf))
-    epochs = min(float(rule["epochs"]), float(f"{limit / number:.2g}"))
-    start = str(out / "run") if chosen.has_masked_lm else chosen.name
-    if not chosen.has_masked_lm:
-        chosen.rows.append(("model", f"{start}, as published", AS_PUBLISHED))
-    times = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
-    how = f"{times} of {rule['batch']}, AdamW at {rule['rate']:g}"
-    chosen.rows.append(("pairs", f"about {number:,} of the text, {how}", rule["source"]))
-    chosen.add_config(
-        "embed",
-        f"Vectors of texts, trained on pairs of the text, from {start}",
-        epochs * number * each,
-        pretrained_ckpt_path=start,
-        save_ckpt_path=str(out / "vectors"),
-        train_file=str(out / "pairs.jsonl"),
-        retrieval_file=str(out / "search/qrels/test.tsv"),
-        pooling=chosen.start.pooling if chosen.start and not chosen.has_masked_lm else "mean",
-        max_seq_length=min(rule["length"], chosen.config.max_position_embeddings),
-        global_batch=batch_of(rule["batch"], machine),
-        num_epochs=epochs,
-        optimizer_opts=optimizer(rule["rate"], rule["warmup"], machine.precision),
-    )

@@ -1,7 +1,7 @@
-"""`bert init`: write configs and commands of a run that suits a text and this machine.
+"""`bert init`: write the config and the commands of a run that suits a text and this machine, or those of an index.
 
-It reads the text, measures some steps on synthetic examples, calls `recipe.choose`, prints the choice with its reasons,
-and writes OUT. The commands are ordinary commands; no file that a run reads is particular to `bert init`.
+For a run it measures some steps on synthetic examples, calls `recipe.choose` and prints the choice with its reasons.
+The commands are ordinary commands; no file that a run reads is particular to `bert init`.
 """
 
 import gc
@@ -21,7 +21,7 @@ from bert_cli.config.init import InitSettings
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
-from bert_cli.data.finetune.embeddings import MODULES, read_embedding
+from bert_cli.data.finetune.embeddings import MODULES
 from bert_cli.data.io import files
 from bert_cli.data.io.inputs import open_text
 from bert_cli.data.text.preprocess import keep_abbreviations, load_splitter, report_joined_lines
@@ -32,10 +32,11 @@ from bert_cli.files import atomic_folder, check_new_folder, origin_of, write_jso
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import cpu_count, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
-from bert_cli.tasks.init.recipe import AS_PUBLISHED, Machine, Recipe, Start, TextFacts
+from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
 from bert_cli.text import count
 
+AS_PUBLISHED = "an index needs no training: the model is used as published"
 SCRIPT = "commands.sh"
 PARTS = text.PARTS[:2]  # the test is for `bert verdict`
 KEEP_MARKS = " --no-strip-accents"
@@ -58,6 +59,9 @@ def run(settings: InitSettings) -> None:
     opened = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     parts, reading = opened[:2]
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
+    if settings.goal == "search" and model and not model.is_for_sentences:
+        remedy = "use one that was, such as --from sentence-transformers/all-MiniLM-L6-v2"
+        raise ConfigError(f"from (--from {model.name})", "was not trained to compare texts", remedy)
     report_joined_lines("init", parts, reading)
     facts = text.read_facts(parts, reading, vocabulary)
     print_line(f"init: {text.describe(facts)}")
@@ -68,34 +72,47 @@ def run(settings: InitSettings) -> None:
             f"init: warning: {len(parts):,} files have {facts.documents:,.0f} documents, because a blank line ends a "
             "document; if each file is one document, add --documents files"
         )
-    print_line("init: timing this machine, about a minute, longer if it is busy")
-    machine, described = measure(settings, facts, model)
-    print_line(f"init: {described}")
-    chosen = recipe.choose(facts, machine, model, settings.goal, settings.hours, settings.out)
-    table = report(chosen)
-    print_line(table)
+    chosen = _choose(settings, facts, model) if settings.goal != "search" else None
+    if chosen is None:
+        warnings = recipe.unknown_words(facts, model) if model else []
+        choice = "\n".join([*(f"warning: {problem}" for problem in warnings), AS_PUBLISHED])
+    else:
+        choice = report(chosen)
+    print_line(choice)
     if settings.dry_run:
         print_line("init: a dry run; nothing was written")
         return
     language = next(iter(facts.languages), "en")
+    split = keep_abbreviations(load_splitter("sentencex", language), language)
+    documents = text.documents_of(parts, reading)
     with atomic_folder(settings.out, origin=origin) as folder:
-        split = keep_abbreviations(load_splitter("sentencex", language), language)
-        documents = text.documents_of(parts, reading)
-        documents = text.cut(documents) if facts.is_cut else documents
-        has_pairs = "embed" in chosen.configs
-        examples = text.divide(folder, documents, facts.documents, split, has_pairs)
-        lines = "\n".join(commands(chosen, language, examples, _reading_words(settings, is_plain)))
-        for name, config in chosen.configs.items():
-            write_json_atomically(folder / f"{name}.json", {**config, "engine": settings.engine})
+        if chosen is None:
+            questions = text.questions_of(documents, split)
+            words = search_commands(settings, questions, _reading_words(settings, is_plain))
+        else:
+            documents = text.cut(documents) if facts.is_cut else documents
+            sentence = text.divide(folder, documents, facts.documents, split)
+            words = commands(chosen, settings.goal, language, sentence)
+            config = {**chosen.config, "engine": settings.engine}
+            write_json_atomically(folder / "pretrain.json", config)
+        lines = "\n".join(re.sub("^bert ", f"{program()} ", line) for line in words)
         current = shlex.quote(str(Path.cwd()))
         script = f"#!/usr/bin/env bash\nset -euo pipefail\ncd {current}\n{lines}\n"
         (folder / SCRIPT).write_text(script, encoding="utf-8")
-        page = f"# What `bert init` chose\n\n```text\n{table}\n```\n\n```bash\n{lines}\n```\n"
+        page = f"# What `bert init` chose\n\n```text\n{choice}\n```\n\n```bash\n{lines}\n```\n"
         (folder / "README.md").write_text(page, encoding="utf-8")
     print_line(
         f"init: wrote {settings.out}; run these commands, or all with bash {settings.out / SCRIPT}:\n"
     )
     print_line(lines)
+
+
+def _choose(settings: InitSettings, facts: TextFacts, model: Start | None) -> Recipe:
+    """Return the recipe for the measured speed of this machine."""
+    print_line("init: timing this machine, about a minute, longer if it is busy")
+    machine, described = measure(settings, facts, model)
+    print_line(f"init: {described}")
+    return recipe.choose(facts, machine, model, settings.hours, settings.out)
 
 
 def program() -> str:
@@ -125,36 +142,21 @@ def _reading_words(settings: InitSettings, is_plain: bool) -> str:
     return shlex.join(words + (["--documents", settings.documents] if is_plain else []))
 
 
-def commands(
-    chosen: Recipe, language: str, examples: tuple[str, list[str]], reading: str
-) -> list[str]:
-    """Return the commands of a run with comments.
-
-    `examples` are a sentence of the held-out text and questions; `reading` has the words that read the input.
-    """
-    sentence, questions = examples
-    out = shlex.quote(str(chosen.out))
-    lines = _of_pretraining(chosen, out, language) if chosen.has_masked_lm else []
-    verdict = ["# is the model better than its start?", f"bert verdict {out}"]
-    if "embed" in chosen.configs:
-        lines += _of_search(chosen, questions, reading, verdict)
-    elif chosen.goal == "labels":
-        rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.config.hidden_size)
-        lines += [
-            "# with your labels.csv, a table with the columns text and label",
-            f"bert classify --pretrained-ckpt-path {out}/run --save-ckpt-path {out}/classifier "
-            f"--train-file labels.csv --optimizer-opts.learning-rate.max-learning-rate {rate}",
-        ]
-    else:
-        masked = shlex.quote(text.mask_word(sentence))
-        lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
-    lines += [] if "embed" in chosen.configs else verdict
-    return [re.sub("^(# |)bert ", rf"\g<1>{program()} ", line) for line in lines]
+def search_commands(settings: InitSettings, questions: Sequence[str], reading: str) -> list[str]:
+    """Return the commands of an index; `reading` has the words that read the input."""
+    index = shlex.quote(str(settings.out / "search.index"))
+    return [
+        "# an index of your text, and questions: ask your own in their place",
+        f"bert search make {index} {reading} --model {shlex.quote(str(settings.start))}",
+        *(f"bert search ask {index} {shlex.quote(asked)}" for asked in questions),
+    ]
 
 
-def _of_pretraining(chosen: Recipe, out: str, language: str) -> list[str]:
+def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[str]:
+    """Return the commands of a run with comments; the sentence is of the held-out text."""
     start = chosen.start
-    config = chosen.configs["pretrain"]
+    out = shlex.quote(str(chosen.out))
+    sizes = chosen.config
     cased = " --cased" if start and start.is_cased else ""
     vocabulary = shlex.quote(start.vocabulary) if start else f"{out}/vocab"
     lines = ["# sentences, vocabulary and records"]
@@ -167,40 +169,29 @@ def _of_pretraining(chosen: Recipe, out: str, language: str) -> list[str]:
         vocabulary = f"{out}/vocab"
     elif start is None:
         marks = "" if language == "en" else KEEP_MARKS
-        lines.append(f"{make} --size {chosen.config.vocab_size}{marks}")
-    sizes = f"--sequence-length {config['max_seq_length']} --mask-tokens {config['max_predictions_per_seq']}"
-    how = f"--vocab {vocabulary} {sizes}{cased} --masking dynamic --no-nsp"
-    return [
-        *lines,
-        *(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}" for part in PARTS),
+        lines.append(f"{make} --size {chosen.model.vocab_size}{marks}")
+    how = (
+        f"--vocab {vocabulary} --sequence-length {sizes['max_seq_length']} "
+        f"--mask-tokens {sizes['max_predictions_per_seq']}{cased} --masking dynamic --no-nsp"
+    )
+    for part in PARTS:
+        lines.append(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}")
+    lines += [
         "# training; a run that was stopped continues with the same command",
         f"bert doctor --config {out}/pretrain.json",
         f"bert pretrain --config {out}/pretrain.json",
     ]
-
-
-def _of_search(
-    chosen: Recipe, questions: Sequence[str], reading: str, verdict: Sequence[str]
-) -> list[str]:
-    """Return the commands after masked-LM training; those of an experiment are comments."""
-    out = shlex.quote(str(chosen.out))
-    before = "after masked-LM training alone" if chosen.has_masked_lm else "as published"
-    training = [
-        f"# ndcg_10 of the model {before}",
-        f"bert embed --config {out}/embed.json --no-do-training",
-        "# training on pairs, and ndcg_10 after it: higher is better",
-        f"bert embed --config {out}/embed.json",
-    ]
-    model = f"{out}/vectors" if chosen.has_masked_lm else shlex.quote(chosen.name)
-    index = [
-        "# an index of your text, and questions: ask your own in their place",
-        f"bert search make {out}/search.index {reading} --model {model}",
-        *(f"bert search ask {out}/search.index {shlex.quote(asked)}" for asked in questions),
-    ]
-    if chosen.has_masked_lm:
-        return [*training, *index, *verdict]
-    experiment = [f"# {line.removeprefix('# ')}" for line in (*training, *verdict)]
-    return [*index, f"# an experiment, to train the model: {AS_PUBLISHED}", *experiment]
+    if goal == "labels":
+        rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.model.hidden_size)
+        lines += [
+            "# with your labels.csv, a table with the columns text and label",
+            f"bert classify --pretrained-ckpt-path {out}/run --save-ckpt-path {out}/classifier "
+            f"--train-file labels.csv --optimizer-opts.learning-rate.max-learning-rate {rate}",
+        ]
+    else:
+        masked = shlex.quote(text.mask_word(sentence))
+        lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
+    return [*lines, "# is the model better than its start?", f"bert verdict {out}"]
 
 
 def find_start(name: str) -> tuple[Start, Vocabulary]:
@@ -217,8 +208,7 @@ def find_start(name: str) -> tuple[Start, Vocabulary]:
         vocabulary = find_vocabulary(pieces, cased=True)
     is_cased = vocabulary.normalization.cased
     is_for_sentences = (source.folder / MODULES).is_file()
-    pooling = read_embedding(source.folder).get("pooling", "mean")
-    return Start(name, source.config, pieces, is_cased, is_for_sentences, pooling), vocabulary
+    return Start(name, source.config, pieces, is_cased, is_for_sentences), vocabulary
 
 
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:

@@ -1,11 +1,10 @@
-"""The text of `bert init`: its words, documents and languages, a part that is held out, and pairs for search.
+"""The text of `bert init`: its words, documents and languages, a part that is held out, and questions to ask it.
 
 A few long documents, such as books, count as many short ones, so that a part of them can be held out.
 """
 
 import itertools
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +21,7 @@ from bert_cli.data.text.preprocess import language_of
 from bert_cli.data.tokens.encoder import encoder_of
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.errors import DataError
-from bert_cli.tasks.init.recipe import MOST_HELD_OUT, TABLE, TextFacts, held_out_every
+from bert_cli.tasks.init.recipe import MOST_HELD_OUT, TextFacts, held_out_every
 from bert_cli.text import count
 
 SAMPLED_BYTES = 1 << 26
@@ -31,31 +29,23 @@ PIECE_BYTES = 1 << 20  # bytes that are read of a larger text, in pieces
 FEW_DOCUMENTS = 20  # so few documents are cut into pieces
 MIN_WORDS = 1000  # fewer words have no clear language, and are too little to train and to score on
 MIN_DOCUMENTS = 4  # two to train on, one that chooses a checkpoint and one for the test
-LONG_DOCUMENT = TABLE["pairs"]["document"]  # characters of a piece
+LONG_DOCUMENT = 20_000  # characters of a piece
 # Chinese and Japanese have no spaces: each of their characters is a word, as in BERT's vocabularies.
 CHARACTERS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
 LANGUAGE_SAMPLE = 500  # documents whose language is recognised
 NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
-SENTENCE_CHARACTERS = 20  # shortest sentence of a pair
-KEY_WORD = re.compile(rf"[{CHARACTERS}]|[^\W{CHARACTERS}]+")
-REMOVED = 0.35  # of the words of a sentence, the rarest ones
 LONGEST_TITLE = 80  # characters
 # Of four words: fewer are a heading.
 QUESTION = re.compile(rf"([\w'’-]+[ ,;]+){{3,15}}[\w'’-]+\?|[{CHARACTERS}]{{8,100}}[?\uff1f]")
 PLAIN_TITLE = re.compile(rf"\w[\w ,;.'’-]{{,{LONGEST_TITLE}}}")
 QUESTIONS = 3  # that are suggested
+ASKED_DOCUMENTS = 1000  # that may have questions
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(r"(?i:its?|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b")
 PARTS = ("train", "held_out", "test")
 """Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone."""
-PAIRS = "pairs.jsonl"
-QUERIES = "queries.jsonl"
-CORPUS = "corpus.jsonl"
-JUDGED = "qrels/test.tsv"
-SEARCH = {"held_out": "search", "test": "test"}
-"""Part -> the folder of its QUERIES, their passages (CORPUS) and which of these are relevant (JUDGED)."""
 
 
 def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterator[list[str]]:
@@ -137,73 +127,48 @@ def describe(facts: TextFacts) -> str:
 
 
 def divide(
-    folder: Path,
-    documents: Iterable[list[str]],
-    number: float,
-    split: Callable[[str], list[str]],
-    has_pairs: bool,
-) -> tuple[str, list[str]]:
-    """Write about so many documents into a folder: for training, held out and for a test, and as pairs for search.
-
-    Return a held-out sentence, and whole questions or else titles of the text, to ask it. A held-out pair is a query
-    and a passage; the passages of its document are relevant.
-    """
+    folder: Path, documents: Iterable[list[str]], number: float, split: Callable[[str], list[str]]
+) -> str:
+    """Write about so many documents to text/PART.jsonl of a folder. Return a sentence that is not trained on."""
     every = held_out_every(number)
     held_out = 0
-    shown: list[str] = []
-    questions: list[str] = []
-    titles: list[str] = []
-    frequencies: Counter[str] = Counter()  # documents so far that have a word
-    seen: set[str] = set()  # texts of pairs
+    sentences: list[str] = []
+    (folder / "text").mkdir(parents=True)
     with ExitStack() as stack:
         out = {}
-        names = [f"text/{part}.jsonl" for part in PARTS]
-        if has_pairs:
-            kinds = (QUERIES, CORPUS, JUDGED)
-            names += [
-                PAIRS,
-                *(f"{subfolder}/{kind}" for subfolder in SEARCH.values() for kind in kinds),
-            ]
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            out[name] = stack.enter_context(open(folder / name, "w", encoding="utf-8"))
-            if name.endswith(JUDGED):
-                out[name].write("query-id\tcorpus-id\tscore\n")
-
-        def write(name: str, **values: Any) -> None:
-            out[name].write(json.dumps(values, ensure_ascii=False) + "\n")
-
+        for part in PARTS:
+            path = folder / f"text/{part}.jsonl"
+            out[part] = stack.enter_context(open(path, "w", encoding="utf-8"))
         for index, lines in enumerate(documents):
-            is_held_out = index % every == every - 1 and held_out < MOST_HELD_OUT
-            held_out += is_held_out
-            part = PARTS[1 + held_out % 2 if is_held_out else 0]
-            write(f"text/{part}.jsonl", text="\n".join(lines))
-            sentences = [" ".join(text.split()) for line in lines for text in split(line)]
-            pairs = []
-            if has_pairs:
-                frequencies.update({*KEY_WORD.findall("\n".join(lines).lower())})
-                for pair in pairs_of(lines, split, frequencies):
-                    if not seen.intersection(pair):
-                        pairs.append(pair)
-                        seen.update(pair)
-            if len(questions) < QUESTIONS:
-                questions += filter(QUESTION.fullmatch, sentences)
-                titles += filter(PLAIN_TITLE.fullmatch, [lines[0]])
-            if not is_held_out:
-                for anchor, positive in pairs:
-                    write(PAIRS, anchor=anchor, positive=positive)
-                continue
-            shown += filter(PLAIN_SENTENCE.fullmatch, sentences)
-            subfolder = SEARCH[part]
-            ids = [f"{held_out}-{at}" for at in range(len(pairs))]
-            for asked, (anchor, positive) in zip(ids, pairs, strict=True):
-                write(f"{subfolder}/{QUERIES}", _id=asked, text=anchor)
-                write(f"{subfolder}/{CORPUS}", _id=asked, text=positive)
-                out[f"{subfolder}/{JUDGED}"].writelines(
-                    f"{asked}\t{relevant}\t1\n" for relevant in ids
-                )
-    sentence = next(itertools.filterfalse(PRONOUN.match, shown), (shown or sentences)[0])
-    return sentence, list(dict.fromkeys([*questions, *titles, sentence]))[:QUESTIONS]
+            part = "train"
+            if index % every == every - 1 and held_out < MOST_HELD_OUT:
+                held_out += 1
+                part = PARTS[1 + held_out % 2]
+                sentences += sentences_of(lines, split)
+            out[part].write(json.dumps({"text": "\n".join(lines)}, ensure_ascii=False) + "\n")
+    return plain_sentence(sentences)
+
+
+def sentences_of(lines: Iterable[str], split: Callable[[str], list[str]]) -> list[str]:
+    """Return the sentences of a document without line breaks."""
+    return [" ".join(sentence.split()) for line in lines for sentence in split(line)]
+
+
+def plain_sentence(sentences: Sequence[str]) -> str:
+    """Return the first sentence of plain words that names its subject, if there is one."""
+    plain = [sentence for sentence in sentences if PLAIN_SENTENCE.fullmatch(sentence)]
+    return next(itertools.filterfalse(PRONOUN.match, plain), (plain or sentences)[0])
+
+
+def questions_of(documents: Iterable[list[str]], split: Callable[[str], list[str]]) -> list[str]:
+    """Return questions to ask the index of a text: whole questions of it, or else titles and a sentence."""
+    sentences: list[str] = []
+    titles: list[str] = []
+    for lines in itertools.islice(documents, ASKED_DOCUMENTS):
+        sentences += sentences_of(lines, split)
+        titles += filter(PLAIN_TITLE.fullmatch, lines[:1])
+    questions = filter(QUESTION.fullmatch, sentences)
+    return list(dict.fromkeys([*questions, *titles, plain_sentence(sentences)]))[:QUESTIONS]
 
 
 def mask_word(sentence: str) -> str:
@@ -211,39 +176,3 @@ def mask_word(sentence: str) -> str:
     words = [match.span() for match in WORD.finditer(sentence)]
     first, end = words[len(words) // 2]
     return f"{sentence[:first]}[MASK]{sentence[end:]}"
-
-
-def pairs_of(
-    lines: Sequence[str], split: Callable[[str], list[str]], frequencies: Counter[str]
-) -> list[tuple[str, str]]:
-    """Return pairs of a question and a passage that answers it, from all parts of a document.
-
-    A question is the heading of the document, the first sentence of a passage, or any of its sentences without the
-    rarest words, as their `frequencies` tell.
-    """
-    has_title = 0 in passages.headings_of(lines)
-    whole = passages.passages_of(lines[has_title:], split)
-    of_document = TABLE["pairs"]["of_document"]
-    of_length = math.ceil(of_document * sum(map(len, lines)) / LONG_DOCUMENT)
-    number = min(max(of_document, of_length), len(whole))
-    pairs = []
-    for n in range(number):
-        passage = " ".join(whole[len(whole) * n // number].text.split())
-        sentences = [text.strip() for text in split(passage) if len(text) >= SENTENCE_CHARACTERS]
-        by_chance = len(passage)  # the same in each run
-        if n == 0 and has_title:
-            pairs.append((lines[0], passage))
-        elif by_chance % 2 and len(sentences) > 1:
-            pairs.append((sentences[0], " ".join(sentences[1:])))
-        elif sentences:
-            asked = sentences[by_chance // 2 % len(sentences)]
-            pairs.append((without_rarest(asked, frequencies), passage))
-    return [pair for pair in pairs if all(pair)]
-
-
-def without_rarest(sentence: str, frequencies: Counter[str]) -> str:
-    """Return the words of a sentence without the rarest, so that a model must find more than these."""
-    words = KEY_WORD.findall(sentence)
-    by_rarity = sorted(range(len(words)), key=lambda n: frequencies[words[n].lower()])
-    gone = {*by_rarity[: math.ceil(REMOVED * len(words))]}
-    return " ".join(word for n, word in enumerate(words) if n not in gone)

@@ -8,7 +8,6 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -18,27 +17,21 @@ from scipy.special import logsumexp
 
 from bert_cli.config.data import Masking
 from bert_cli.config.init import VerdictSettings
-from bert_cli.data.finetune.embeddings import Retrieval, read_retrieval
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.finetune.tables import json_rows
 from bert_cli.data.random import row_keys
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.search.index import write_index
-from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikitext import site_of, to_lines
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
-from bert_cli.statistics import Sample, Score, difference, identify, mean_of, sample_of
-from bert_cli.tasks.init.text import JUDGED, SEARCH
+from bert_cli.statistics import Sample, Score, difference, identify, sample_of
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.start import Folder
 from bert_cli.tasks.run.task import Result
-from bert_cli.tasks.search.opened import Model
-from bert_cli.tasks.search.score import USUAL, question_scores
 from bert_cli.text import count, format_duration
 from bert_cli.train.history import Run
 from bert_cli.train.scores import read_samples
@@ -48,7 +41,7 @@ EXAMPLES = 500  # of a text, of which tokens are masked
 AT_ONCE = 32
 TEMPLATE = Path(__file__).with_name("page.html")
 TEST = "text/test.jsonl"
-RUNS = ("run", "vectors", "classifier")
+RUNS = ("run", "classifier")
 Floats = npt.NDArray[np.float64]
 
 
@@ -75,16 +68,14 @@ def run(settings: VerdictSettings) -> None:
     """
     out = settings.out
     if not (out / TEST).is_file():
-        remedy = "use a folder of `bert init`; those of earlier versions have no test"
+        remedy = "use a folder of `bert init` without --for search, which trains nothing"
         raise DataError(f"out ({out})", f"has no {TEST}", remedy)
-    is_search = (out / "embed.json").is_file()
-    trained = out / ("vectors" if is_search else "run")
+    trained = out / "run"
     if Folder(trained).newest is None:
-        remedy = f"run `bash {out / 'commands.sh'}`"
-        if is_search and not (out / "pretrain.json").is_file():
-            remedy = f"run the training commands in the comments of {out / 'commands.sh'}"
-        raise CheckpointError(str(trained), "has no trained model", remedy)
-    measures = [*_of_search(out)] if is_search else [*_of_labels(out), *_of_masked_lm(out)]
+        raise CheckpointError(
+            str(trained), "has no trained model", f"run `bash {out / 'commands.sh'}`"
+        )
+    measures = [*_of_labels(out), *_of_masked_lm(out)]
     first = measures[0]
     notes = [f"{m.name}: clearly worse" for m in measures[1:] if m.verdict == "REGRESSION"]
     if first.gain.groups < MIN_DOCUMENTS:
@@ -195,39 +186,6 @@ def _nats(source: models.Source, columns: opened.Columns) -> Floats:
         of_ids_BP = np.take_along_axis(logits_BPV, batch["masked_lm_ids"][:, :, None], 2)[:, :, 0]
         parts.append(logsumexp(logits_BPV, axis=2) - of_ids_BP)
     return np.concatenate(parts)
-
-
-# --- search
-
-
-def _of_search(out: Path) -> Iterator[Measure]:
-    """Yield the nDCG@10 of the queries of the test by words and meaning, by meaning, and beside words alone."""
-    retrieval = read_retrieval(out / SEARCH["test"] / JUDGED)
-    start = _read(out / "embed.json")["pretrained_ckpt_path"]
-    if (path := out / "pretrain.json").is_file():
-        start = _read(path).get("pretrained_ckpt_path") or start
-    before, after = (_gains(retrieval, name) for name in (start, str(out / "vectors")))
-    documents = [min(relevant) for relevant in retrieval.relevant]
-    of_start, of_trained = (
-        [mean_of(gains[:, half], documents) for half in (0, USUAL, -1)] for gains in (before, after)
-    )
-    both = "nDCG@10 by words and meaning"
-    yield _measure(both, of_start[1], of_trained[1])
-    yield _measure("nDCG@10 by meaning", of_start[2], of_trained[2])
-    yield _measure(f"{both} (start: words alone)", of_trained[0], of_trained[1])
-
-
-def _gains(retrieval: Retrieval, model: str) -> Floats:
-    """Return the nDCG@10 of each query and weight of the meaning [n, W]; each passage is a document."""
-    with TemporaryDirectory() as folder, write_index(Path(folder) / "test.index") as index:
-        file = index.add_file("", "", "")
-        for number, text in enumerate(retrieval.documents):
-            index.add(file, number, Document("", [text]), [Passage(0, len(text), text)])
-        index.embed = Model(model)
-        numbers, texts = zip(*index.without_vector(len(retrieval.documents)), strict=True)
-        index.add_vectors(numbers, index.embed(texts))
-        relevant = dict(zip(retrieval.queries, map(set, retrieval.relevant), strict=True))
-        return question_scores(index, relevant)[:, :, 0]
 
 
 def _texts(out: Path, part: str) -> list[str]:

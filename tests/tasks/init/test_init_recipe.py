@@ -44,17 +44,15 @@ def text(megabytes: float, **changes) -> TextFacts:
 MINILM = Start("minilm", MINI_LM, is_for_sentences=True)
 
 
-def pick(
-    megabytes=40.0, machine="8 cores", start="from scratch", goal="fill-mask", hours=8.0, **changes
-):
+def pick(megabytes=40.0, machine="8 cores", start="from scratch", hours=8.0, **changes):
     begins = STARTS.get(start, start)
-    return choose(text(megabytes, **changes), MACHINES[machine], begins, goal, hours, Path("mine"))
+    return choose(text(megabytes, **changes), MACHINES[machine], begins, hours, Path("mine"))
 
 
 def row(megabytes: float, machine: str, start: str) -> str:
     """Return a row of the page's table."""
     chosen = pick(megabytes, machine, start)
-    config = chosen.configs["pretrain"]
+    config = chosen.config
     values = {name: value for name, value, _ in chosen.rows}
     warned = " *" if chosen.warnings else ""
     batch = math.prod(config["global_batch"].values())
@@ -78,7 +76,7 @@ def test_the_page_shows_the_choice(start):
 def test_the_speedrun_measures_the_plan_of_a_new_model():
     recipes = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
     measured = merge(recipes["init-before"], recipes["init"])["settings"]
-    planned = pick(51, "2 cores", hours=0.5).configs["pretrain"]
+    planned = pick(51, "2 cores", hours=0.5).config
     for group in ("bert_config", "masking", "global_batch", "optimizer_opts", "precision"):
         complete = planned[group]
         if group == "bert_config":
@@ -94,20 +92,14 @@ def test_the_page_shows_the_table_of_rules():
 
 def test_every_choice_is_a_valid_run():
     for start, machine in itertools.product(STARTS, MACHINES):
-        config = pick(10.0, machine, start, "search").configs["pretrain"]
+        config = pick(10.0, machine, start).config
         settings = PretrainSettings.model_validate(config)
         assert settings.about is not None and str(settings.save_ckpt_path) == "mine/run"
 
 
-def test_a_model_of_sentences_gets_pairs_alone_and_others_after_masked_lm_training():
-    chosen = pick(goal="search")
-    assert [*chosen.configs] == ["embed", "pretrain"]
-    assert chosen.configs["embed"]["pretrained_ckpt_path"] == "mine/run"
-    chosen = pick(start=MINILM, goal="search")
-    assert [*chosen.configs] == ["embed"] and not chosen.warnings
-    assert chosen.configs["embed"]["pretrained_ckpt_path"] == "minilm"
-    (warning,) = pick(start=MINILM, goal="labels").warnings
-    assert "spoils the vectors" in warning
+def test_training_a_model_for_sentences_is_warned_of():
+    (warning,) = pick(start=MINILM).warnings
+    assert "worse at search" in warning
 
 
 def test_little_text_is_not_for_training_from_scratch():
@@ -147,7 +139,7 @@ def test_few_epochs_in_the_hours_are_a_warning_with_hours_for_all(megabytes, sta
     assert reasons["epochs"][0].startswith(f"{few:g}, ")
     assert reasons["epochs"][1].startswith(f"what fits in the hours, of {wanted:g} (")
     every = pick(megabytes, "2 cores", start, hours=enough)
-    assert every.configs["pretrain"]["num_epochs"] == wanted
+    assert every.config["num_epochs"] == wanted
     assert not [problem for problem in every.warnings if "epochs" in problem]
 
 
@@ -160,7 +152,6 @@ def test_a_run_that_uses_little_of_the_hours_has_the_reason():
     def reason(**changes):
         return {name: why for name, _, why in pick(**changes).rows}["time"]
 
-    assert "more text" not in reason(start=MINILM, goal="search")
     assert "the text is small: more text" in reason(megabytes=1.0, start=BASE)
     assert "more text" not in reason(megabytes=200.0, start=BASE)
 
@@ -169,8 +160,6 @@ def test_hours_in_which_nothing_is_learnt_are_refused():
     problem = r"hours \(--hours\): is time for .* examples on this machine.*use --hours"
     with pytest.raises(ConfigError, match=problem):
         pick(start=BASE, machine="2 cores", hours=0.01)
-    with pytest.raises(ConfigError, match=r"is time for .* pairs"):
-        pick(start=MINILM, goal="search", hours=1e-5)
 
 
 def test_new_pieces_are_added_where_words_are_split_into_many():
@@ -185,26 +174,15 @@ def test_a_vocabulary_of_another_language_is_warned_of():
 
 
 def test_short_documents_have_short_records():
-    assert pick(long_document=20.0).configs["pretrain"]["max_seq_length"] == 32
-    assert pick().configs["pretrain"]["max_seq_length"] == 128
-
-
-def test_the_hours_of_pairs_have_a_second_forward_pass():
-    """Of two texts of 96 tokens: 12 D^2 weights of a layer, 2 operations each, and 4 D for each key; four passes."""
-    chosen = pick(10.0, start=MINILM, goal="search")
-    (pairs,) = (value for name, value, _ in chosen.rows if name == "pairs")
-    number, epochs = re.search(r"about ([\d,]+) of the text, ([\d.]+) epochs", pairs).groups()
-    forward = 2 * 96 * 6 * (2 * 12 * 384**2 + 4 * 96 * 384)
-    examples = float(epochs) * int(number.replace(",", ""))
-    assert examples == pytest.approx(768, rel=0.01)
-    assert chosen.seconds == pytest.approx(examples * 4 * forward / 2.4e12)
+    assert pick(long_document=20.0).config["max_seq_length"] == 32
+    assert pick().config["max_seq_length"] == 128
 
 
 @pytest.mark.parametrize("is_cased", [False, True])
 def test_every_command_that_reads_words_has_the_case_of_the_model(is_cased):
     start = Start("bert", BertConfig(), "bert-base", is_cased=is_cased)
     chosen = pick(start=start, pieces_per_word=1.9)
-    lines = commands(chosen, "en", ("A sentence is here.", []), "texts")
+    lines = commands(chosen, "fill-mask", "en", "A sentence is here.")
     words = [line for line in lines if " vocab " in line or " tokenize " in line]
     assert len(words) == 3 and all((" --cased" in line) == is_cased for line in words)
     assert "--extend bert-base --size +1000" in words[0]

@@ -29,7 +29,7 @@ TEXTS = ["the good film was not a bad plot and it is very fine. " * 9, "bad musi
 )
 def test_the_interval_decides(low, high, documents, expected):
     gain = Score((low + high) / 2, low, high, documents, documents)
-    assert verdict.Measure("nDCG@10", 0.5, 0.7, gain).verdict == expected
+    assert verdict.Measure("accuracy", 0.5, 0.7, gain).verdict == expected
 
 
 def test_the_bits_per_byte_of_a_model_without_preference_are_those_of_its_vocabulary(tmp_path):
