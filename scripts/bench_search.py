@@ -44,7 +44,9 @@ def write_passages(text: Path, file: Path, number: int) -> None:
         passage.text for document in documents for passage in passages_of(document.lines, split)
     ]
     rows = itertools.islice(itertools.cycle(texts), number)
-    file.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    # Numbered, because an index has a vector of equal texts once.
+    lines = (json.dumps({"text": f"{row} {n}"}) + "\n" for n, row in enumerate(rows))
+    file.write_text("".join(lines))
 
 
 def read_passages(options: argparse.Namespace) -> list[str]:
@@ -94,9 +96,8 @@ def ours(options: argparse.Namespace) -> Pairs:
         return [timed(make.run, settings)]
     if not path.exists():
         make.run(settings)
-    with write_index(path) as index, index.table:
-        if missing := index.without_vector(10**9):
-            numbers = [number for number, _ in missing]
+    with write_index(path) as index, index.changing():
+        if numbers := index.without_vector():
             index.add_vectors(numbers, vectors_of(len(numbers), options.size))
     index = open_index(path)
     question = vectors_of(1, options.size)

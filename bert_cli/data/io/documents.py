@@ -4,6 +4,7 @@
 `text_blocks` has the speed that `bert tokenize` needs.
 """
 
+import html
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from bert_cli.data.io import files
-from bert_cli.data.io.rows import json_object, parquet_rows, table_rows, text_of
+from bert_cli.data.io.rows import Row, json_object, parquet_rows, table_rows, text_of
 from bert_cli.data.io.wrapping import Joiner, margins_of
 from bert_cli.errors import DataError
 
@@ -28,9 +29,11 @@ POOLED_FILES = 64
 POOLED_CHARACTERS = 1 << 13
 """The beginnings of files of a corpus, which show its margin together."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
 
-Kind = Literal["document", "body", "outside"]  # of a line
+Kind = Literal["document", "body", "outside"]
+"""Kind of a line; that of a document is its title, where it has one."""
 
 
 def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
@@ -41,8 +44,8 @@ def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kin
         yield from _marked_plain(part, reading)
     else:
         joiner = None if part.margins is None else _joiner(part, reading)
-        for text in _field_texts(part, reading.text_field):
-            yield "document", ""
+        for title, text in _titled_texts(part, reading.text_field):
+            yield "document", title
             lines = text.split("\n")
             for line in lines if joiner is None or len(lines) < 2 else joiner.paragraphs(lines):
                 if stripped := line.strip():
@@ -54,7 +57,7 @@ def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
     for line in map(str.strip, _lines(part)):
         if files.OPEN.fullmatch(line):
             is_inside = title_is_next = True
-            yield "document", line
+            yield "document", html.unescape(line.rpartition(' title="')[2].removesuffix('">'))
         elif line == files.CLOSE:
             is_inside = False
         elif not line:
@@ -201,26 +204,34 @@ def _plain_blocks(part: files.Part) -> Iterator[str]:
 
 def _field_texts(part: files.Part, field: str) -> Iterator[str]:
     """Yield the texts of JSON lines, or of the rows of a table or Parquet; a null is a document without text."""
+    return (text for _, text in _titled_texts(part, field))
+
+
+def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:
+    """Yield the title, "" without one, and the text of each row."""
     if part.format == "json-lines":
         texts = _json_texts(part, field)
     else:
         if part.format == "parquet":
-            rows = parquet_rows(part, [field], FIELD_REMEDY)
+            rows = parquet_rows(part, [field], FIELD_REMEDY, optional=[TITLE])
         else:
             rows = table_rows(_lines(part), str(part.path), part.format, [field], FIELD_REMEDY)
-        texts = (text_of(row, field, where, FIELD_REMEDY) for where, row in rows if row)
-    for text in texts:
-        yield text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
+        texts = ((row, text_of(row, field, where, FIELD_REMEDY)) for where, row in rows if row)
+    for row, text in texts:
+        title = row.get(TITLE) if field != TITLE else None
+        shown = " ".join(title.split()) if isinstance(title, str) else ""
+        yield shown, text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 
 
-def _json_texts(part: files.Part, field: str) -> Iterator[str]:
+def _json_texts(part: files.Part, field: str) -> Iterator[tuple[Row, str]]:
     for data, offset in _raw_lines(part):
         line = files.decode(data, part, offset)
         if not line.strip():
             continue
         try:
-            text = text_of(json_object(line, ""), field, "", FIELD_REMEDY)
+            row = json_object(line, "")
+            text = text_of(row, field, "", FIELD_REMEDY)
         except DataError as error:  # lines are counted for an error alone
             where = f"{part.path} (line {files.line_number(part, offset)})"
             raise DataError(where, error.problem, error.remedy) from None
-        yield text
+        yield row, text

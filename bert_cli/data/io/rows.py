@@ -80,13 +80,21 @@ def _split(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[
         csv.field_size_limit(before)
 
 
-def parquet_rows(part: Part, columns: Sequence[str] | None = None, remedy: str = "") -> Rows:
+def parquet_rows(
+    part: Part,
+    columns: Sequence[str] | None = None,
+    remedy: str = "",
+    optional: Sequence[str] = (),
+) -> Rows:
     """Yield the (location, columns) of each row of a Parquet file; None stands for all columns.
 
     Raises DataError for a column that is absent, and with the row for a text that is not UTF-8.
     """
     with open_parquet(part) as file:
-        check_columns(str(part.path), columns or (), file.schema_arrow.names, remedy)
+        names = file.schema_arrow.names
+        check_columns(str(part.path), columns or (), names, remedy)
+        if columns is not None:
+            columns = [*columns, *({*optional} & {*names} - {*columns})]
         stop = file.metadata.num_row_groups if part.stop is None else part.stop
         number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
         groups = list(range(part.start, stop))

@@ -1,29 +1,36 @@
 """An index: one file of SQLite with passages, their words (FTS5) and their vectors in 16 bits.
 
-Each change is a transaction, so that the file is complete after a kill at any moment. BM25 ranks by words, the cosine
-of vectors by meaning; for both, the scores of all passages are standardised and added.
+Each change is a transaction, so that the file is complete after a kill at any moment. A finished index is sealed with
+the checksum of its file, which is verified before it answers. BM25 ranks by words, the cosine of vectors by meaning;
+for both, the scores of all passages are standardised and added.
 
-Shapes: N passages in the order of their numbers, D values of a vector, n texts.
+Shapes: N passages in the order of their numbers, V different texts of these, D values of a vector, n texts.
 """
 
-import sqlite3
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.search import words
+from bert_cli.data.search.database import (
+    AGAIN,
+    check_exists,
+    checksum,
+    connect,
+    report_damage,
+)
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import LockUnsupportedError, lock_file
+from bert_cli.processes import print_error
 
-VERSION = 1
-APPLICATION = 0x62657274  # "bert", which marks the file as an index
 WEIGHT = 0.5
 """Weight of the meaning, unless held-out questions chose another."""
 CANDIDATES = 10_000
@@ -33,35 +40,12 @@ SCALE = 32767
 converts them ten times as fast."""
 AROUND = 200  # passages of a document on each side of one
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
-BUSY_SECONDS = 60.0  # while another process commits
-NO_INDEX = "was not made by `bert search make`", "make one with `bert search make INDEX TEXT`"
-AGAIN = "move it away and make it again with `bert search make`"
+TO_ITS_END = "run `bert search make` to its end"
+LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
 Floats = npt.NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Floats]
 """Returns the vectors [n, D] of texts, of length 1."""
-GONE = "ON DELETE CASCADE"
-TABLES = f"""
-BEGIN;
-CREATE TABLE facts(name TEXT PRIMARY KEY, value);
-CREATE TABLE files(id INTEGER PRIMARY KEY, path TEXT UNIQUE, name TEXT, mark TEXT);
-CREATE TABLE documents(id INTEGER PRIMARY KEY, file REFERENCES files {GONE}, number INTEGER, title TEXT);
-CREATE TABLE passages(
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
-    document REFERENCES documents {GONE}, start INTEGER, stop INTEGER);
-CREATE TABLE vectors(id INTEGER PRIMARY KEY REFERENCES passages {GONE}, value BLOB);
-CREATE VIRTUAL TABLE words USING fts5(text, tokenize="{words.TOKENIZER}");
-CREATE TRIGGER forget AFTER DELETE ON passages BEGIN DELETE FROM words WHERE rowid = old.id; END;
-CREATE INDEX documents_of_files ON documents(file);
-CREATE INDEX passages_of_documents ON passages(document);
-CREATE VIEW places AS SELECT passages.id, document, title, path, name, start, stop,
-    CASE WHEN number = 1 AND documents.id = (SELECT max(id) FROM documents AS d WHERE d.file = files.id)
-    THEN '' ELSE ':' || number END AS suffix
-    FROM passages JOIN documents ON documents.id = document JOIN files ON files.id = file;
-PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
 
 
 class Hit(NamedTuple):
@@ -87,30 +71,62 @@ class Hit(NamedTuple):
 class Index:
     """An open index. `embed` computes the vectors of questions; without it, words alone rank."""
 
-    def __init__(self, path: Path, table: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, *, writes: bool = False) -> None:
         self.path = path
-        self.table = table
         self.embed: Embed | None = None
         self.weights: str | None = None  # checksum of the model behind `embed`
+        self._writes = writes
+        self._open()
+
+    def _open(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.RLock()
+        # Open as long as SQLite's own, whose locks end when a process closes any of its handles of the file.
+        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+        try:
+            self.table = connect(self.path, self._writes)
+        except BaseException:
+            self._file.close()
+            raise
         self._version = -1  # of the data in memory
         self._is_complete = False  # each passage has a vector by the model behind `embed`
         self._numbers = np.zeros(0, np.int64)
-        self._vectors: npt.NDArray[np.int16] | None = None
+        self._vectors: npt.NDArray[np.int16] | None = None  # [V, D]
+        self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
         self._frequencies: dict[str, int] = {}
 
+    def close(self) -> None:
+        """Close the file, unless it is of another process, which has forked this one."""
+        if os.getpid() == self._process:
+            self.table.close()
+            self._file.close()
+
     def __del__(self) -> None:
-        self.table.close()
+        if hasattr(self, "table"):
+            self.close()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Let one thread read the index as it is at one time, whatever another process writes."""
+        """Let one thread read the index as it is at one time, whatever another process writes.
+
+        Raises DataError for an index that has changed since it was sealed.
+        """
+        if (
+            os.getpid() != self._process
+        ):  # another thread of the other process may have held the lock
+            self._of_other_process = self.table, self._file  # which only that one can close
+            self._open()
         with self._lock, report_damage(self.path):
             if self.table.in_transaction:  # within another snapshot
                 yield
                 return
+            check_exists(self.path)
+            if not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
+                self.close()
+                self._open()
             self.table.execute("BEGIN")
             try:
+                self._load()
                 yield
             finally:
                 self.table.rollback()
@@ -138,38 +154,105 @@ class Index:
 
     @property
     def has_vectors(self) -> bool:
-        """Return whether every passage has a vector."""
-        return 0 < self.count("passages") == self.count("vectors")
+        """Return whether every passage has a vector. Raises DataError for what is none, or has another size."""
+        sizes = "SELECT DISTINCT typeof(value), length(value) % 2, length(value) FROM vectors"
+        kinds = self.table.execute(sizes).fetchall()
+        if len(kinds) > 1 or any(kind[:2] != ("blob", 0) for kind in kinds):
+            raise DataError(
+                str(self.path), "has vectors that are absent or of several sizes", AGAIN
+            )
+        return not self.is_empty and self._value(LACKING) is None
+
+    def _load(self) -> None:
+        """Verify the index, and forget what is in memory, when another process has changed it."""
+        version = self._value("PRAGMA data_version")
+        if version == self._version:
+            return
+        self.verify()
+        rows = self.table.execute("SELECT id FROM passages ORDER BY id").fetchall()
+        self._numbers = np.array(rows, np.int64).reshape(-1)
+        self._vectors = None
+        self._frequencies = {}
+        self._is_complete = self.has_vectors and self.fact("weights") == self.weights
+        self._version = version
+        if self.embed and not self._is_complete and self.fact("weights") == self.weights:
+            print_error(
+                f"warning: {self.path} lacks some vectors, and ranks by words alone; {TO_ITS_END}"
+            )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Return whether the index was written to its end."""
+        return self._value("SELECT crc FROM seal") != ""
+
+    def verify(self) -> None:
+        """Raise DataError for a sealed index that has changed since."""
+        sealed = self._value("SELECT crc FROM seal")
+        if self.is_sealed and sealed != (actual := checksum(self.table, self._file)):
+            raise DataError(str(self.path), f"is damaged (crc32c {actual}, not {sealed})", AGAIN)
 
     # --- writing
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Commit what the block writes; the index is sealed again at the end of `write_index`."""
+        with self.table:
+            self.table.execute("UPDATE seal SET crc = ''")
+            yield
+
+    def check_unsealed(self) -> None:
+        """Raise DataError for damage in an index that was not written to its end."""
+        fault = self.table.execute("PRAGMA quick_check(1)").fetchone()[0]
+        self.table.execute("INSERT INTO words(words, rank) VALUES ('integrity-check', 1)")
+        self.table.commit()
+        rows = self.table.execute("SELECT text, hash FROM passages")
+        if fault != "ok" or not all(hash_of(text) == number for text, number in rows):
+            raise DataError(str(self.path), f"is damaged ({fault})", AGAIN)
+
+    def seal(self) -> None:
+        """Record the checksum of the file."""
+        with self.table:
+            self.table.execute("UPDATE seal SET crc = ?", [checksum(self.table, self._file)])
 
     def add_file(self, path: str, name: str, mark: str) -> int:
         """Add a file in place of its earlier content, and return its number; `mark` tells whether it has changed."""
         self.table.execute("DELETE FROM files WHERE path = ?", [path])
         return self._add("files(path, name, mark)", path, name, mark)
 
-    def add(self, file: int, number: int, document: Document, passages: Sequence[Passage]) -> None:
-        """Add the `number`-th document of a file."""
-        owner = self._add("documents(file, number, title)", file, number, document.title)
+    def add(self, file: int, document: Document, passages: Sequence[Passage]) -> None:
+        """Add a document of a file."""
+        owner = self._add("documents(file, number, title)", file, document.number, document.title)
+        title = document.title if document.is_named else ""
         for start, stop, text in passages:
-            key = self._add("passages(document, start, stop)", owner, start, stop)
-            self._add("words(rowid, text)", key, words.indexed(text))
+            row = (owner, start, stop, title, text, hash_of(text))
+            key = self._add("passages(document, start, stop, title, text, hash)", *row)
+            self._add("words(rowid, title, text)", key, words.indexed(title), words.indexed(text))
 
     def _add(self, columns: str, *row: object) -> int:
         marks = ", ".join("?" * len(row))
         return self.table.execute(f"INSERT INTO {columns} VALUES ({marks})", row).lastrowid or 0
 
-    def without_vector(self, most: int) -> list[tuple[int, str]]:
-        """Return the numbers and texts of the first passages without a vector."""
-        lacking = "rowid NOT IN (SELECT id FROM vectors) LIMIT ?"
-        rows = self.table.execute(f"SELECT rowid, text FROM words WHERE {lacking}", [most])
-        return [(number, words.plain(text)) for number, text in rows]
+    def without_vector(self) -> list[int]:
+        """Return the number of a passage for each text without a vector."""
+        return [
+            number for (number,) in self.table.execute(f"{LACKING} GROUP BY hash ORDER BY min(id)")
+        ]
+
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """Return the texts of passages."""
+        return [self._value("SELECT text FROM passages WHERE id = ?", number) for number in numbers]
 
     def add_vectors(self, numbers: Sequence[int], vectors: Floats) -> None:
-        """Add the vectors [n, D] of passages, of length 1."""
-        rows = zip(numbers, np.rint(SCALE * vectors).astype(np.int16), strict=True)
-        added = ((number, vector.tobytes()) for number, vector in rows)
-        self.table.executemany("INSERT INTO vectors VALUES (?, ?)", added)
+        """Add the vectors [n, D] of the texts of passages, of length 1."""
+        rows = zip(np.rint(SCALE * vectors).astype(np.int16), numbers, strict=True)
+        added = (
+            "INSERT OR REPLACE INTO vectors(hash, value) SELECT hash, ? FROM passages WHERE id = ?"
+        )
+        self.table.executemany(added, ((vector.tobytes(), number) for vector, number in rows))
+
+    def forget_unused_vectors(self) -> None:
+        """Remove the vectors of texts that no passage has."""
+        self.table.execute("DELETE FROM vectors WHERE hash NOT IN (SELECT hash FROM passages)")
 
     # --- ranking
 
@@ -178,12 +261,17 @@ class Index:
 
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
-        words.check(question)
+        question = question.encode(errors="replace").decode()
+        words.check_length(question)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
-            self._load()
+            if self.embed and half != "words" and self.fact("weights") != self.weights:
+                problem = "has vectors of another model since it was opened"
+                raise ConfigError(str(self.path), problem, "open it again, or ask by words")
             half = half or (None if self.embed and self._is_complete else "words")
+            if half == "words":
+                words.check(question)
             meaning = self.by_meaning([question])[0] if half != "words" else None
             lexical = self.by_words(question) if half != "meaning" else None
             scores = combined(lexical, meaning, self.weight)
@@ -205,7 +293,7 @@ class Index:
         rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
         first = words.any_of(terms[:rare])
         others = words.any_of(terms[rare:])
-        for query in [first, f"({first}) AND ({others})"] if others else [first]:
+        for query in [first, f"({first}) AND ({others})"] if others else [first] * bool(terms):
             ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
             if rows := self.table.execute(ranking, [query]).fetchall():
                 numbers, values = zip(*rows, strict=True)
@@ -217,7 +305,6 @@ class Index:
 
         These are in half of the passages or more; they are returned where no passage has a rarer word.
         """
-        self._load()
         terms = sorted(words.words_of(question), key=self._frequency)
         present = [t for t in terms if self._frequency(t)]
         rare = [t for t in present if 2 * self._frequency(t) < len(self._numbers)]
@@ -236,51 +323,44 @@ class Index:
             problem = "the index has no vectors of all passages by its model"
             make = "run `bert search make` with --model to its end and open the index again"
             raise ConfigError("meaning", problem, f"{make}, or ask by words")
-        if self._vectors is None:
-            rows = self.table.execute("SELECT value FROM vectors ORDER BY id")
-            joined = np.frombuffer(b"".join(value for (value,) in rows), np.int16)
-            self._vectors = joined.reshape(len(self._numbers), -1)
+        known = self._read_vectors()
         vectors = self.embed(questions)
-        if (size := vectors.shape[1]) != (stored := self._vectors.shape[1]):
+        if (size := vectors.shape[1]) != (stored := known.shape[1]):
             problem = f"the index has vectors of {stored} values, and its model makes {size}"
             raise ConfigError("meaning", problem, "run `bert search make` again")
-        blocks = range(0, len(self._vectors), AT_ONCE)
-        scores = [self._vectors[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
+        blocks = range(0, len(known), AT_ONCE)
+        scores = [known[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
         cosines: Floats = np.concatenate(scores)
         cosines /= SCALE
-        return cosines.T
+        return cosines[self._texts].T
 
-    def _load(self) -> None:
-        """Forget what is in memory when another process has changed the index."""
-        version = self._value("PRAGMA data_version")
-        if version != self._version:
-            rows = self.table.execute("SELECT id FROM passages ORDER BY id").fetchall()
-            self._numbers = np.array(rows, np.int64).reshape(-1)
-            self._vectors = None
-            self._is_complete = self.has_vectors and self.fact("weights") == self.weights
-            self._frequencies = {}
-            self._version = version
+    def _read_vectors(self) -> npt.NDArray[np.int16]:
+        if self._vectors is not None:
+            return self._vectors
+        hashes, values = zip(*self.table.execute("SELECT hash, value FROM vectors"), strict=True)
+        self._vectors = np.frombuffer(b"".join(values), np.int16).reshape(len(hashes), -1)
+        order = np.argsort(hashes)
+        rows = self.table.execute("SELECT hash FROM passages ORDER BY id").fetchall()
+        self._texts = order[np.searchsorted(np.array(hashes)[order], np.array(rows).reshape(-1))]
+        return self._vectors
 
     def _hit(self, number: np.int64, score: float, question: str) -> Hit:
-        key = int(number)
-        text = words.plain(self._value("SELECT text FROM words WHERE rowid = ?", key))
-        columns = "title, name || suffix, path || suffix, start, stop"
-        row = self.table.execute(f"SELECT {columns} FROM places WHERE id = ?", [key]).fetchone()
-        title, document, file, start, stop = row
-        marking = f"SELECT highlight(words, 0, '{words.OPEN}', '{words.CLOSE}') FROM words"
-        asked = words.any_of(self._terms(question))
-        marked = self._value(f"{marking} WHERE words MATCH ? AND rowid = ?", asked, key)
-        spans = words.spans(marked or "")
-        return Hit(text, title, document, score, file, start, stop, spans, key)
+        columns = "text, title, name || suffix, path || suffix, start, stop"
+        place = f"SELECT {columns} FROM places WHERE id = ?"
+        text, title, document, file, start, stop = self.table.execute(
+            place, [int(number)]
+        ).fetchone()
+        spans = words.spans(text, {*self._terms(question)})
+        return Hit(text, title, document, score, file, start, stop, spans, int(number))
 
     def document(self, passage: int) -> list[str]:
         """Return a passage and up to AROUND of its document on each side; none if the index no longer has it."""
         owner = "(SELECT document FROM passages WHERE id = ?)"
-        text = f"SELECT text FROM words JOIN passages ON id = words.rowid WHERE document = {owner}"
+        text = f"SELECT text FROM passages WHERE document = {owner}"
         with self.snapshot():
             near = "abs(id - ?) <= ? ORDER BY id"  # the numbers of a document's passages are consecutive
             rows = self.table.execute(f"{text} AND {near}", [passage, passage, AROUND]).fetchall()
-        return [words.plain(text) for (text,) in rows]
+        return [text for (text,) in rows]
 
     def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str, str, str]]]:
         """Return the document of each passage [N], and the names of each document by its number.
@@ -290,6 +370,11 @@ class Index:
         columns = "document, title, name || suffix, path || suffix, name, path"
         rows = self.table.execute(f"SELECT {columns} FROM places ORDER BY id").fetchall()
         return np.array([row[0] for row in rows], np.int64), {row[0]: row[1:] for row in rows}
+
+
+def hash_of(text: str) -> int:
+    """Return the number by which a text is known."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 def combined(lexical: Floats | None, meaning: Floats | None, weight: float) -> Floats:
@@ -315,37 +400,18 @@ def best_of(scores: Floats, top: int) -> list[int]:
 # --- the file
 
 
-@contextmanager
-def report_damage(path: Path) -> Iterator[None]:
-    """Raise DataError for a failure of SQLite."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "fts5" in str(error):
-            problem = "SQLite has no FTS5 in this process"
-            remedy = "import sqlite3 before TensorFlow, or use a Python whose SQLite has it"
-            raise DataError(str(path), problem, remedy) from error
-        remedy = "check the disk and the permissions, and end other commands that write it"
-        raise DataError(str(path), f"cannot be read or written ({error})", remedy) from error
-    except sqlite3.Error as error:
-        if "not a database" in str(error):
-            raise DataError(str(path), *NO_INDEX) from error
-        raise DataError(str(path), f"is damaged ({error})", AGAIN) from error
-
-
 def open_index(path: Path) -> Index:
     """Return an index to ask. Raises DataError for a file that is absent, damaged, or no index of this version."""
-    if not path.is_file() or not path.stat().st_size:
-        raise DataError(str(path), "no such index", "make it with `bert search make`")
+    check_exists(path)
     with report_damage(path):
-        return Index(path, _connect(path, writes=False))
+        return Index(path)
 
 
 @contextmanager
 def write_index(path: Path) -> Iterator[Index]:
     """Yield an index to write, new if the file is absent or empty; the block commits.
 
-    Raises DataError as `open_index`, for a file that fails SQLite's check, and while another process writes it.
+    Raises DataError as `open_index`, for a damaged one, and while another process writes it.
     """
     if path.is_dir():
         raise DataError(str(path), "is a folder", "name the file of the index: manuals.index")
@@ -359,29 +425,10 @@ def write_index(path: Path) -> Iterator[Index]:
             problem = "another `bert search make` writes it"
             raise DataError(str(path), problem, "wait for it, or end it") from None
         stack.enter_context(report_damage(path))
-        table = stack.enter_context(closing(_connect(path, writes=True)))
-        if (fault := table.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise DataError(str(path), f"is damaged ({fault})", AGAIN)
-        yield Index(path, table)
-
-
-def _connect(path: Path, writes: bool) -> sqlite3.Connection:
-    """Return the connection to an index; to write, an empty file becomes one."""
-    address = f"file:{quote(str(path.absolute()))}?mode=rw"
-    table = sqlite3.connect(address, BUSY_SECONDS, uri=True, check_same_thread=False)
-    try:
-        table.execute("PRAGMA foreign_keys = ON")
-        table.execute("PRAGMA cache_spill = OFF")  # before a commit, which would lock readers out
-        if writes and path.stat().st_size == 0:
-            table.executescript(TABLES)
-        kinds = ("application_id", "user_version")
-        kind, version = (table.execute(f"PRAGMA {name}").fetchone()[0] for name in kinds)
-        if kind != APPLICATION:
-            raise DataError(str(path), *NO_INDEX)
-        if version != VERSION:
-            problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
-            raise DataError(str(path), problem, AGAIN)
-    except BaseException:
-        table.close()
-        raise
-    return table
+        index = stack.enter_context(closing(Index(path, writes=True)))
+        index.verify()
+        if not index.is_sealed:
+            index.check_unsealed()
+        yield index
+        if not index.is_sealed:
+            index.seal()

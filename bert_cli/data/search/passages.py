@@ -3,11 +3,10 @@
 A heading begins a passage with what follows it. Running heads, such as in manuals, are left out.
 """
 
-import html
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from bert_cli.data.io import files
@@ -26,7 +25,6 @@ LONGEST_HEADING = 80  # characters
 MOST_HEADINGS = 2  # in a row; more are a list or verse
 FINAL = re.compile(r"[.!?;,…。！？；，][\"'”’»」』)\]*_]*$")
 MARKUP = re.compile(r"#{1,6} ")
-TITLE = re.compile(r'<doc .*title="(.*)">')
 WORD = re.compile(r"[^\W_]")
 
 
@@ -35,6 +33,10 @@ class Document(NamedTuple):
 
     title: str
     lines: Sequence[str]
+    number: int = 1
+    """Its row, or place, in the file."""
+    is_named: bool = False
+    """Whether the title is none of its lines."""
 
 
 class Passage(NamedTuple):
@@ -56,30 +58,30 @@ class Unit(NamedTuple):
 def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]:
     """Yield the documents of a file. Raises DataError for text that cannot be read."""
     title = ""
+    number = 0
     lines: list[str] = []
-    for kind, line in marked_lines(part, reading):
+    for kind, line in chain(marked_lines(part, reading), [("document", "")]):
         if kind == "document":
             if lines:
-                yield _document(title, lines)
-            match = TITLE.fullmatch(line)
-            title = html.unescape(match[1]) if match else ""
+                yield _document(title, lines, number)
+            number += 1
+            title = line
             lines = []
         elif kind == "body":
             lines.append(line)
-    if lines:
-        yield _document(title, lines)
 
 
-def _document(title: str, lines: Sequence[str]) -> Document:
+def _document(title: str, lines: Sequence[str], number: int) -> Document:
     """Return a document; without a title of its own it has its first line's, which need not be complete.
 
     Of a running head it is the first part: MOUNT(8), where the first heading of each manual is NAME.
     """
+    is_named = bool(title)
     if not title:
         first = GAP.split(lines[0].strip())[0] if 0 in running_heads(lines) else lines[0]
         title = " ".join(MARKUP.sub("", first).split())
         title = f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
-    return Document(title, lines)
+    return Document(title, lines, number, is_named)
 
 
 def running_heads(lines: Sequence[str]) -> set[int]:

@@ -3,7 +3,6 @@
 import numpy as np
 
 from bert_cli.config.search import SearchExportSettings
-from bert_cli.data.search import words
 from bert_cli.data.search.index import SCALE, open_index
 from bert_cli.errors import DataError, import_extra
 from bert_cli.files import atomic_file
@@ -13,7 +12,7 @@ from bert_cli.text import count
 AT_ONCE = 4096  # passages of a row group
 COLUMNS = ("id", "document", "title", "start", "stop", "text", "vector")
 ROWS = """SELECT places.id, name || suffix, title, start, stop, text, value FROM places
-    JOIN words ON words.rowid = places.id LEFT JOIN vectors ON vectors.id = places.id ORDER BY places.id"""
+    LEFT JOIN vectors USING (hash) ORDER BY places.id"""
 
 
 def run(settings: SearchExportSettings) -> None:
@@ -36,8 +35,7 @@ def run(settings: SearchExportSettings) -> None:
         with atomic_file(settings.out) as partial, parquet.ParquetWriter(partial, schema) as writer:
             rows = index.table.execute(ROWS)
             while batch := rows.fetchmany(AT_ONCE):
-                *columns, texts, values = map(list, zip(*batch, strict=True))
-                columns.append([words.plain(text) for text in texts])
+                *columns, values = map(list, zip(*batch, strict=True))
                 if has_vectors:
                     columns.append([np.frombuffer(v, np.int16) / np.float32(SCALE) for v in values])
                 writer.write_batch(pyarrow.record_batch(columns, schema))

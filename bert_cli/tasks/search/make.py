@@ -59,7 +59,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     new = {path: mark for path, mark in marks.items() if known.get(path) != mark}
     reading = files.Reading(*form, line_breaks="auto")
     if new or gone:
-        with index.table:
+        with index.changing():
             index.record(lacks_text=True)  # until every file is read, whatever ends this call
     recognised = {path: files.recognise(Path(path), reading) for path in new}
     parts = [part for part in recognised.values() if part is not None]
@@ -69,17 +69,19 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     preprocess.report_joined_lines("search", parts, reading)
     if new or gone:
         print_line(f"search: reads {count(len(new), 'new or changed file')}, forgets {len(gone):,}")
-    with index.table:
-        index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
+    if gone:
+        with index.changing():
+            index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
     readable = {part.path: part for part in parts}
     for path, mark in new.items():
-        with index.table:
+        with index.changing():
             file = index.add_file(path, names[Path(path)], mark)
             if part := readable.get(Path(path)):
                 _add(index, file, documents_of(part, reading))
     if index.fact("lacks_text"):
-        with index.table:
+        with index.changing():
             index.record(lacks_text=False)
+            index.forget_unused_vectors()
     if not index.count("passages"):
         raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
 
@@ -87,9 +89,9 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
 def _add(index: Index, file: int, documents: Iterable[Document]) -> None:
     """Add the documents of a file; its first shows the language, for which its sentences are split."""
     split: Split | None = None
-    for number, document in enumerate(documents, 1):
+    for document in documents:
         split = split or _splitter(document)
-        index.add(file, number, document, passages_of(document.lines, split))
+        index.add(file, document, passages_of(document.lines, split))
 
 
 def _splitter(document: Document) -> Split:
@@ -98,22 +100,25 @@ def _splitter(document: Document) -> Split:
 
 
 def _embed(index: Index, model: Model) -> None:
-    """Compute the vectors that are missing, or all for another model than before."""
-    if (index.fact("model"), index.fact("weights")) != (model.name, model.weights):
-        with index.table:
+    """Compute the vectors that are missing, or all for other weights than before."""
+    if index.fact("weights") != model.weights:
+        with index.changing():
             index.table.execute("DELETE FROM vectors")
-            index.record(model=model.name, weights=model.weights)
-    missing = index.count("passages") - index.count("vectors")
+            index.record(weights=model.weights, weight=None)  # another model needs another weight
+    if index.fact("model") != model.name:
+        with index.changing():
+            index.record(model=model.name)
+    numbers = index.without_vector()
+    missing = len(numbers)
     print_line(f"search: {model.name} computes {count(missing, 'vector')}")
     done = first = 0
     begun = 0.0
     left = ""
     # Few at first, so that the time left is soon known; their time is that of loading the model.
-    while rows := index.without_vector(min(AT_ONCE, 64 + done)):
-        numbers, texts = zip(*rows, strict=True)
-        with index.table:
-            index.add_vectors(numbers, model(texts, done, missing))
-        done += len(rows)
+    while batch := numbers[done : done + min(AT_ONCE, 64 + done)]:
+        with index.changing():
+            index.add_vectors(batch, model(index.texts(batch), done, missing))
+        done += len(batch)
         if first:
             seconds = (time.monotonic() - begun) / (done - first) * (missing - done)
             left = f"; {format_duration(seconds)} left"

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.search import index
-from bert_cli.data.search.index import Floats, Half, Index
+from bert_cli.data.search.index import TO_ITS_END, Floats, Half, Index
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import file_crc32c, json_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models, runtimes
 from bert_cli.tasks.run.opened import Input, one_device
 from bert_cli.tasks.run.vectors import Embedding, open_vectors
-
-TO_ITS_END = "run `bert search make` to its end"
 
 
 class Model:

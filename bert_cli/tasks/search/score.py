@@ -17,7 +17,15 @@ from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.random import chooses
 from bert_cli.data.search import words
-from bert_cli.data.search.index import WEIGHT, Floats, Index, best_of, combined, report_damage
+from bert_cli.data.search.database import report_damage
+from bert_cli.data.search.index import (
+    WEIGHT,
+    Floats,
+    Index,
+    best_of,
+    combined,
+    write_index,
+)
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import difference, interval, mean_of
@@ -139,8 +147,8 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
     weighted, usual = (mean_of(gains[confirming, row], documents) for row in (best, USUAL))
     gain = difference([weighted], [usual])
     is_better = gain.low > 0
-    with index.table:
-        index.record(weight=WEIGHTS[best] if is_better else WEIGHT)
+    with write_index(index.path) as written, written.changing():
+        written.record(weight=WEIGHTS[best] if is_better else WEIGHT)
     means = ", ".join(f"{w} {mean:.3f}" for w, mean in zip(WEIGHTS, tried, strict=True))
     evidence = (
         f"nDCG@10 of {count(len(choosing), 'question')} for each weight of the meaning: {means}\n"

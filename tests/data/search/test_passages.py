@@ -101,7 +101,7 @@ def test_real_articles_lose_no_words(shared_data):
     part = files.recognise(shared_data / "text" / "extracted" / "AA" / "wiki_07", reading)
     documents = list(documents_of(part, reading))
     assert len(documents) > 10
-    for _, lines in documents:
+    for _, lines, *_ in documents:
         heads = running_heads(lines)
         kept = " ".join(line for n, line in enumerate(lines) if n not in heads)
         assert re.findall(r"\w+", " ".join(passages(lines))) == re.findall(r"\w+", kept)
