@@ -21,7 +21,7 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "pretrain", "damage", "serve", "layouts", "export", "finetune", "engine", "task_commands", "extract", "probe",
+    "pretrain", "damage", "serve", "layouts", "export", "finetune", "engine", "task_commands", "extract",
     "model", "dask_backend", "jax_layouts", "scaling", "streams", "modernbert", "calibrated", "search", "windows",
     "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_features", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",

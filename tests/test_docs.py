@@ -182,8 +182,7 @@ def test_the_commands_for_an_own_field_run_unchanged(tmp_path):
     assert last["validation_bits_per_byte"] < first["validation_bits_per_byte"]
     assert (runs / "plain/metrics.jsonl").is_file()
     assert "100 new pieces" in printed and "average: the " in printed
-    assert 0 < last["validation_probe_accuracy"] < 1
-    assert (runs / "decayed/step_00000080/model.safetensors").is_file()
+    assert (tmp_path / "field/mean/model.safetensors").is_file()
 
 
 @pytest.mark.slow

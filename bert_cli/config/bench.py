@@ -70,9 +70,7 @@ class Measuring(JsonSettings):
         is_real = any(origins.get(name, "").startswith("--") for name in cls.REAL_EXAMPLES)
         if not isinstance(values, dict) or "generated_dataset" in values:
             return values
-        left_out = () if is_real else ("probe",)
-        rest = {name: value for name, value in values.items() if name not in left_out}
-        return {**rest, "generated_dataset": not is_real}
+        return {**values, "generated_dataset": not is_real}
 
 
 class BenchPretrainSettings(Measuring, PretrainSettings):

@@ -1,12 +1,12 @@
 """The settings of pre-training: the records, the masks, and what changes over the run."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
-from bert_cli.config.markers import Collective, Fixed, Hidden, IfSet, PathOrName, Usual
+from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Unless, is_remote
 from bert_cli.config.training import Scaling, TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
@@ -25,16 +25,10 @@ class PretrainSettings(TrainSettings):
 
     HEAD = heads.PRETRAINING
     NEEDS: ClassVar[Needs] = {
-        **dict.fromkeys(("evaluation_examples", "baselines"), "validation_dir"),
-        "new_rows_only_steps": "pretrained_ckpt_path",
-        "decay_from": "pretrained_ckpt_path",
-        "length_buckets": ("generated_dataset", False),
-        "probe": ("generated_dataset", False),
-        "evaluate_every_steps": Unless(
-            lambda of: of.validation_dir is not None or of.probe is not None,
-            "without validation_dir or probe",
-            "use one of them, or leave it out",
+        **dict.fromkeys(
+            ("evaluate_every_steps", "evaluation_examples", "baselines"), "validation_dir"
         ),
+        "length_buckets": ("generated_dataset", False),
         "dataset_cache": Unless(
             lambda of: (
                 of.dataset_cache == CACHE.expanduser() or any(map(is_remote, of.record_paths))
@@ -66,20 +60,8 @@ class PretrainSettings(TrainSettings):
     length_buckets: Fixed[Positive | None] = None
     """Group records into at most this many buckets of similar length, so that a step is only as long as its longest
     example; for dynamic records without packs."""
-    decay_from: Fixed[IfSet[Positive]] = None
-    """Continue the run in `pretrained_ckpt_path` (schedule `constant` or `wsd`) from this step with its optimizer and
-    its examples. The `wsd` decay starts at this step (decay_frac is ignored) and ends at the last step."""
     evaluation_examples: Collective[Positive] = 10_000
     """Examples of an evaluation, from the start of the validation order."""
-    probe: PathOrName | None = None
-    """File of minimal pairs of sentences to score at each evaluation, JSON lines {"good": ..., "bad": ...}, or
-    `english` for the pairs that ship with the tool. The score is the fraction of pairs in which the good sentence has
-    the higher pseudo-log-likelihood (Salazar et al. 2020, equation 1)."""
-    new_rows_only_steps: Fixed[Annotated[int, Field(ge=0)]] = 0
-    """Number of initial steps that train only the embeddings of the pieces added to the vocabulary of
-    `pretrained_ckpt_path`."""
-    known_rows: Fixed[Hidden[int]] = 0
-    """Rows of the word embeddings that the model had before."""
 
     @field_validator("dataset_dir", mode="before")
     @classmethod
@@ -140,7 +122,6 @@ class PretrainSettings(TrainSettings):
                 raise SettingError(name, problem, remedy)
 
     def _check_schedules(self) -> None:
-        schedule = self.optimizer_opts.learning_rate.schedule_name
         differ = {
             "global_batch.start_fraction": self.global_batch.start_fraction is not None,
             "masking.start_probability": self.mask_probabilities is not None,
@@ -149,13 +130,6 @@ class PretrainSettings(TrainSettings):
         if self.length_buckets is not None and names and names[0] != "masking.start_probability":
             problem = f"has no effect with {names[0]}, whose steps differ in size"
             raise SettingError("length_buckets", problem, "leave out one of them")
-        if self.decay_from is not None and (names or schedule != "wsd"):
-            what = names[0] if names else f"schedule_name {schedule!r}"
-            remedy = f"leave out {what}" if names else "set schedule_name wsd"
-            raise SettingError("decay_from", f"cannot be combined with {what}", remedy)
-        if self.decay_from is not None and self.decay_from < self.new_rows_only_steps:
-            problem = f"{self.decay_from} is within the first {self.new_rows_only_steps} steps (new_rows_only_steps)"
-            raise SettingError("decay_from", problem, "decay from a later step")
         check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
         needed = round(self.max_seq_length * self.masking.highest_probability)
         predictions = self.max_predictions_per_seq

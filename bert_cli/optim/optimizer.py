@@ -31,8 +31,6 @@ class Rule:
     decays: bool  # whether weight decay applies
     adapts: bool  # whether the update is scaled by LAMB's trust ratio
     rate: float = 1.0  # factor of the learning rate
-    frozen_steps: int = 0  # steps in which only the elements from `first_free` on are changed
-    first_free: int = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +84,6 @@ class Optimizer:
             scale = scale * rule.rate
         if rule.adapts and squared_norms is not None:
             scale = scale * trust_ratio(*squared_norms)
-        if rule.frozen_steps:
-            shape = tuple(weight.shape)
-            elements = ops.reshape(start + ops.arange(math.prod(shape), dtype="int32"), shape)
-            is_free = ops.logical_or(key[1] >= rule.frozen_steps, elements >= rule.first_free)
-            scale = ops.where(is_free, scale, 0.0)
         value = ops.cast(weight, "float32") - scale * direction
         if self.random_bits is None:
             return ops.cast(value, weight.dtype)

@@ -6,10 +6,10 @@ All other code reads the numbers of steps, examples and micro-batches from the p
 import math
 import zlib
 from bisect import bisect_right
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
-from bert_cli.config.training import GlobalBatch, LearningRate, TrainSettings
+from bert_cli.config.training import GlobalBatch, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.planning.workload import Workload
 from bert_cli.text import count
@@ -105,11 +105,10 @@ class Plan:
 
 
 class Length(NamedTuple):
-    """The length of a run: examples or epochs, and the step from which a branch decays."""
+    """The length of a run, in examples or epochs."""
 
     samples: int | None = None
     epochs: float | None = None
-    decay_from: int | None = None
 
     def examples(self, epoch: float | None) -> int:
         """Return the number of examples that a run reads.
@@ -133,9 +132,9 @@ class Length(NamedTuple):
         return max(1, round(self.epochs * epoch))
 
 
-def length_of(order: TrainSettings, decay_from: int | None = None) -> Length:
+def length_of(order: TrainSettings) -> Length:
     """Return the length that settings describe."""
-    return Length(order.total_num_train_samples, order.num_epochs, decay_from)
+    return Length(order.total_num_train_samples, order.num_epochs)
 
 
 def make_plan(
@@ -145,7 +144,7 @@ def make_plan(
 
     With packs, examples and the batch of the learning rate are counted in sequences (Krell et al. 2021,
     section 3.3), so a run of packs reads the same number of samples in fewer steps. Raises ConfigError if the length of
-    the run is unknown, or if the decay starts at its end.
+    the run is unknown.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
     batch = work.batch
@@ -154,7 +153,10 @@ def make_plan(
     scale = 1.0
     if rate.reference_batch_size is not None:
         scale = batch.examples * sequences_per_example / rate.reference_batch_size
-    plan = Plan(
+    decay_step = None
+    if rate.schedule_name == "wsd":
+        decay_step = total_steps - max(1, int(rate.decay_frac * total_steps))
+    return Plan(
         total_steps=total_steps,
         warmup_steps=int(rate.warmup_frac * total_steps),
         examples_per_step=batch.examples,
@@ -165,23 +167,9 @@ def make_plan(
         sequences_per_example=sequences_per_example,
         rate_follows_batch=rate.reference_batch_size is not None,
         segments=segments,
-        decay_step=decay_step(rate, total_steps) if rate.schedule_name == "wsd" else None,
+        decay_step=decay_step,
         mask_probabilities=work.mask_probabilities,
     )
-    first = length.decay_from
-    if first is None:
-        return plan
-    if first >= total_steps:
-        problem = f"is not before the last step, {total_steps:,}"
-        remedy = "raise --num-epochs or --total-num-train-samples to the end of the decay"
-        raise ConfigError(f"decay_from ({first:,})", problem, remedy)
-    return replace(plan, decay_step=first, warmup_steps=min(first, plan.warmup_steps))
-
-
-def decay_step(rate: LearningRate, total_steps: int) -> int:
-    """Return the step at which the constant part of a learning rate ends."""
-    decays = max(1, int(rate.decay_frac * total_steps))
-    return {"constant": total_steps, "wsd": total_steps - decays}.get(rate.schedule_name, 0)
 
 
 def _segments(

@@ -44,8 +44,6 @@ class Workload(NamedTuple):
     deterministic: bool
     unit_scaling: Scaling | None
     """The kind of Unit Scaling, by which weights and activations have factors."""
-    new_rows: tuple[int, int]
-    """Initial steps that train only new rows of the word embeddings, and the number of other rows."""
     mask_probabilities: tuple[float, float] | None
 
     @property
@@ -88,7 +86,6 @@ def workload_of(order: TrainSettings) -> Workload:
         compile=order.compile,
         deterministic=order.deterministic,
         unit_scaling=None,
-        new_rows=(0, 0),
         mask_probabilities=None,
     )
     if not isinstance(order, PretrainSettings):
@@ -97,7 +94,6 @@ def workload_of(order: TrainSettings) -> Workload:
         masked=order.masked,
         sequences=order.max_sequences_per_pack,
         unit_scaling=order.scaling,
-        new_rows=(order.new_rows_only_steps, order.known_rows),
         mask_probabilities=order.mask_probabilities,
     )
 

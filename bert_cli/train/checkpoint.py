@@ -92,18 +92,10 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 """A number that every reader of JSON keeps."""
 
 
-class _FixedOptimizer(BaseModel, extra="allow"):
-    learning_rate: JSONObject = {}
-
-
 class _Fixed(BaseModel, extra="allow"):
     model_config = ConfigDict(strict=True)
-    total_steps: Count = 0
     micro_batch_size: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    known_rows: Count = 0
-    decay_from: Count | None = None
     matryoshka: Sequence[Count] | None = None
-    optimizer_opts: _FixedOptimizer = _FixedOptimizer()
 
 
 def _check_fixed(fixed: JSONObject) -> JSONObject:
@@ -379,12 +371,8 @@ def resume(
     form: Format,
     fixed: JSONObject,
     settings: JSONObject | None = None,
-    *,
-    is_branch: bool = False,
 ) -> None:
     """Load a checkpoint of this run into `state`; messages name changed corpora by all `settings` of the run.
-
-    With `is_branch`, total_steps, the schedule and the new-row settings may differ from the parent run.
 
     Raises CheckpointError if the checkpoint belongs to a run with other fixed settings (each difference is named), if a
     file has changed since it was saved, or if it has impossible values.
@@ -393,16 +381,12 @@ def resume(
     stored = saved.state
     before = dict(stored.fixed)
     now = json.loads(json.dumps(fixed))
-    if is_branch:
-        before = _without_end(before)
-        now = _without_end(now)
     if before.get("corpus") != now.get("corpus"):
         before["dataset_dir"] = stored.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
         remedy = "use those settings, or start a new run in another save_ckpt_path with --pretrained-ckpt-path"
-        remedy = "use those settings, or decay from another run" if is_branch else remedy
         raise CheckpointError(str(path), problem, remedy)
     saved.verify(remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
@@ -416,15 +400,6 @@ def resume(
     _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
     state.loss_scale = stored.loss_scale
     state.step = stored.step
-
-
-def _without_end(fixed: JSONObject) -> JSONObject:
-    """Return fixed settings without the settings in which a branch may differ."""
-    free = ("decay_from", "total_steps", "new_rows_only_steps", "known_rows")
-    rate = fixed.get("optimizer_opts", {}).get("learning_rate", {})
-    peak = {name: rate.get(name) for name in ("max_learning_rate", "reference_batch_size")}
-    options = {**fixed.get("optimizer_opts", {}), "learning_rate": peak}
-    return {n: value for n, value in fixed.items() if n not in free} | {"optimizer_opts": options}
 
 
 def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str]:

@@ -73,13 +73,13 @@ def find_warning(
 ) -> str | None:
     """Return a warning for the last steps of a run and their metrics, None if there is none.
 
-    `settings` come from settings.json. Only pre-training on real examples is checked, without the steps of the warm-up
-    and the steps that train new rows only.
+    `settings` come from settings.json. Only pre-training on real examples is checked, without the steps of the warm-up.
     """
     warmup = settings["optimizer_opts"]["learning_rate"]["warmup_frac"] * total_steps
-    start = max(warmup, settings.get("new_rows_only_steps") or 0)
     rows = [
-        (n, row) for n, row in steps if n > start and math.isfinite(row.get("mlm_loss") or math.inf)
+        (n, row)
+        for n, row in steps
+        if n > warmup and math.isfinite(row.get("mlm_loss") or math.inf)
     ]
     losses = np.array([row["mlm_loss"] for _, row in rows])
     if settings.get("generated_dataset") or len(losses) < STEPS:
@@ -88,7 +88,7 @@ def find_warning(
     loss = losses[-STEPS:].mean()
     entropy = last.get(ENTROPY)
     tokens = np.mean([row["tokens"] for _, row in rows[-STEPS:]])
-    counted = (step - start) * min(tokens, TOKENS_OF_A_STEP)
+    counted = (step - warmup) * min(tokens, TOKENS_OF_A_STEP)
     if entropy is not None and counted >= TOKENS and loss > entropy - MARGIN:
         return (
             f"masked-LM loss {loss:.2f} after {step * tokens / 1e6:,.1f} million tokens is not below the unigram "

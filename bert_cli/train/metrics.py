@@ -32,7 +32,6 @@ from bert_cli.train.loop import STOPPING
 
 HELD_OUT = "validation_"
 BITS_PER_BYTE = "bits_per_byte"
-PROBE = "probe_accuracy"
 Metrics = Mapping[str, float]
 Reporter = Callable[[int, Metrics], None]
 """Called with a step and its metrics."""

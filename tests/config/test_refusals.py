@@ -111,7 +111,7 @@ def layout(stages: list[list[str]], devices: list[int]) -> dict:
         ({"max_predictions_per_seq": 30}, "max_predictions_per_seq (c.json): 30 is more than the 13 tokens"),
         ({"optimizer_opts": {"stochastic_rounding": True}}, "has no effect with precision"),
         ({"optimizer_opts": {"name": "AdamW", "no_layer_adaptation": []}}, "has no effect with name"),
-        ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir or p"),
+        ({"evaluate_every_steps": 5}, "evaluate_every_steps (c.json): has no effect without validation_dir"),
         ({"bert_config": {"hidden_size": 64, "num_attention_heads": 5}}, "5 does not divide hidden_size (64)"),
         ({"bert_config": {"conv_group_size": 8}}, "conv_group_size (c.json): has no effect with architecture 'bert'"),
         ({"bert_config": GROUP | {"conv_group_size": 7}}, "conv_group_size (c.json): 7 does not divide hidden_size"),

@@ -252,21 +252,3 @@ def test_a_part_of_a_weight_is_rounded_as_in_the_complete_weight():
     # Float16 numbers below 1 are 5e-4 apart: five standard errors of the mean of so many.
     assert complete.numpy().astype(float).mean() == pytest.approx(0.9995, abs=7e-6)
     assert np.any(new("other", 5) != complete) and np.any(new("w", 6) != complete)
-
-
-def test_at_first_only_the_new_rows_change_also_where_shards_are_updated():
-    optimizer = optimizer_of()
-    rule = Rule(False, False, frozen_steps=5, first_free=13)
-    weight = tf.reshape(tf.range(20.0), (5, 4))
-    for step, first in ((4, 13), (5, 0)):
-        key = optimizer.key(7, step)
-        complete = optimizer.apply_update(rule, 0, weight, tf.ones((5, 4)), None, 0.5, key)
-        assert np.flatnonzero(complete - weight).tolist() == [*range(first, 20)]
-        flat = tf.reshape(weight, -1)
-        shards = [
-            optimizer.apply_update(
-                rule, start, flat[start : start + 10], tf.ones(10), None, 0.5, key
-            )
-            for start in (0, 10)
-        ]
-        np.testing.assert_array_equal(np.concatenate(shards), np.ravel(complete))

@@ -21,7 +21,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 # Settings without a flag, which only a file or the command itself sets.
-HIDDEN = {"bert_config.hidden_act", "bert_config.position_embedding_type", "known_rows", "command"}
+HIDDEN = {"bert_config.hidden_act", "bert_config.position_embedding_type", "command"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,7 +16,6 @@ EIGHT = {
 }
 settings_of = partial(small_run, merged(RUN, EIGHT))
 WSD = {"optimizer_opts": {"learning_rate": {"schedule_name": "wsd"}}}
-BRANCH = {"decay_from": 3, "pretrained_ckpt_path": "x"}
 
 
 def assert_consecutive(plan):
@@ -62,10 +61,6 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
     [
         ({"masking": {"start_probability": 0.4}}, "max_predictions_per_seq.*masks up to 26"),
         ({"max_predictions_per_seq": 62}, "max_predictions_per_seq: 62 is more than the 61 tokens"),
-        ({"decay_from": 3}, "decay_from.*pretrained_ckpt_path"),
-        (BRANCH, "decay_from.*schedule_name 'up_down'"),
-        (BRANCH | WSD | {"masking": {"start_probability": 0.2}}, "decay_from.*start_probability"),
-        (BRANCH | WSD | {"new_rows_only_steps": 4}, "decay_from.*new_rows_only_steps"),
         ({"global_batch": {"start_fraction": 0.0}}, "start_fraction"),
         ({"global_batch": {"growth_frac": 0.2}}, "growth_frac.*without start_fraction"),
     ],
@@ -73,16 +68,6 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
 def test_schedules_that_contradict_other_settings_are_refused(changes, expected):
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         settings_of(**changes)
-
-
-def test_a_decay_starts_before_the_end():
-    rate = {"max_learning_rate": 0.01, "schedule_name": "wsd", "warmup_frac": 0.5}
-    optimizer = {"name": "LAMB", "learning_rate": rate}
-    branch = {"optimizer_opts": optimizer, "pretrained_ckpt_path": "runs/x"}
-    plan = plan_of(settings_of(**branch, decay_from=20), 500)
-    assert plan.decay_step == 20 and plan.warmup_steps == 20
-    with pytest.raises(ConfigError, match=r"decay_from \(63\).*--total-num-train-samples"):
-        plan_of(settings_of(**branch, decay_from=63), 500)
 
 
 def test_a_batch_that_cannot_grow_is_refused():

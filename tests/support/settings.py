@@ -33,5 +33,5 @@ def small_run(run: dict[str, Any] = RUN, /, **changes: Any) -> PretrainSettings:
 
 
 def plan_of(settings: Any, corpus_examples: int | None, sequences_per_example: float = 1.0) -> Plan:
-    length = length_of(settings, getattr(settings, "decay_from", None))
-    return make_plan(workload_of(settings), length, corpus_examples, sequences_per_example)
+    work = workload_of(settings)
+    return make_plan(work, length_of(settings), corpus_examples, sequences_per_example)

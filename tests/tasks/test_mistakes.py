@@ -17,7 +17,6 @@ from support.tiny_models import PIECES as TINY_PIECES
 from bert_cli.cli import main
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 
-PAIR = '{"good": "The plot was good.", "bad": "The plot was was."}'
 FILES = {
     "masks.txt": "a [MASK]\na dog\n",
     "bad.jsonl": '{"text": "a"}\n{"text": \n',
@@ -35,13 +34,6 @@ FILES = {
     "same.csv": "sentence1,sentence2,score\na,b,1\nb,c,1\n",
     "queries.jsonl": '{"_id": "1", "text": "a"}\n',
     "corpus.jsonl": '{"_id": "1", "text": "a"}\n',
-    "no.jsonl": f"{PAIR}\ngood: a film\n",
-    "list.jsonl": f"{PAIR}\n[1]\n",
-    "good.jsonl": f'{PAIR}\n{{"good": "a film"}}\n',
-    "nothing.jsonl": f'{PAIR}\n{{"good": "a film", "bad": ""}}\n',
-    "long.jsonl": f'{PAIR}\n{{"good": "{"film " * 31}", "bad": "a"}}\n',
-    "equal.jsonl": f'{PAIR}\n{{"good": "A film", "bad": "a film"}}\n',
-    "surrogate.jsonl": f'{PAIR}\n{{"good": "A film", "bad": "a \\ud800"}}\n',
     "qrels/wrong.tsv": "query-id\tcorpus-id\tscore\n1\t2\t1\n",
     "one.txt": "A single short document.\n",
     "few.txt": "A single short document.\n\nAnother short document.\n",
@@ -118,7 +110,6 @@ PRETRAIN = (
     "--optimizer-opts.learning-rate.max-learning-rate 0.003 --dataset-dir"
 )
 FROM = "--pretrained-ckpt-path model"
-PROBE = f"{PRETRAIN} records {FROM} --probe"
 MISTAKES = [
     # --- the text, the model and the settings of a prediction
     ("predict masked 'the cat'", 3, "TEXT: has no [MASK]"),
@@ -213,16 +204,6 @@ MISTAKES = [
     (f"{PRETRAIN} records --pretrained-ckpt-path ./none", 4, "no such folder"),
     (f"{PRETRAIN} records --pretrained-ckpt-path cut", 4, "copy the model again"),
     (f"{PRETRAIN} records --bert-config.architecture modernbert", 2, "this model has no segments; make it with"),
-    # --- the pairs of a probe
-    (f"{PROBE} no.jsonl", 3, "no.jsonl (line 2): is not JSON"),
-    (f"{PROBE} list.jsonl", 3, "list.jsonl (line 2): is not a JSON object; write one object per line"),
-    (f"{PROBE} good.jsonl", 3, "good.jsonl (line 2): has no column 'bad', only 'good'; write {\"good\""),
-    (f"{PROBE} nothing.jsonl", 3, "nothing.jsonl (line 2): 'bad' has 0 tokens, not 1 to 30 as max_seq_length 32"),
-    (f"{PROBE} long.jsonl", 3, "long.jsonl (line 2): 'good' has 31 tokens"),
-    (f"{PROBE} equal.jsonl", 3, "equal.jsonl (line 2): 'good' and 'bad' are the same tokens in"),
-    (f"{PROBE} surrogate.jsonl", 3, "surrogate.jsonl (line 2): has an unpaired surrogate ('\\ud800')"),
-    (f"{PROBE} englsh", 3, "probe (englsh): no such file; use"),
-    (f"{PROBE} empty.txt", 3, "empty.txt: is empty"),
     # --- the text of a recipe, and runs side by side
     ("init rows.jsonl used --text-field body", 2, "out (used): exists and is not an empty folder"),
     ("init one.txt new", 3, "has 1 document of 4 words"),

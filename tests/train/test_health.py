@@ -65,8 +65,6 @@ CASES = {
     "a tenth of a long run": ([4.0] * 6000, 30_000, {"total": 30_000}, "for 3,000 steps"),
     "flat with a step of the warm-up": (FLAT, 2499, {}, None),
     "flat after the warm-up": (FLAT, 2500, {}, "has not fallen"),
-    "the steps of new rows": ([7.0] * STEPS, 4000, {"new_rows_only_steps": 3000}, None),
-    "after the steps of new rows": ([7.0] * STEPS, 4250, {"new_rows_only_steps": 3000}, "is not below"),
     "masks that change": (FLAT, TOTAL, {"masking": {"start_probability": 0.3}}, None),
     "synthetic examples": ([8.0] * TOTAL, TOTAL, {"generated_dataset": True}, None),
 }  # fmt: skip

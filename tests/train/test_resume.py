@@ -57,7 +57,7 @@ MAY_CHANGE = {
     "tensorboard_dir", "wandb", "exit_code_when_stopped", "dry_run", "compile", "deterministic",
     "dataset_cache", "cache_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
-    "validation_dir", "evaluation_examples", "probe", "do_training", "do_validation", "do_test", "validation_file",
+    "validation_dir", "evaluation_examples", "do_training", "do_validation", "do_test", "validation_file",
     "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold", "early_stop",
     "baselines",
 }  # fmt: skip
@@ -71,7 +71,7 @@ BY_THEIR_RESULTS = {
 
 
 NUMBERS_OF_A_RUN = {
-    **dict.fromkeys(("total_steps", "micro_batch_size", "known_rows", "decay_from"), (5, 6)),
+    **dict.fromkeys(("total_steps", "micro_batch_size"), (5, 6)),
     "matryoshka": ([5], [6]),
     "optimizer_opts": ({"name": "before"}, {"name": "after"}),
 }
@@ -99,7 +99,7 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
     written = draft.job(plan=plan, stream=SimpleNamespace(fingerprint="0123"), sample={}).fixed
     stored_names = (marked(type(settings), markers.FIXED) - {"length_buckets"}) | {"length_bins"}
-    assert written.keys() == (stored_names - {"decay_from"}) | numbers
+    assert written.keys() == stored_names | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()
     assert written["micro_batch_size"] == 2
     assert written == json.loads(json.dumps(written)), "equal to what is read from the file"
@@ -262,7 +262,6 @@ ODD_STATES = [
     ({"fixed": {"micro_batch_size": "8"}}, " (fixed"),
     ({"fixed": {"micro_batch_size": 0}}, " (fixed"),
     ({"fixed": {"optimizer_opts": []}}, " (fixed"),
-    ({"fixed": {"optimizer_opts": {"learning_rate": [1]}}}, " (fixed"),
     ({"fixed": {"matryoshka": ["8"]}}, " (fixed"),
     ({"settings": [1]}, " (settings)"),
     ({"versions": {"keras": 3}}, " (versions.keras)"),
@@ -276,12 +275,6 @@ def test_an_odd_state_is_an_error_with_path_field_and_remedy(saved, fresh, odd, 
     message = failure(saved, fresh)
     assert message.startswith(f"{saved / STATE}{where}")
     assert f"move {saved} out of the run's folder to continue" in message
-
-
-def test_a_branch_of_a_state_without_its_schedule_is_an_error(saved, fresh):
-    change_state(saved, {"fixed": {}})
-    with pytest.raises(CheckpointError, match="belongs to a run with other settings"):
-        checkpoint.resume(Saved(saved), *fresh, FIXED, is_branch=True)
 
 
 def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):

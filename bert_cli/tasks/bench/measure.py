@@ -148,7 +148,6 @@ def resolve(settings: Settings, stack: ExitStack) -> Job:
     if settings.generated_dataset and "bert_config" in settings.model_fields_set:
         changes["pretrained_ckpt_path"] = None  # the machine may not have it
     if isinstance(settings, PretrainSettings):
-        changes |= {"decay_from": None, "new_rows_only_steps": 0}
         if settings.total_num_train_samples is None and settings.generated_dataset:
             examples = settings.global_batch.examples
             changes |= {"num_epochs": None, "total_num_train_samples": examples}

@@ -148,7 +148,7 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
 def _describe_length(order: TrainSettings, work: Workload) -> str:
     """Return the plan as text; the number of steps is left out if it follows from records."""
     if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
-        return describe(make_plan(work, length_of(order, order.decay_from), None))
+        return describe(make_plan(work, length_of(order), None))
     epochs = order.num_epochs
     length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
     return f"  {length} in steps of {count(work.batch.examples, 'example')}"

@@ -22,7 +22,7 @@ from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
 from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import Run
-from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT, PROBE
+from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
 from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
@@ -84,11 +84,11 @@ def _describe(run: Run) -> JSONObject:
 
 
 def _losses(metrics: Mapping[str, Value]) -> dict[str, Value]:
-    """Return losses by short name, bits per byte and the probe's accuracy."""
+    """Return losses by short name, and bits per byte."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
         for name, value in metrics.items()
-        if name.endswith(("loss", BITS_PER_BYTE, PROBE)) and not name.startswith(HELD_OUT)
+        if name.endswith(("loss", BITS_PER_BYTE)) and not name.startswith(HELD_OUT)
     }
 
 

@@ -80,14 +80,6 @@ def optimizer_for(
     if not kind.has_trust_ratio:
         for name in factors.keys() & rules.keys():
             rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
-    steps, known = work.new_rows
-    if steps:
-        free = {"emb/word/embeddings": known * work.model.hidden_size}
-        free |= {name: known for name in names if name.endswith("/masked_lm/bias")}
-        rules = {
-            name: replace(rule, frozen_steps=steps, first_free=free.get(name, rule.first_free))
-            for name, rule in rules.items()
-        }
     return Optimizer(
         kind=kind,
         hyperparameters=Hyperparameters(

@@ -27,9 +27,8 @@ from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
-from bert_cli.tasks.run import corpora, probe, resolve
+from bert_cli.tasks.run import corpora, resolve
 from bert_cli.tasks.run.corpora import Read, RecordFolder
-from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import Order
 from bert_cli.tasks.run.start import Folder, Start, find_start
 from bert_cli.tasks.run.task import Task
@@ -148,7 +147,6 @@ class Draft(Generic[Order]):
     """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
     stream: ExampleStream | None = None
     held_out: ExampleStream | None = None
-    pairs: Probe | None = None
     plan: Plan | None = None
     checks: list[Check] = field(default_factory=list)
     """Checks of the text, whose warnings a run prints."""
@@ -243,11 +241,6 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
         if source is not None:
             corpora.refuse_another_vocabulary(draft.tokenizer, source, order.save_ckpt_path)
         draft.start = draft.start.extended(draft.tokenizer)
-    if order.new_rows_only_steps and order.decay_from is None:
-        known = draft.start.known_rows
-        draft.order = order.model_copy(update={"known_rows": known})
-        steps = count(order.new_rows_only_steps, "step")
-        draft.lines.append(f"new rows: the first {steps} train only the rows from {known:,} on")
     _refuse_pairs(order, "dataset_dir", stream)
     # Damaged records are refused before anything is built.
     stream.rows(np.arange(SAMPLE))
@@ -287,23 +280,11 @@ def _refuse_pairs(order: PretrainSettings, name: str, stream: ExampleStream) -> 
         raise ConfigError(f"{name} ({stream.folder})", problem, remedy)
 
 
-def read_pairs(draft: Draft[PretrainSettings]) -> str:
-    """Read the minimal pairs of the probe, if there is one."""
-    order = draft.order
-    if not order.SAVES or order.probe is None or draft.stream is None or draft.tokenizer is None:
-        return ""
-    size = order.global_batch.micro_batch_size
-    pairs = probe.read_probe(order.probe, draft.tokenizer, order.max_seq_length, size)
-    draft.pairs = pairs
-    draft.lines.append(f"probe: {pairs.describe()}")
-    return pairs.describe()
-
-
 def plan_steps(draft: Draft[PretrainSettings]) -> str:
     """Make the plan, and the stream follow it; a length in examples needs no records."""
     order = draft.order
     stream = draft.stream
-    length = length_of(order, order.decay_from)
+    length = length_of(order)
     if stream is not None:
         sizes = stream.epoch_size, stream.sequences_per_example
         plan = make_plan(workload_of(order), length, *sizes)
@@ -325,7 +306,6 @@ STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], str]], ...] = (
     ("devices", take_devices),
     ("dataset_dir", open_records),
     ("validation_dir", open_held_out),
-    ("probe", read_pairs),
     ("plan", plan_steps),
 )
 """The steps of pre-training from its order to its plan, by the names of their findings."""

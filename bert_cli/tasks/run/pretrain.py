@@ -20,14 +20,13 @@ from bert_cli.parallel.engine import count as counts_of
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
-from bert_cli.tasks.run import probe, train
+from bert_cli.tasks.run import train
 from bert_cli.tasks.run.job import PRETRAINING, STEPS, Draft, Job
-from bert_cli.tasks.run.probe import Probe
 from bert_cli.tasks.run.resolve import check_output_paths
 from bert_cli.tasks.run.task import Result, compare, kept_baselines
 from bert_cli.train import health, scores
 from bert_cli.train.checkpoint import checkpoint_name
-from bert_cli.train.metrics import BITS_PER_BYTE, PROBE
+from bert_cli.train.metrics import BITS_PER_BYTE
 
 
 def run(settings: PretrainSettings) -> None:
@@ -74,35 +73,24 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
     held_out = draft.held_out
-    pairs = draft.pairs
-    is_scored = held_out is not None or pairs is not None
+    examples = order.evaluation_examples
     baselines = None
     if held_out is not None and order.baselines:
-        baselines = partial(unigram, stream, held_out, order.evaluation_examples)
+        baselines = partial(unigram, stream, held_out, examples)
     return draft.job(
         plan=plan,
         stream=stream,
         sample=stream.first_micro_batches(len(draft.mesh.devices)),
-        evaluate=partial(score, held_out, pairs, order.evaluation_examples) if is_scored else None,
-        held_out="" if pairs is None else pairs.sentences.fingerprint,
+        evaluate=None if held_out is None else partial(evaluate, held_out, examples),
         evaluate_every=order.evaluate_every_steps,
         task=replace(PRETRAINING, baselines=baselines),
         unigram_entropy=health.unigram_entropy(stream) if draft.tokenizer else None,
     )
 
 
-def score(
-    held_out: ExampleStream | None, pairs: Probe | None, examples: int, engine: Engine, step: int
+def evaluate(
+    held_out: ExampleStream, examples: int, engine: Engine, _step: int = 0
 ) -> dict[str, Sample]:
-    """Return the metrics after a step on held-out examples and on minimal pairs, where there are any."""
-    samples = {} if held_out is None else evaluate(engine, held_out, examples)
-    if pairs is not None:
-        likelihoods = probe.log_likelihoods(engine, pairs)
-        samples[PROBE] = probe.accuracy(likelihoods, pairs.sentences.fingerprint)
-    return samples
-
-
-def evaluate(engine: Engine, held_out: ExampleStream, examples: int) -> dict[str, Sample]:
     """Return means over the first examples of a held-out corpus, which the processes divide among them.
 
     `bits_per_byte` is the masked-LM loss in bits per byte of the masked pieces: unlike the loss per piece it can be

@@ -80,18 +80,10 @@ def load_start(run: Run) -> str:
     job = run.job
     start = job.start
     # Asked under the folder's lock: another process may have saved before.
-    newest = start.folder.newest
-    saved = newest or start.branch
-    fixed = job.fixed
+    saved = start.folder.newest
     if saved is not None:
-        is_branch = newest is None
-        checkpoint.resume(saved, run.state, run.form, fixed, job.record, is_branch=is_branch)
-        if is_branch:
-            return f"continues {saved.path} with a decaying learning rate"
+        checkpoint.resume(saved, run.state, run.form, job.fixed, job.record)
         return f"continues from {saved.path} (step {run.state.step:,})"
-    if fixed.get("decay_from"):
-        problem = "the checkpoint that the run would continue was removed meanwhile"
-        raise CheckpointError(str(start.folder.path), problem, "start the run again")
     if start.source is not None:
         labels = run.form.config.get("id2label")
         description = load_pretrained(start.source, job.work, run.state.weights, labels)

@@ -89,7 +89,6 @@ def draft_of(
     changes = {
         "save_ckpt_path": None,
         "pretrained_ckpt_path": str(model),
-        "decay_from": None,
         "parallel": Parallel(embedding_serialization_factor=chunks),
         "global_batch": GlobalBatch(micro_batch_size=order.global_batch.micro_batch_size),
         "engine": engine,
@@ -112,5 +111,5 @@ def samples_of(
     samples = {}
     for model in models:
         start.load_pretrained(find_source(str(model)), work, engine.weights)
-        samples[model] = pretrain.evaluate(engine, draft.held_out, examples)
+        samples[model] = pretrain.evaluate(draft.held_out, examples, engine)
     return samples

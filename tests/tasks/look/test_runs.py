@@ -144,10 +144,10 @@ def scored(tmp_path, write_run):
     return right, better
 
 
-def test_the_list_has_losses_bits_per_byte_and_the_probe_of_finite_scores_with_intervals(
+def test_the_list_has_losses_and_bits_per_byte_of_finite_scores_with_intervals(
     tmp_path, write_run, bert
 ):
-    finite = ["mlm_accuracy", "mlm_loss", "bits_per_byte", "probe_accuracy", "a_loss"]
+    finite = ["mlm_accuracy", "mlm_loss", "bits_per_byte", "a_loss"]
     samples = {name: mean_of([0.25, 0.5]) for name in finite} | {"b_loss": mean_of([np.nan] * 2)}
     scores.write(write_run(tmp_path / "run", 4), samples, intervals(samples))
     (row,) = json.loads(bert("runs", tmp_path, "--json", "-")[1])
@@ -155,7 +155,7 @@ def test_the_list_has_losses_bits_per_byte_and_the_probe_of_finite_scores_with_i
     assert row["intervals"] == {name: interval(samples[name]).bounds for name in finite}
     out = bert("runs", tmp_path)[1]
     cells = re.findall(r"([a-z][a-z ]+) 0\.3750 \[", out)
-    assert cells == ["mlm", "bits per byte", "probe accuracy"]
+    assert cells == ["mlm", "bits per byte"]
     assert "; n 2  ...  killed" in out
     assert 'b_loss": null' in (tmp_path / "run" / "scores.json").read_text()
 

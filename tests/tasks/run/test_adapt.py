@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.runs import continues_bit_for_bit, run_command
+from support.runs import run_command
 from support.tiny_models import PIECES, metrics_of, pretrain_words, write_model, write_records
 
 from bert_cli.cli import main
@@ -116,23 +116,3 @@ def test_a_run_takes_its_shape_from_the_model_and_its_vocabulary_from_the_record
     # The run is continued as any other.
     assert pretrain(home) == 0
     assert "continues from" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
-def test_at_first_only_the_new_rows_are_trained_if_that_is_set(home, engine):
-    flags = ["--new-rows-only-steps", "4", "--engine", engine]
-    run = f"rows_{engine}"
-    assert pretrain(home, run, *flags) == 0
-    saved = complete_checkpoints(home / run)
-    old, fourth, fifth = (load_file(folder / MODEL) for folder in (home / "model", *saved[3:5]))
-    for name, value in old.items():
-        assert np.array_equal(fourth[name][: len(value)], value), name
-        if "token_type" not in name:
-            assert not np.array_equal(fifth[name][: len(value)], value), name
-    words = f"bert.embeddings.{WORDS}"
-    source = models.find_source(str(home / "model"))
-    begun = models.extended(source, TokenizerFolder(home / "vocab")).tensors()[words]
-    assert not np.isclose(fourth[words], begun)[len(PIECES) :].all(axis=1).any()
-    # A run that is interrupted within these steps ends with the same bytes.
-    continues_bit_for_bit(home / run, lambda folder: pretrain(home, folder.name, *flags), 2)

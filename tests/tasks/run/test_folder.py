@@ -31,7 +31,7 @@ def test_a_resumed_run_reads_each_file_once_after_its_checksum(tmp_path):
         write_records(tmp_path / name, SENTENCES, model) for name in ("records", "held_out")
     )
     paths = {"dataset-dir": records, "validation-dir": held_out, "pretrained-ckpt-path": model}
-    more = {"save-ckpt-path": tmp_path / "run", "new-rows-only-steps": False}
+    more = {"save-ckpt-path": tmp_path / "run"}
     words = ["pretrain", *flags_of(RUN_OF_RECORDS, **paths, **more)]
     assert run_command(words) == 0
     process = run_python(OPENED, *words)

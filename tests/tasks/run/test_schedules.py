@@ -1,17 +1,15 @@
 """What changes over a run: batch, masks, learning rate. Each resumes bit for bit."""
 
 import json
-import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
-from support.runs import assert_same_end, continues_bit_for_bit, run_command
+from support.runs import continues_bit_for_bit, run_command
 from support.settings import plan_of, small_run
 from support.tiny_models import PIECES, TINY_RUN, flags_of, metrics_of, write_model, write_records
 
-from bert_cli.cli import main
 from bert_cli.tasks.run import corpora
 
 CHANGING = {
@@ -85,74 +83,6 @@ def test_jax_does_the_same_and_resumes_exactly_too(complete, tmp_path):
     losses = [[line["mlm_loss"] for line in metrics_of(run)] for run in (complete, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     continues_bit_for_bit(theirs, partial(pretrain, engine="jax"), 8)
-
-
-@pytest.mark.slow
-def test_a_finished_constant_run_can_be_decayed_from_any_step_as_a_new_run(tmp_path, capsys):
-    flags = {**TINY_RUN, "checkpoint-every-steps": 1, "total-num-train-samples": 20}
-    name = "optimizer-opts.learning-rate.schedule-name"
-    constant, wsd, branch = (tmp_path / one for one in ("constant", "wsd", "branch"))
-    assert pretrain(constant, flags | {name: "constant"}) == 0
-    assert pretrain(wsd, flags | {name: "wsd", "optimizer-opts.learning-rate.decay-frac": 0.4}) == 0
-    decayed = flags | {name: "wsd", "pretrained-ckpt-path": constant, "decay-from": 6}
-    assert pretrain(branch, decayed) == 0
-    assert "with a decaying learning rate" in capsys.readouterr().out
-    # The same bytes as of a run that was planned so.
-    assert_same_end(wsd, branch)
-    assert [line["step"] for line in metrics_of(branch)] == [7, 8, 9, 10]
-    # A longer decay of the end, which is interrupted and continued.
-    longer = decayed | {"decay-from": 10, "total-num-train-samples": 28}
-    assert pretrain(tmp_path / "longer", longer) == 0
-    continues_bit_for_bit(tmp_path / "longer", lambda run: pretrain(run, longer), 13)
-    shutil.rmtree(constant / "step_00000003")
-    rate = "optimizer-opts.learning-rate.max-learning-rate"
-    reference = "optimizer-opts.learning-rate.reference-batch-size"
-    for wrong, message in (
-        ({"decay-from": 3}, "which has 1, 2, 4, 5"),
-        ({"seed": 3}, "seed was 1984, is 3"),
-        ({rate: 0.02}, "max_learning_rate was 0.01, is 0.02"),
-        ({reference: 2}, "reference_batch_size was None, is 2"),
-        ({"pretrained-ckpt-path": wsd, "decay-from": 7}, "is constant only from step 0 to 6"),
-        ({"pretrained-ckpt-path": branch, "decay-from": 8}, "is constant only from step 0 to 6"),
-    ):
-        assert pretrain(tmp_path / "wrong", decayed | wrong) != 0
-        assert message in capsys.readouterr().err
-    checked = {"decay-from": 3, "save-ckpt-path": tmp_path / "wrong", "no-build": None}
-    assert main(["doctor", *flags_of(decayed | checked)]) != 0
-    assert "which has 1, 2, 4, 5" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_run_of_epochs_with_a_warm_up_and_new_rows_first_can_be_decayed_too(tmp_path, capsys):
-    vocab = write_vocab(tmp_path / "vocab.txt", *PIECES, "plotted", "filmed")
-    records, *_ = write_corpora(tmp_path, vocab)
-    number = corpora.read_corpus(records)["records"]
-    flags = {
-        **WITH_RECORDS, "dataset-dir": records, "num-epochs": 39 / number, "checkpoint-every-steps": 1,
-        "optimizer-opts.learning-rate.warmup-frac": 0.2, "new-rows-only-steps": 3,
-    }  # fmt: skip
-    name = "optimizer-opts.learning-rate.schedule-name"
-    run, branch, early = (tmp_path / folder for folder in ("run", "branch", "early"))
-    begun = flags | {"pretrained-ckpt-path": tmp_path / "model", name: "constant"}
-    assert pretrain(run, begun) == 0
-    plan = f"40 examples, {40 / number:.3g} epochs of {number}"
-    assert plan in capsys.readouterr().out
-    # The same run as one of so many examples.
-    samples = {"num-epochs": False, "total-num-train-samples": 40}
-    assert pretrain(run, begun | samples) == 0
-    printed = capsys.readouterr().out
-    assert plan in printed and "all 10 steps are done" in printed
-    decayed = flags | samples | {"pretrained-ckpt-path": run, name: "wsd"}
-    assert pretrain(branch, decayed | {"decay-from": 7, "total-num-train-samples": 48}) == 0
-    complete = metrics_of(run)
-    decayed_rates = [line["learning_rate"] for line in metrics_of(branch)]
-    assert complete[-1]["learning_rate"] == 0.01 > decayed_rates[0] > decayed_rates[-1] == 1e-7
-    for step, new_rows, message in (
-        (1, False, "constant only from step 2 to 10"),
-        (2, 3, "new_rows_only_steps"),
-    ):
-        assert pretrain(early, decayed, decay_from=step, new_rows_only_steps=new_rows) != 0
-        assert message in capsys.readouterr().err
 
 
 def test_masks_of_a_mixture_follow_the_plan(tmp_path):
