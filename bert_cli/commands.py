@@ -57,7 +57,6 @@ _ROWS = {
     "vocab": ("data.tokens.vocab", "data.Vocab", "train a WordPiece vocabulary"),
     "tokenize": ("data.records.tokenize", "data.Tokenize", "make training records from sentences"),
     "index": ("data.records.index", "data.Index", "index records for random access"),
-    "pack": ("data.examples.pack", "data.Pack", "pack short records together to reduce padding"),
     "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
     "inspect": ("data.examples.inspect", "tools.Inspect", "show and check a folder of records"),
     "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),

@@ -326,20 +326,3 @@ class DataChainSettings(
 
     out: Positional[Path]
     """Folder of extracted/, sentences/ and one folder of records per sequence length."""
-
-
-class PackSettings(OutSettings, SentenceInputSettings, ExecutorSettings):
-    """Pack several short sequences into one example to reduce padding.
-
-    Example: bert pack data/512 data/512_packed --sequence-length 512 --max-sequences-per-pack 3
-    Example: bert pack data/128 data/512_packed --sequence-length 512 --max-sequences-per-pack 8
-    """
-
-    input: Positional[Path]
-    """Folder of records, static or dynamic, without packs; the packed records are of the same kind."""
-    sequence_length: Recorded[int | None] = Field(None, ge=8, le=65535)
-    """Sequence length of a pack; at least, and by default, the sequence length of the records."""
-    max_sequences_per_pack: Recorded[int] = Field(3, ge=2)
-    """Maximum sequences in a pack."""
-    random_seed: Recorded[int] = Field(12345, ge=0)
-    """Seed of the choice among records of equal length; the same seed and input give the same bytes."""

@@ -28,7 +28,6 @@ class PretrainSettings(TrainSettings):
         **dict.fromkeys(
             ("evaluate_every_steps", "evaluation_examples", "baselines"), "validation_dir"
         ),
-        "length_buckets": ("generated_dataset", False),
         "dataset_cache": Unless(
             lambda of: (
                 of.dataset_cache == CACHE.expanduser() or any(map(is_remote, of.record_paths))
@@ -57,9 +56,6 @@ class PretrainSettings(TrainSettings):
     max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""
-    length_buckets: Fixed[Positive | None] = None
-    """Group records into at most this many buckets of similar length, so that a step is only as long as its longest
-    example; for dynamic records without packs."""
     evaluation_examples: Collective[Positive] = 10_000
     """Examples of an evaluation, from the start of the validation order."""
 
@@ -103,7 +99,7 @@ class PretrainSettings(TrainSettings):
 
     def _check(self) -> None:
         self._check_scaling()
-        self._check_schedules()
+        self._check_masks()
 
     def _check_scaling(self) -> None:
         model = self.bert_config
@@ -121,15 +117,7 @@ class PretrainSettings(TrainSettings):
                 remedy = f"leave out scaling, or set the default ({default or 'none'})"
                 raise SettingError(name, problem, remedy)
 
-    def _check_schedules(self) -> None:
-        differ = {
-            "global_batch.start_fraction": self.global_batch.start_fraction is not None,
-            "masking.start_probability": self.mask_probabilities is not None,
-        }
-        names = [name for name, differs in differ.items() if differs]
-        if self.length_buckets is not None and names and names[0] != "masking.start_probability":
-            problem = f"has no effect with {names[0]}, whose steps differ in size"
-            raise SettingError("length_buckets", problem, "leave out one of them")
+    def _check_masks(self) -> None:
         check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
         needed = round(self.max_seq_length * self.masking.highest_probability)
         predictions = self.max_predictions_per_seq

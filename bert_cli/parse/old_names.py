@@ -62,7 +62,6 @@ OLD = (
     Old("name", "wandb.name"),
     # Earlier names in this tool.
     Old("splitter", "sentence_splitter"),
-    Old("length_bins", "length_buckets"),
     Old("held_out_share", "held_out_fraction"),
     Old("output_dir", "save_ckpt_path"),
     Old("cluster.say_waiting_after_seconds", "cluster.report_waiting_after_seconds"),

@@ -125,7 +125,6 @@ def layout(stages: list[list[str]], devices: list[int]) -> dict:
         (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stage; set one for each stage"),
         (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
-        ({"generated_dataset": True, "length_buckets": 4}, "length_buckets (c.json): has no effect with generated"),
         ({"dataset_dir": "a", "dataset_cache": "b"}, "dataset_cache (c.json): has no effect without records"),
         ({"engine": "jax", "compile": "nothing"}, "compile (c.json): has no effect without engine tensorflow"),
         ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),

@@ -158,12 +158,11 @@ def open_stream(
     micro: int = 4,
     rank: int = 0,
     world_size: int = 1,
-    buckets: int | None = None,
     **settings: Any,
 ) -> Reader:
     """A stream over a folder of records, with a small step."""
     source = Records(folder, **{"seed": 1984} | settings)
-    return Reader(source, Batching(examples, micro, rank, world_size), buckets)
+    return Reader(source, Batching(examples, micro, rank, world_size))
 
 
 def assert_equal(one: Batch, other: Batch) -> None:

@@ -1,9 +1,8 @@
 """`bert inspect`: examples, statistics and warnings of a folder of records.
 
-It reads what a run would read: the first records in the order of a seed, which are spread over the folder. The
-`input_mask` of an example numbers its sequences, so an unpacked example counts as a pack of one sequence.
+It reads what a run would read: the first records in the order of a seed, which are spread over the folder.
 
-Shapes: B examples, S positions, P masked positions, C sequences of an example, V vocabulary size.
+Shapes: B examples, S positions, P masked positions, V vocabulary size.
 """
 
 import json
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bert_cli import processes
 from bert_cli.config.settings import is_remote, is_set
@@ -26,7 +24,7 @@ from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
-from bert_cli.data.random import Ints, record_at
+from bert_cli.data.random import record_at
 from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
 from bert_cli.data.records.masking import continuations, unmasked
@@ -111,7 +109,7 @@ def run(settings: InspectSettings) -> None:
     if settings.examples:
         _print_examples(console, source, vocabulary, min(settings.examples, len(source)))
     for line in (
-        "\nlengths of sequences, in tokens with [CLS] and [SEP]",
+        "\nlengths of examples, in tokens with [CLS] and [SEP]",
         *histogram(sample.lengths, source.sequence_length),
         "\nstatistics",
         *_table(report),
@@ -122,12 +120,6 @@ def run(settings: InspectSettings) -> None:
 
 
 # --- statistics
-
-
-def labels_of(batch: Batch) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return next-sentence labels [B, C], and a mask of the labels that count."""
-    labels_BC = batch["next_sentence_labels"].reshape(len(batch["input_ids"]), -1)
-    return labels_BC, batch["next_sentence_weights"].reshape(labels_BC.shape) > 0
 
 
 class SampleStatistics:
@@ -157,10 +149,10 @@ class SampleStatistics:
         is_predicted_BP = batch["masked_lm_weights"] > 0
         shown_BP = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], axis=1)
         is_mask_BP = is_predicted_BP & (shown_BP == special.mask)
-        labels_BC, counts_BC = labels_of(batch)
+        counts_B = batch["next_sentence_weights"] > 0
         flags = {
-            "labels": counts_BC,
-            "random_labels": counts_BC & (labels_BC == 1),
+            "labels": counts_B,
+            "random_labels": counts_B & (batch["next_sentence_labels"] == 1),
             "tokens": is_token_BS,
             "text_tokens": is_text_BS,
             "unknown": is_unknown_BS,
@@ -173,10 +165,7 @@ class SampleStatistics:
         }
         self.counts.update({name: int(counted.sum()) for name, counted in flags.items()})
         self.counts.update(examples=len(tokens_BS), positions=tokens_BS.size)
-        for sequence_S in batch["input_mask"]:
-            for number in range(1, int(sequence_S.max(initial=0)) + 1):
-                self.counts["sequences"] += 1
-                self.lengths[int(np.count_nonzero(sequence_S == number))] += 1
+        self.lengths.update(is_token_BS.sum(axis=1).tolist())
 
     def report(self) -> JSONObject:
         """Return all statistics of the sample."""
@@ -188,11 +177,9 @@ class SampleStatistics:
         counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
         return {
             "examples": counts["examples"],
-            "sequences": counts["sequences"],
             "tokens": counts["tokens"],
-            "sequences_per_example": ratio("sequences", "examples"),
             "real_token_fraction": ratio("tokens", "positions"),
-            "tokens_per_sequence": ratio("tokens", "sequences"),
+            "tokens_per_example": ratio("tokens", "examples"),
             "predictions": counts["predictions"],
             "masked_token_fraction": ratio("predictions", "tokens"),
             "masks_shown_as_mask": ratio("masked", "predictions"),
@@ -216,7 +203,6 @@ def _folder_report(name: str, source: Records) -> JSONObject:
         "format": corpus["format"],
         "records": len(source),
         "sequence_length": source.sequence_length,
-        "max_sequences_per_pack": corpus.get("max_sequences_per_pack", 1),
         "vocab_size": corpus["vocab_size"],
         "bytes": size,
         "bytes_per_record": size / len(source),
@@ -270,8 +256,7 @@ def _table(report: JSONObject) -> list[str]:
         "records in the largest shard": percent("largest_shard_fraction"),
         "copies of the text": str(report["copies"] or "-"),
         "positions that are not padding": percent("real_token_fraction"),
-        "tokens per sequence": number("tokens_per_sequence"),
-        "sequences per example": number("sequences_per_example"),
+        "tokens per example": number("tokens_per_example"),
         "predicted tokens": percent("masked_token_fraction"),
         "  shown as [MASK], another token, themselves": ", ".join(map(percent, masks)),
         "random next sentences": percent("random_next_fraction"),
@@ -319,27 +304,23 @@ def _print_examples(
 def describe_example(
     batch: Batch, row: int, vocabulary: Vocabulary
 ) -> Iterator[tuple[str, "Text"]]:
-    """Yield an example as labelled lines of text: A and B of a pair, sequence after sequence."""
+    """Yield an example as labelled lines of text: A and B of a pair."""
     from rich.text import Text
 
-    sequence_S = batch["input_mask"][row]
     segments_S = batch["segment_ids"][row]
-    labels_BC, counts_BC = labels_of(batch)
     tokens_S = unmasked(batch)[row]
     shown_S = batch["input_ids"][row]
-    masked = batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0].tolist()
-    sequences = int(sequence_S.max(initial=0))
-    for number in range(1, sequences + 1):
-        positions = np.flatnonzero(sequence_S == number).tolist()
-        predicted = set(masked) & set(positions)
-        about = f"{len(positions)} tokens, {len(predicted)} predicted"
-        if counts_BC[row, number - 1]:
-            about += f", B is {'a random' if labels_BC[row, number - 1] else 'the actual'} next"
-        yield "", Text(about if sequences == 1 else f"sequence {number}: {about}")
-        for segment, name in ((0, "A"), (1, "B")):
-            of_segment = [position for position in positions if segments_S[position] == segment]
-            if of_segment:
-                yield name, mark_masks(of_segment, tokens_S, shown_S, predicted, vocabulary)
+    predicted = set(batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0].tolist())
+    positions = np.flatnonzero(batch["input_mask"][row]).tolist()
+    about = f"{len(positions)} tokens, {len(predicted)} predicted"
+    if batch["next_sentence_weights"][row]:
+        is_random = batch["next_sentence_labels"][row]
+        about += f", B is {'a random' if is_random else 'the actual'} next"
+    yield "", Text(about)
+    for segment, name in ((0, "A"), (1, "B")):
+        of_segment = [position for position in positions if segments_S[position] == segment]
+        if of_segment:
+            yield name, mark_masks(of_segment, tokens_S, shown_S, predicted, vocabulary)
 
 
 def mark_masks(

@@ -2,7 +2,7 @@
 
 Step and row give a sample index, and an endless stream has an example at every sample index. So resuming means asking
 for another step, each process reads its own part, and micro-batches change no example. A stream reads one folder of
-records, optionally in steps of similar lengths, or a mixture of several folders.
+records, or a mixture of several folders.
 """
 
 import hashlib
@@ -21,15 +21,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.examples.source import ByLength, Records
-from bert_cli.data.random import Ints, Numbers, permute, record_at, row_keys
+from bert_cli.data.examples.source import Records
+from bert_cli.data.random import Numbers, permute, record_at, row_keys
 from bert_cli.data.records.formats import Batch
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.planning.plan import Plan
 from bert_cli.text import count
 
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
-MULTIPLE = 8  # length buckets end at multiples of so many positions, which suit matrix units
 USUAL_BLOCK = 8192  # examples of the largest block of a mixture where the weights allow it
 LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractions of it
 # Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus.
@@ -153,12 +152,9 @@ def read_ahead(
 
 
 class Reader(ExampleStream):
-    """The examples of a folder in a new order in each epoch; with `buckets` in steps of similar lengths.
+    """The examples of a folder in a new order in each epoch."""
 
-    With `buckets`, raises ConfigError for packs, and DataError for static records or fewer records than a step has.
-    """
-
-    def __init__(self, source: Records, batching: Batching, buckets: int | None = None) -> None:
+    def __init__(self, source: Records, batching: Batching) -> None:
         self.source = source
         self.sources = [source]
         self.batching = batching
@@ -167,41 +163,20 @@ class Reader(ExampleStream):
         self.has_next_sentences = source.has_next_sentences
         self.epoch_size: int = len(source)
         self.sequences_per_example = source.sequences / max(1, len(source))
-        self.buckets: Buckets | None = None
-        if buckets is not None:
-            step = batching.examples_per_step
-            _check_buckets(source, buckets, step)
-            # Checkpoints compare this text, so its words stay.
-            self.fingerprint += f", {buckets} bins for steps of {step}"
-            lengths = source.files.lengths()
-            self.buckets = Buckets(lengths, source.sequence_length, buckets, step, source.seed)
-            self.epoch_size = self.buckets.steps * step
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
-        """Return the examples at sample indices [n], padded to S or to the length of their longest step."""
-        if self.buckets is None:
-            return shuffled(self.source, sample_indices, probability)
-        epochs, numbers, length = self.buckets.records(sample_indices)
-        return _in_blocks(self.source, epochs, numbers, length, probability)
+        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
+        return shuffled(self.source, sample_indices, probability)
 
 
 def shuffled(
     source: Records, sample_indices: npt.ArrayLike, probability: float | None = None
 ) -> Batch:
-    """Return the examples of a source at sample indices [n] of its random order."""
+    """Return the examples of a source at sample indices [n] of its random order, read in blocks of BLOCK sequences."""
     epochs, numbers = record_at(sample_indices, len(source), source.seed)
-    return _in_blocks(source, epochs, numbers, None, probability)
-
-
-def _in_blocks(
-    source: Records, epochs: Ints, numbers: Ints, length: int | None, probability: float | None
-) -> Batch:
-    """Return examples as `source.examples` does, read in blocks of BLOCK sequences."""
     size = max(1, BLOCK // source.max_sequences_per_pack)
     parts = (slice(start, start + size) for start in range(0, len(numbers), size))
-    blocks = (
-        (part, source.examples(epochs[part], numbers[part], length, probability)) for part in parts
-    )
+    blocks = ((part, source.examples(epochs[part], numbers[part], probability)) for part in parts)
     return _assembled(len(numbers), blocks)
 
 
@@ -214,87 +189,6 @@ def _assembled(number: int, blocks: Iterable[tuple[Numbers | slice, Batch]]) -> 
                 columns[name] = np.empty((number, *column.shape[1:]), column.dtype)
             columns[name][rows] = column
     return columns
-
-
-# --- length buckets
-
-
-class Buckets:
-    """Record numbers by sample index, so that the examples of a step have similar lengths.
-
-    An epoch is a list of records, bucket by bucket from the shortest to the longest, in random order within a bucket.
-    A step takes consecutive records of the list and pads them to the bucket of its last record. A few records of the
-    longest bucket (fewer than a step has) are left out, chosen anew in each epoch. The order of steps is random too.
-    """
-
-    def __init__(
-        self, lengths: Ints, sequence_length: int, buckets: int, examples_per_step: int, seed: int
-    ) -> None:
-        """Divide records of these lengths [records] into at most `buckets`; the longest ends at S at most."""
-        self.seed = seed
-        self.examples_per_step = examples_per_step
-        # The name decides the random order of old and new runs alike.
-        self._records = ByLength(lengths, sequence_length, "bin", seed)
-        self.ends = bucket_ends(self._records.histogram, buckets)
-        """[buckets] positions of the examples of each bucket, ascending."""
-        self._shortest = np.concatenate((np.ones(1, np.int64), self.ends[:-1] + 1))
-        self._starts = self._records.starts[self._shortest]
-        self.steps = len(lengths) // examples_per_step
-        """Steps of an epoch; the records that fill no step are left out."""
-
-    def records(self, sample_indices: npt.ArrayLike) -> tuple[Ints, Numbers, int]:
-        """Return the epochs [n] and records [n] at sample indices [n], and the positions they need."""
-        indices = np.array(sample_indices, np.int64, ndmin=1)
-        steps, rows = np.divmod(indices, self.examples_per_step)
-        epochs, drawn = record_at(steps, self.steps, self.seed)
-        first = drawn * self.examples_per_step
-        slots = first + rows
-        buckets = self._bucket_of(slots)
-        within = slots - self._starts[buckets]
-        records = self._records.draw(self._shortest[buckets], self.ends[buckets], within, epochs)
-        longest = int(self._bucket_of(first + self.examples_per_step - 1).max(initial=0))
-        return epochs, records, int(self.ends[longest])
-
-    def _bucket_of(self, slots: Ints) -> Ints:
-        """Return the bucket of each slot of an epoch's list."""
-        return np.searchsorted(self._starts, slots, side="right") - 1
-
-
-def _check_buckets(source: Records, buckets: int, step: int) -> None:
-    where = f"length_buckets ({buckets})"
-    records = f"the {len(source)} records in {source.folder}"
-    if source.max_sequences_per_pack > 1:
-        problem = f"need examples of one sequence, but {records} are packs"
-        raise ConfigError(where, problem, "leave out length_buckets, or use records without packs")
-    if not source.is_dynamic or len(source) < step:
-        wrong = f"fewer than a step's {step}" if source.is_dynamic else "static and already padded"
-        remedy = "leave the buckets out, or make more records with --masking dynamic"
-        raise DataError(where, f"{records} are {wrong}", remedy)
-
-
-def bucket_ends(histogram: Ints, buckets: int) -> Numbers:
-    """Return the ends of at most `buckets` buckets over lengths [S + 1] with the least padding.
-
-    All ends but S are multiples of MULTIPLE. Dynamic programming over all ends, bucket by bucket.
-    """
-    longest = len(histogram) - 1
-    highest = int(np.flatnonzero(histogram)[-1])
-    ends = np.minimum(np.arange(MULTIPLE, highest + MULTIPLE, MULTIPLE), longest)
-    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(histogram)[ends]))
-    # positions[first, end]: of all examples that are longer than ends[first - 1] and fit into ends[end].
-    positions = (counts[None, 1:] - counts[:-1, None]).astype(np.float64) * ends
-    positions[np.tril_indices(len(ends), -1)] = np.inf
-    fewest = positions[0]
-    before: list[Numbers] = []
-    for _ in range(min(buckets, len(ends)) - 1):
-        # One more bucket, which begins where any earlier bucket ends.
-        total = np.concatenate(([np.inf], fewest[:-1]))[:, None] + positions
-        before.append(np.argmin(total, axis=0))
-        fewest = total[before[-1], np.arange(len(ends))]
-    chosen = [len(ends) - 1]
-    for firsts in reversed(before):
-        chosen.append(int(firsts[chosen[-1]]) - 1)
-    return ends[np.unique(chosen)]
 
 
 # --- several corpora
@@ -406,7 +300,7 @@ def _check_fit(left: Records, right: Records) -> None:
         differing = {"vocabularies"}
     if differing:
         problem = f"differ in their {', '.join(sorted(differing))}"
-        remedy = "make or pack one of them again with the settings of the other"
+        remedy = "make one of them again with the settings of the other"
         raise DataError(both, problem, remedy)
 
 

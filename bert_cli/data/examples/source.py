@@ -32,33 +32,32 @@ class Records:
         sequence_length: int | None = None,
         predictions: int | None = None,
         masking: Masking | None = None,
-        max_sequences_per_pack: int | None = None,
+        max_sequences_per_pack: int = 1,
         corpus: JSONObject | None = None,
     ) -> None:
         """Open a folder, described by `corpus`; an argument that is None takes its value from the records.
 
-        Dynamic records can be read with any P (of a sequence), with a longer S and, unless they are packs already, up
-        to `max_sequences_per_pack` in an example. Raises DataError for lengths, packs or files that do not fit.
+        Dynamic records can be read with any P (of a sequence), with a longer S, and up to `max_sequences_per_pack` in
+        an example. Raises DataError for lengths, packs or files that do not fit.
         """
         corpus = corpus or read_corpus(folder)
         self.folder = folder
         self.corpus = corpus
         self.seed = seed
-        stored_pack: int = corpus.get("max_sequences_per_pack", 1)
         self.is_dynamic: bool = corpus["format"] == "dynamic"
         self.sequence_length: int = sequence_length or corpus["sequence_length"]
         self.predictions: int = predictions or corpus["mask_tokens"]
         """P of a sequence."""
-        self.max_sequences_per_pack: int = max_sequences_per_pack or stored_pack
-        self._check_sizes(stored_pack)
+        self.max_sequences_per_pack = max_sequences_per_pack
+        self._check_sizes()
         self.files = RecordFiles(folder, corpus)
         self.fingerprint = str(corpus["fingerprint"])
         """Changes with the examples and with how they are packed."""
         self.has_next_sentences: bool = corpus.get("next_sentence", True)
-        self.sequences: int = corpus["sequences"] if stored_pack > 1 else self.files.records
+        self.sequences: int = self.files.records
         """Sequences of an epoch; each sequence is in exactly one example."""
         self.packs: Packs | None = None
-        """Only for dynamic records that are packed when they are read."""
+        """Only for records that are packed when they are read."""
         if not self.is_dynamic:
             return
         masking = masking or Masking()
@@ -70,8 +69,7 @@ class Records:
         size = corpus["vocab_size"]
         self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)
         pack_size = self.max_sequences_per_pack
-        if pack_size > stored_pack:
-            # Checkpoints compare this text, so its words stay.
+        if pack_size > 1:
             self.fingerprint += f", {self.sequence_length} places for up to {pack_size} sequences"
             self.packs = Packs(self.files.lengths(), self.sequence_length, pack_size, seed)
 
@@ -79,32 +77,39 @@ class Records:
         """Return the number of examples of an epoch."""
         return self.files.records if self.packs is None else len(self.packs)
 
-    def examples(
-        self, epochs: Ints, numbers: Ints, length: int | None, probability: float | None
-    ) -> Batch:
+    def examples(self, epochs: Ints, numbers: Ints, probability: float | None) -> Batch:
         """Return examples by their epochs [n] and numbers [n], as columns.
 
-        For dynamic records, `length` and `probability` replace the length and the masking probability.
+        For dynamic records, `probability` replaces the masking probability.
         """
-        if self.is_dynamic:
-            recipe = self._masks.with_probability(probability)
-            columns = self._dynamic(epochs, numbers, length or self.sequence_length, recipe)
-        else:
+        recipe = self._masks.with_probability(probability) if self.is_dynamic else None
+        if recipe is None:
             columns = self.files.static(numbers)
-        names = formats.PACKED_FIELDS if self.max_sequences_per_pack > 1 else formats.FIELDS
+        elif self.packs is None:
+            columns = self._masked(epochs, numbers, recipe)
+        else:
+            columns = self._packed(self.packs.records(numbers, epochs), epochs, recipe)
+        names = formats.FIELDS if self.packs is None else formats.PACKED_FIELDS
         return {name: columns[name] for name in names}
 
-    def _dynamic(self, epochs: Ints, numbers: Ints, length: int, recipe: MaskRecipe) -> Batch:
-        """Read dynamic records, mask each sequence [R] and, where examples are packs, pack them."""
-        if self.packs is None:
-            sequences, numbers_R, counts = self.files.dynamic(numbers)
-        else:
-            records_nC = self.packs.records(numbers, epochs)
-            counts = (records_nC >= 0).sum(axis=1)
-            sequences, numbers_R, _ = self.files.dynamic(records_nC[records_nC >= 0])
+    def _packed(self, records_nC: Ints, epochs: Ints, recipe: MaskRecipe) -> Batch:
+        """Return packs of the dynamic records [n, C], each masked as if it were alone; -1 is none."""
+        is_record_nC = records_nC >= 0
+        counts = is_record_nC.sum(axis=1)
+        columns = self._masked(np.repeat(epochs, counts), records_nC[is_record_nC], recipe)
+        length = self.sequence_length
+        pack_size = self.max_sequences_per_pack
+        probability = self._masks.masking.highest_probability
+        predictions = packed_predictions(length, pack_size, self.predictions, probability)
+        sizes = (length, predictions, pack_size)
+        return formats.pack_columns(columns, counts, sizes, recipe.special.pad)
+
+    def _masked(self, epochs_R: Ints, numbers_R: Ints, recipe: MaskRecipe) -> Batch:
+        """Return dynamic records [R], masked as in their epochs [R]."""
+        length = self.sequence_length
+        sequences = self.files.dynamic(numbers_R)
         tokens_RS = np.full((len(numbers_R), length), recipe.special.pad, np.int32)
         tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
-        epochs_R = np.repeat(epochs, counts)
         keys_R = np.zeros(len(numbers_R), np.uint64)
         for epoch in np.unique(epochs_R):
             chosen = epochs_R == epoch
@@ -112,30 +117,24 @@ class Records:
         columns = mask_examples(tokens_RS, *sequences[1:], keys_R, recipe)
         weight = np.float32(self.has_next_sentences)
         columns["next_sentence_weights"] = np.full(len(numbers_R), weight)
-        pack_size = self.max_sequences_per_pack
-        if pack_size == 1:
-            return columns
-        probability = self._masks.masking.highest_probability
-        predictions = packed_predictions(length, pack_size, self.predictions, probability)
-        sizes = (length, predictions, pack_size)
-        return formats.pack_columns(columns, counts, sizes, recipe.special.pad)
+        return columns
 
-    def _check_sizes(self, stored_pack: int) -> None:
+    def _check_sizes(self) -> None:
         """Raise DataError for sizes that these records cannot be read with."""
         corpus = self.corpus
         length = self.sequence_length
         positions: int = corpus["sequence_length"]
         # Setting, its value, the stored value, the option that changes it, and whether dynamic records allow it.
         sizes = (
-            ("max_seq_length", length, positions, "tokenize --sequence-length", length > positions),
-            ("max_predictions_per_seq", self.predictions, corpus["mask_tokens"], "tokenize --mask-tokens", True),
-            ("max_sequences_per_pack", self.max_sequences_per_pack, stored_pack, "pack --max-sequences-per-pack",
-             stored_pack == 1),
+            ("max_seq_length", length, positions, f"--sequence-length {length}", length > positions),
+            ("max_predictions_per_seq", self.predictions, corpus["mask_tokens"], f"--mask-tokens {self.predictions}",
+             True),
+            ("max_sequences_per_pack", self.max_sequences_per_pack, 1, "--masking dynamic", True),
         )  # fmt: skip
-        for name, value, stored, command, fits in sizes:
+        for name, value, stored, option, fits in sizes:
             if value != stored and not (self.is_dynamic and fits):
                 problem = f"the {corpus['format']} records in {self.folder} have {stored}"
-                remedy = f"use {stored}, or records made with `bert {command} {value}`"
+                remedy = f"use {stored}, or records made with `bert tokenize {option}`"
                 raise DataError(f"{name} ({value})", problem, remedy)
 
 
@@ -184,28 +183,6 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbe
     return square, np.array(list(done.values()), np.int64)
 
 
-class ByLength:
-    """Record numbers sorted by length; the records of a range of lengths are drawn in random order."""
-
-    def __init__(self, lengths: Ints, longest: int, name: str, seed: int) -> None:
-        """Sort records by their lengths [records], each from 1 to `longest`."""
-        assert len(lengths) == 0 or 0 < int(lengths.min()) <= int(lengths.max()) <= longest <= 65535
-        self.histogram: Numbers = np.bincount(lengths, minlength=longest + 1)
-        # A stable sort of 16-bit numbers counts them instead of comparing.
-        order = np.argsort(lengths.astype(np.uint16), kind="stable")
-        self._order = order.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
-        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.histogram)))
-        """[longest + 2] where the records of a length begin in the order."""
-        self._seed = int(row_keys(0, name, seed)[0])
-
-    def draw(self, low: Ints, high: Ints, slots: Ints, epochs: Ints) -> Numbers:
-        """Return the records at slots [n] of a permutation, by epoch and `high`, of records from `low` to `high`."""
-        starts = self.starts[low]
-        groups = epochs * np.int64(65536) + high
-        chosen = permute(slots, self.starts[high + 1] - starts, self._seed, groups)
-        return self._order[starts + chosen].astype(np.int64)
-
-
 class Packs:
     """Record numbers by pack number, in any epoch.
 
@@ -217,8 +194,16 @@ class Packs:
 
     def __init__(self, lengths: Ints, sequence_length: int, sequences: int, seed: int) -> None:
         """Pack records of these lengths [records], each from 1 to S, at most C together."""
-        self._records = ByLength(lengths, sequence_length, "pack", seed)
-        self._lengths, self._counts = shortest_pack_first(self._records.histogram, sequences)
+        longest = sequence_length
+        assert len(lengths) == 0 or 0 < int(lengths.min()) <= int(lengths.max()) <= longest <= 65535
+        histogram: Numbers = np.bincount(lengths, minlength=longest + 1)
+        # A stable sort of 16-bit numbers counts them instead of comparing.
+        by_length = np.argsort(lengths.astype(np.uint16), kind="stable")
+        self._by_length = by_length.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
+        self._starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(histogram)))
+        """[S + 2] where the records of a length begin in `_by_length`."""
+        self._seed = int(row_keys(0, "pack", seed)[0])
+        self._lengths, self._counts = shortest_pack_first(histogram, sequences)
         self._ends = np.cumsum(self._counts)
         # For each combination and slot, the first of the records of its length that the slot takes:
         # the k-th pack of the combination takes the k-th from there.
@@ -245,5 +230,8 @@ class Packs:
         records = np.full(lengths.shape, -1, np.int64)
         slots = (self._first[combinations] + within[:, None])[is_used]
         epochs = np.broadcast_to(epochs[:, None], lengths.shape)[is_used]
-        records[is_used] = self._records.draw(used, used, slots, epochs)
+        firsts = self._starts[used]
+        groups = epochs * np.int64(65536) + used
+        drawn = permute(slots, self._starts[used + 1] - firsts, self._seed, groups)
+        records[is_used] = self._by_length[firsts + drawn]
         return records

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AliasChoices, BaseModel, Field
 
-from bert_cli.config.data import packed_predictions
 from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.data.random import Ints, Numbers
 from bert_cli.data.records import formats
-from bert_cli.data.records.formats import Batch, DynamicPacks
+from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import read_payloads
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
@@ -68,12 +67,6 @@ class Corpus(BaseModel, strict=True, extra="allow"):
     records: Count
     fingerprint: str
     next_sentence: bool = True
-    max_sequences_per_pack: Positions = 1
-    sequences: Count = 0
-    real_token_fraction: Annotated[
-        float, Field(validation_alias=AliasChoices("real_token_fraction", "real_token_share"))
-    ] = 1.0
-    duplication_factor: int | None = None
 
 
 def read_corpus(folder: Path) -> JSONObject:
@@ -110,9 +103,7 @@ def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
     """Return the duplication factor of static records; None where it is not recorded."""
     if corpus["format"] != "static":
         return None
-    copies = corpus.get("duplication_factor")
-    if copies is None:
-        copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
+    copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
     return copies if isinstance(copies, int) else None
 
 
@@ -154,13 +145,10 @@ class RecordFiles:
         return list(map(in_file_order.__getitem__, rank.tolist()))
 
     def static(self, records: Ints) -> Batch:
-        """Return all columns of static records [n], packed or not. Raises DataError for an invalid value."""
+        """Return all columns of static records [n]. Raises DataError for an invalid value."""
         corpus = self.corpus
         length = corpus["sequence_length"]
-        pack_size = corpus.get("max_sequences_per_pack", 1)
-        masks = corpus["mask_tokens"], corpus["masked_lm_prob"]
-        masked = packed_predictions(length, pack_size, *masks)
-        sizes = (length, masked, pack_size if pack_size > 1 else None)
+        sizes = (length, corpus["mask_tokens"])
         payloads = self.payloads(records)
         try:
             columns = formats.parse_static(payloads, *sizes)
@@ -172,10 +160,8 @@ class RecordFiles:
                     problem = f"{error.where}: {error.problem}"
                     raise DataError(self._name(record), problem, error.remedy) from None
             raise
-        limits = dict.fromkeys(formats.PACKED_FIELDS, 1) | {"input_mask": pack_size}
+        limits = dict.fromkeys(formats.FIELDS, 1) | {"masked_lm_positions": length - 1}
         limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), corpus["vocab_size"] - 1)
-        of_positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
-        limits |= dict.fromkeys(of_positions, length - 1)
         for name, values in columns.items():
             self._check(name, values, limits[name], records)
         for problem, is_wrong in formats.static_mistakes(columns):
@@ -185,22 +171,16 @@ class RecordFiles:
         weight = np.float32(corpus.get("next_sentence", True))
         return {"next_sentence_weights": np.full(len(records), weight), **columns}
 
-    def dynamic(self, records: Ints) -> DynamicPacks:
-        """Return dynamic records [n]; unpacked ones are packs of one. Raises DataError for an invalid value."""
+    def dynamic(self, records: Ints) -> DynamicRecords:
+        """Return dynamic records [n]. Raises DataError for an invalid value."""
         corpus = self.corpus
-        payloads = self.payloads(records)
-        if corpus.get("max_sequences_per_pack", 1) > 1:
-            packs = formats.parse_packs(payloads, corpus["token_bytes"])
-        else:
-            alone = formats.parse_dynamic(payloads, corpus["token_bytes"])
-            packs = DynamicPacks(alone, records, np.ones(len(records), np.int32))
-        tokens, lengths, first_lengths, labels = packs.sequences
-        of_sequences = np.repeat(records, packs.counts)
-        self._check("tokens", tokens, corpus["vocab_size"] - 1, np.repeat(of_sequences, lengths))
-        self._check("lengths", lengths, corpus["sequence_length"], of_sequences)
-        self._check("first_lengths", first_lengths, lengths, of_sequences)
-        self._check("next_sentence_labels", labels, 1, of_sequences)
-        return packs
+        sequences = formats.parse_dynamic(self.payloads(records), corpus["token_bytes"])
+        tokens, lengths, first_lengths, labels = sequences
+        self._check("tokens", tokens, corpus["vocab_size"] - 1, np.repeat(records, lengths))
+        self._check("lengths", lengths, corpus["sequence_length"], records)
+        self._check("first_lengths", first_lengths, lengths, records)
+        self._check("next_sentence_labels", labels, 1, records)
+        return sequences
 
     def _check(
         self, column: str, values: npt.NDArray[Any], limit: int | Ints, records: Ints
@@ -227,14 +207,13 @@ class RecordFiles:
             read(np.arange(start, min(start + formats.BLOCK, end)))
         return path.stat().st_size
 
-    def lengths(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.uint16]:
-        """Return the number of tokens of dynamic records `first` to `end` - 1, from their offsets alone."""
-        stop = self.records if end is None else end
-        lengths = np.empty(stop - first, np.uint16)
-        for begin in range(first, stop, LENGTHS_BLOCK):
-            numbers = np.arange(begin, min(begin + LENGTHS_BLOCK, stop))
+    def lengths(self) -> npt.NDArray[np.uint16]:
+        """Return the number of tokens of each dynamic record, from the offsets alone."""
+        lengths = np.empty(self.records, np.uint16)
+        for begin in range(0, self.records, LENGTHS_BLOCK):
+            numbers = np.arange(begin, min(begin + LENGTHS_BLOCK, self.records))
             _, starts, stops = self._frames(numbers)
-            lengths[numbers - first] = formats.dynamic_lengths(
+            lengths[numbers] = formats.dynamic_lengths(
                 stops - starts, self.corpus["sequence_length"], self.corpus["token_bytes"]
             )
         return lengths

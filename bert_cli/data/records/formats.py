@@ -1,8 +1,7 @@
 """The record formats, the columns of a batch, and the columns of packs.
 
 A record is a `tf.train.Example` in a TFRecord frame (`tfrecord.py`). A `static` record has the seven features of fixed
-length that BERT's own scripts write, a `dynamic` one the unmasked pair as one string of little-endian token ids. A
-packed record holds several sequences.
+length that BERT's own scripts write, a `dynamic` one the unmasked pair as one string of little-endian token ids.
 
 Shapes: B records, R sequences in the order of their packs, S positions, P masked positions, C maximum sequences of a
 pack.
@@ -40,9 +39,8 @@ PACKED_FIELDS = (
     "position_ids",  # [S] from 0 in each sequence
     "next_sentence_positions",  # [C] position of each sequence's [CLS]
 )
-# Features of a static record and of a pack of them, in the order in which they are written.
+# Features of a static record, in the order in which they are written.
 STATIC_FEATURES = sorted(set(FIELDS) - {"next_sentence_weights"})
-PACKED_FEATURES = sorted(PACKED_FIELDS)
 BLOCK = 1024  # records that are read or parsed at once
 LARGEST = 2**31 - 1  # larger numbers are read as this number, which is above every limit
 
@@ -54,14 +52,6 @@ class DynamicRecords(NamedTuple):
     lengths: npt.NDArray[np.int32]
     first_lengths: npt.NDArray[np.int32]  # of segment A, with [CLS] and its [SEP]
     next_sentence_labels: npt.NDArray[np.int32]  # 1 where segment B is a random next
-
-
-class DynamicPacks(NamedTuple):
-    """Unmasked sequences [R] of a block of B packs, pack by pack."""
-
-    sequences: DynamicRecords
-    numbers: Ints  # [R] in the corpus before packing; masks are drawn by them
-    counts: npt.NDArray[np.int32]  # [B] sequences of each pack, at least one
 
 
 def token_bytes(vocab_size: int) -> int:
@@ -82,9 +72,9 @@ def find_features(payloads: Sequence[bytes], names: Iterable[str]) -> dict[str, 
 
 
 def static_payloads(block: Mapping[str, Array]) -> Iterator[bytes]:
-    """Serialize masked examples [B], the inverse of `parse_static`; packed ones have `position_ids`."""
+    """Serialize masked examples [B], the inverse of `parse_static`."""
     features: list[Feature] = []
-    for name in PACKED_FEATURES if "position_ids" in block else STATIC_FEATURES:
+    for name in STATIC_FEATURES:
         column = block[name].reshape(len(block[name]), -1)
         if _kind(name) == "float":
             values = np.ascontiguousarray(column, "<f4").view(np.uint8)
@@ -101,27 +91,6 @@ def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[
     tokens = _token_strings(records.tokens, np.cumsum(records.lengths), token_bytes)
     features = [("first_length", "int64", first_lengths), ("next_sentence_labels", "int64", labels)]
     return tfrecord.serialize_examples([*features, ("tokens", "bytes", tokens)])
-
-
-def pack_payloads(packs: DynamicPacks, token_bytes: int = 2) -> Iterator[bytes]:
-    """Serialize unmasked packs, the inverse of `parse_packs`."""
-    sequences = packs.sequences
-    counts = packs.counts
-    is_sequence_BC = np.arange(int(counts.max(initial=1))) < counts[:, None]
-    lists: dict[str, Ints] = {
-        "first_lengths": sequences.first_lengths,
-        "lengths": sequences.lengths,
-        "next_sentence_labels": sequences.next_sentence_labels,
-        "numbers": packs.numbers,
-    }
-    features: list[Feature] = []
-    for name, numbers in lists.items():
-        padded_BC = np.zeros(is_sequence_BC.shape, np.int64)
-        padded_BC[is_sequence_BC] = numbers
-        features.append((name, "int64", tfrecord.varint_rows(padded_BC, counts)))
-    ends = np.cumsum(sequences.lengths, dtype=np.int64)[np.cumsum(counts) - 1]
-    features.append(("tokens", "bytes", _token_strings(sequences.tokens, ends, token_bytes)))
-    return tfrecord.serialize_examples(features)
 
 
 def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
@@ -167,23 +136,18 @@ def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
 # --- reading
 
 
-def static_lengths(
-    sequence_length: int, predictions: int, sequences: int | None = None
-) -> dict[str, int]:
-    """Return the length of each feature of a static record, or of a pack of `sequences`."""
-    lengths = {"masked_lm": predictions, "next_sentence": sequences or 1}
-    names = STATIC_FEATURES if sequences is None else PACKED_FEATURES
-    return {name: lengths.get(name.rpartition("_")[0], sequence_length) for name in names}
+def static_lengths(sequence_length: int, predictions: int) -> dict[str, int]:
+    """Return the length of each feature of a static record."""
+    lengths = {"masked_lm": predictions, "next_sentence": 1}
+    return {name: lengths.get(name.rpartition("_")[0], sequence_length) for name in STATIC_FEATURES}
 
 
-def parse_static(
-    payloads: Sequence[bytes], sequence_length: int, predictions: int, sequences: int | None = None
-) -> Batch:
-    """Parse static records of any tool into columns [B, S] and [B, P]; next_sentence_labels are [B], in packs [B, C].
+def parse_static(payloads: Sequence[bytes], sequence_length: int, predictions: int) -> Batch:
+    """Parse static records of any tool into columns [B, S] and [B, P]; next_sentence_labels are [B].
 
     Columns are int32, weights float32. Raises DataError when a feature is absent or has another length.
     """
-    lengths = static_lengths(sequence_length, predictions, sequences)
+    lengths = static_lengths(sequence_length, predictions)
     columns: Batch = {}
     wrong = []
     for name, lists in find_features(payloads, lengths).items():
@@ -192,11 +156,10 @@ def parse_static(
         except ValueError:
             wrong.append(name)
     if wrong:
-        where = f"records (S {sequence_length}, P {predictions}, C {sequences or 1})"
+        where = f"records (S {sequence_length}, P {predictions})"
         problem = f"are not static records of these lengths (features {', '.join(wrong)})"
         raise DataError(where, problem, "use the lengths that the records were made with")
-    if sequences is None:
-        columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
+    columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
 
 
@@ -237,53 +200,25 @@ def _column(lists: list[bytes], length: int, name: str) -> Array:
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
     """Parse dynamic records. Raises DataError for records of another kind."""
     names = ("first_length", "next_sentence_labels")
-    tokens, counts, (first_lengths, labels) = _parse_lists(payloads, names)
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    if (counts != 1).any() or (lengths % token_bytes).any():
-        raise _not_these(names)
-    return _dynamic(tokens, lengths // token_bytes, first_lengths, labels, token_bytes)
-
-
-def parse_packs(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicPacks:
-    """Parse packed dynamic records. Raises DataError for records of another kind."""
-    names = ("first_lengths", "lengths", "next_sentence_labels", "numbers")
-    tokens, counts, (first_lengths, lengths, labels, numbers) = _parse_lists(payloads, names)
-    sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    starts = np.cumsum(counts) - counts
-    is_wrong = (counts == 0).any() or (numbers < 0).any()
-    if is_wrong or (np.add.reduceat(lengths, starts) * token_bytes != sizes).any():
-        raise _not_these(names)
-    sequences = _dynamic(tokens, lengths, first_lengths, labels, token_bytes)
-    return DynamicPacks(sequences, numbers.astype(np.int64), counts.astype(np.int32))
-
-
-def _parse_lists(
-    payloads: Sequence[bytes], names: Sequence[str]
-) -> tuple[list[bytes], Ints, list[Ints]]:
-    """Return the tokens of each record, the length of its lists, and each list joined over the records."""
     lists = find_features(payloads, ("tokens", *names))
-    tokens = lists.pop("tokens")
+    tokens = lists["tokens"]
+    sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
     try:
-        columns, counts = zip(*map(tfrecord.parse_varints, lists.values()), strict=True)
+        parsed = [tfrecord.parse_varints(lists[name]) for name in names]
     except ValueError as error:
         raise _not_these(names) from error
-    if any((of != counts[0]).any() for of in counts):
+    if any((counts != 1).any() for _, counts in parsed) or (sizes % token_bytes).any():
         raise _not_these(names)
-    return tokens, counts[0], list(columns)
+    columns = (sizes // token_bytes, *(numbers for numbers, _ in parsed))
+    return DynamicRecords(
+        np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
+        *(column.clip(-LARGEST, LARGEST).astype(np.int32) for column in columns),
+    )
 
 
 def _not_these(names: Sequence[str]) -> DataError:
     problem = f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json"
     return DataError("records", problem, "run `bert index`, or make the records again")
-
-
-def _dynamic(
-    tokens: list[bytes], lengths: Ints, first: Ints, labels: Ints, token_bytes: int
-) -> DynamicRecords:
-    return DynamicRecords(
-        np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
-        *(column.clip(-LARGEST, LARGEST).astype(np.int32) for column in (lengths, first, labels)),
-    )
 
 
 # --- packs

@@ -48,9 +48,8 @@ DESCRIPTION = (
     *("format", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
 )
-# Keys that older folders lack. OPTIONAL keys are part of the fingerprint where they are present, INFORMATION never.
-OPTIONAL = ("next_sentence", "max_sequences_per_pack", "sequences", "real_token_fraction")
-INFORMATION = ("duplication_factor",)
+# Absent where another tool made the records.
+OPTIONAL = ("next_sentence",)
 Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
 
@@ -158,7 +157,7 @@ def write_index(path: Path) -> int:
 def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
-    `description` has the keys of DESCRIPTION and any of OPTIONAL and INFORMATION. The fingerprint is a hash of the
+    `description` has the keys of DESCRIPTION and any of OPTIONAL. The fingerprint is a hash of the
     description and of each file's name, size and index; the checksums verify copies of the folder.
     """
     paths = record_files(folder)
@@ -168,9 +167,8 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     # Everything that the masks of dynamic records depend on.
     hashed: list[JSON] = [description[key] for key in DESCRIPTION if key != "tokenizer"]
     optional = {key: description[key] for key in OPTIONAL if key in description}
-    if optional:  # fingerprints have the name of older versions
-        older = {"real_token_fraction": "real_token_share"}
-        hashed.append({older.get(key, key): value for key, value in optional.items()})
+    if optional:
+        hashed.append(optional)
     size = OFFSETS_FRACTION * size_of(folder.rglob("*.index"))
     with atomic_file(folder / OFFSETS, size) as partial, partial.open("wb") as out:
         for path in paths:
@@ -184,7 +182,6 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
             files.append({"name": name, "records": len(offsets) - 1, "bytes": int(offsets[-1])})
             hashed.append([*files[-1].values(), hashlib.sha256(starts).hexdigest()])
     corpus: JSONObject = {key: description[key] for key in DESCRIPTION} | optional
-    corpus |= {key: description[key] for key in INFORMATION if key in description}
     corpus |= {"files": files, "records": sum(file["records"] for file in files)}
     if not corpus["records"]:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
@@ -226,7 +223,7 @@ def _description(folder: Path, vocab: str | None) -> JSONObject:
         raise DataError(f"vocab ({vocab})", problem, "leave it out")
     if tokenizer.has_tokenizer(folder):
         tokenizer.read_vocabulary(tokenizer.vocabulary_path(folder), corpus["vocab_sha256"])
-    return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL, *INFORMATION) if key in corpus}
+    return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL) if key in corpus}
 
 
 def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:

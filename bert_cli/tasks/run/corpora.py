@@ -59,24 +59,20 @@ def _on_disk(order: PretrainSettings, read: Read) -> list[JSONObject]:
 def with_sizes_of_records(
     order: Order, source: "Source | None" = None, read: Read = RecordFolder
 ) -> Order:
-    """Return the order with the pack size of their records, unless it is set, and rows for their vocabulary.
+    """Return the order with rows for the vocabulary of its records.
 
-    Memory, layout and layers depend on these sizes. `source` is the model from which the run starts; a vocabulary with
-    more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows, and
-    the settings of new weights. An absent or incomplete folder is refused when it is opened.
+    Memory, layout and layers depend on the vocabulary. `source` is the model from which the run starts; a vocabulary
+    with more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows,
+    and the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
     stored = _on_disk(order, read)
-    sizes: dict[str, object] = {}
-    sequences = max((corpus.get("max_sequences_per_pack", 1) for corpus in stored), default=1)
-    if sequences > 1 and not is_set(order, "max_sequences_per_pack"):
-        sizes["max_sequences_per_pack"] = sequences
     vocab_size = stored[0]["vocab_size"] if stored else None
     model = order.bert_config
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
     rows = source.config.vocab_size if source else rows
     if vocab_size and max(vocab_size, rows) != model.vocab_size:
-        sizes["bert_config"] = {"vocab_size": max(vocab_size, rows)}
-    return changed(order, **sizes) if sizes else order
+        return changed(order, bert_config={"vocab_size": max(vocab_size, rows)})
+    return order
 
 
 def describe_vocabulary(configured: BertConfig, rows: int, stream: ExampleStream) -> Iterator[str]:
@@ -132,10 +128,6 @@ def _open_records(order: PretrainSettings, batching: Batching, read: Read) -> Ex
     if not corpora:
         remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
-    if order.length_buckets is not None and len(corpora) > 1:
-        problem = "has no effect on several corpora: their steps mix examples of all lengths"
-        remedy = "leave it out, or pack with --max-sequences-per-pack"
-        raise ConfigError("length_buckets", problem, remedy)
     folders = [_folder_of(corpus.path, order, "dataset_dir") for corpus in corpora]
     sources = [_open_source(folder, order, read) for folder in folders]
     rows = order.bert_config.vocab_size
@@ -145,7 +137,7 @@ def _open_records(order: PretrainSettings, batching: Batching, read: Read) -> Ex
             remedy = f"pass --bert-config.vocab-size {pieces}"
             raise ConfigError(f"dataset_dir ({source.folder})", problem, remedy)
     if len(sources) == 1:
-        return Reader(sources[0], batching, order.length_buckets)
+        return Reader(sources[0], batching)
     weights = [corpus.weight for corpus in corpora]
     return Mixture(list(zip(sources, weights, strict=True)), batching, order.seed)
 
@@ -173,7 +165,7 @@ def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check
 
 
 def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStream | None:
-    """Return the evaluation examples, if any; packed and in buckets like the run, if possible.
+    """Return the evaluation examples, if any; dynamic ones are packed like the run's.
 
     `name` is the setting that messages name.
     """
@@ -182,30 +174,27 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
     folder = _folder_of(order.validation_dir, order, name)
     size = order.global_batch.micro_batch_size
     corpus = read(folder).corpus
-    is_plain = corpus["format"] == "dynamic" and corpus.get("max_sequences_per_pack", 1) == 1
-    buckets = order.length_buckets if is_plain and corpus["records"] >= size else None
-    source = _open_source(folder, order, read, may_pack=is_plain)
+    source = _open_source(folder, order, read, may_pack=corpus["format"] == "dynamic")
     stored = _on_disk(order, read)
     trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
     if (pieces := corpus["vocab_size"]) != trained:
         problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
         remedy = "make the held-out records with the vocabulary of dataset_dir"
         raise ConfigError(f"{name} ({folder})", problem, remedy)
-    return Reader(source, Batching(size, size), buckets)
+    return Reader(source, Batching(size, size))
 
 
 def _open_source(
     folder: Path, order: PretrainSettings, read: Read, *, may_pack: bool = True
 ) -> Records:
     """Open records, packed if the order says so."""
-    packs = may_pack and is_set(order, "max_sequences_per_pack")
     return Records(
         folder,
         seed=order.seed,
         sequence_length=order.max_seq_length,
         predictions=order.max_predictions_per_seq,
         masking=order.masking,
-        max_sequences_per_pack=order.max_sequences_per_pack if packs else None,
+        max_sequences_per_pack=order.max_sequences_per_pack if may_pack else 1,
         corpus=read(folder).corpus,
     )
 

@@ -106,11 +106,9 @@ class Job:
     def fixed(self) -> JSONObject:
         """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
         plan = self.plan
-        stored_names = {"length_buckets": "length_bins"}
-        settings = self.marked(FIXED)
         sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
         return {
-            **{stored_names.get(name, name): value for name, value in settings.items()},
+            **self.marked(FIXED),
             # Dropout is a function of the micro-batch.
             "micro_batch_size": self.work.batch.micro_batch_size,
             "examples_per_step": plan.examples_per_step,

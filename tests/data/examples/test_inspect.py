@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from support.corpora import masked_examples, write_folder
 
-from bert_cli.config.data import IndexSettings, PackSettings
 from bert_cli.config.tools import InspectSettings
-from bert_cli.data.examples import inspect, pack
+from bert_cli.data.examples import inspect
 from bert_cli.data.examples.inspect import SampleStatistics
-from bert_cli.data.records import index
 from bert_cli.data.records.formats import (
     DynamicRecords,
     dynamic_payloads,
@@ -36,11 +34,11 @@ PAD, UNK, CLS, SEP, MASK, THE, CAT, PLURAL, DOT, SAT = range(10)
 # --- the statistics of a sample
 
 
-def batch_of(*rows, sequences=1):
+def batch_of(*rows):
     """Return examples of 12 positions and 4 predictions, without their padding in the rows."""
     batch = {
         name: np.zeros((len(rows), size), np.float32 if "weights" in name else np.int32)
-        for name, size in static_lengths(12, 4, sequences).items()
+        for name, size in {**static_lengths(12, 4), "next_sentence_weights": 1}.items()
     }
     for number, row in enumerate(rows):
         for name, values in row.items():
@@ -59,17 +57,6 @@ ONE = {
     "next_sentence_labels": [1],
     "next_sentence_weights": [1],
 }
-# [CLS] the [SEP] sat [SEP] and [CLS] cats [SEP].
-PACK = {
-    "input_ids": [CLS, THE, SEP, SAT, SEP, CLS, MASK, PLURAL, SEP],
-    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2],
-    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 0],
-    "masked_lm_positions": [6],
-    "masked_lm_ids": [CAT],
-    "masked_lm_weights": [1],
-    "next_sentence_labels": [1, 0],
-    "next_sentence_weights": [1, 0],
-}
 
 
 def counted(batch):
@@ -81,7 +68,7 @@ def counted(batch):
 def test_the_statistics_of_one_example_are_the_known_ones():
     expected = {
         "real_token_fraction": 9 / 12,
-        "tokens_per_sequence": 9,
+        "tokens_per_example": 9,
         "masked_token_fraction": 3 / 9,
         "masks_shown_as_mask": 1 / 3,
         "masks_shown_as_another_word": 1 / 3,
@@ -99,14 +86,6 @@ def test_the_statistics_of_one_example_are_the_known_ones():
     assert counted(batch_of(cut)).report()["pieces_per_word"] == 2.0
 
 
-def test_the_sequences_of_a_pack_are_counted_one_by_one():
-    sample = counted(batch_of(PACK, sequences=2))
-    report = sample.report()
-    assert (report["examples"], report["sequences"]) == (1, 2)
-    assert sample.lengths == {5: 1, 4: 1}
-    assert (report["next_sentence_labels"], report["random_next_fraction"]) == (1, 1.0)
-
-
 OF_FIVE_COPIES = {"format": "static", "copies": 5}
 # Change of the report of healthy records, the warning and its remedy.
 PROBLEMS = [
@@ -119,7 +98,7 @@ PROBLEMS = [
     ({"random_next_fraction": 1.0, "next_sentence_labels": 40}, "100.0% of the pairs", "documents"),
     ({"repeats": 10.5, **OF_FIVE_COPIES}, "recurs 10.50 times", "--deduplicate"),
     ({"repeats": 2.5, "format": "dynamic"}, "recurs 2.50 times", "--deduplicate"),
-    ({"real_token_fraction": 0.3}, "only 30.0% of the positions", "bert pack"),
+    ({"real_token_fraction": 0.3}, "only 30.0% of the positions", "--max-sequences-per-pack"),
     ({"copies": 1}, "static records of one copy", "--masking dynamic"),
     ({"predictions": 0, "masked_token_fraction": None}, "no token is masked", "masks"),
 ]
@@ -212,31 +191,23 @@ def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
     assert "32 tokens, 5 predicted, B is " in shown and shown.count("{word") == 10
 
 
-def test_pieces_are_joined_and_the_sequences_of_a_pack_are_shown_one_by_one():
+def test_pieces_are_joined_and_the_texts_of_a_pair_are_shown_one_by_one():
     tokens = np.array([CLS, THE, CAT, PLURAL, SAT, DOT, SEP])
     shown = np.array([2, 4, 6, 4, 5, 8, 3])
     text = inspect.mark_masks([*range(7)], tokens, shown, {1, 3, 4, 5}, KNOWN)
     assert text.plain == "{the -> [MASK]} cat{##s -> [MASK]} {sat -> the} {.}"
-    batch = batch_of(PACK, sequences=2)
-    assert [(label, text.plain) for label, text in inspect.describe_example(batch, 0, KNOWN)] == [
-        ("", "sequence 1: 5 tokens, 0 predicted, B is a random next"),
-        ("A", "the"),
-        ("B", "sat"),
-        ("", "sequence 2: 4 tokens, 1 predicted"),
-        ("A", "{cat -> [MASK]}s"),
-    ]
+    batch = batch_of(ONE)
+    lines = [(label, line.plain) for label, line in inspect.describe_example(batch, 0, KNOWN)]
+    assert [label for label, _ in lines] == ["", "A", "B"]
+    assert lines[0][1] == "9 tokens, 3 predicted, B is a random next"
 
 
-def test_static_records_of_one_copy_are_warned_of_also_in_packs(tmp_path, capsys):
+def test_static_records_of_one_copy_are_warned_of(tmp_path, capsys):
     folder = make_records(tmp_path / "one", [texts(100)], "static")
     assert report_of(capsys, folder)["copies"] is None
     manifest = {"step": "tokenize", "settings": {"duplication_factor": 1}, "shards": []}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    packed = tmp_path / "packed"
-    pack.run(PackSettings(input=folder, out=packed, processes=1))
-    index.run(IndexSettings(folder=packed, processes=1))
-    for records in (folder, packed):
-        assert "every epoch has the same masks" in inspected(capsys, records)
+    assert "every epoch has the same masks" in inspected(capsys, folder)
 
 
 def test_the_histogram_counts_every_length_once():

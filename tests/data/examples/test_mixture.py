@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from support.corpora import assert_equal, make_corpus
 
-from bert_cli.config.data import PackSettings
-from bert_cli.data.examples import pack
 from bert_cli.data.examples.reader import Batching, Mixture, Reader, quotas_of
 from bert_cli.data.examples.source import Records
 from bert_cli.errors import ConfigError, DataError
@@ -18,12 +16,11 @@ NAMES = ("large", "middle", "small")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Three corpora, and `packs` of the large one: examples of twice the positions."""
+    """Three corpora."""
     folder = tmp_path_factory.mktemp("mixture")
     make_corpus(folder / "large", "dynamic", [400, 300])
     make_corpus(folder / "middle", "static", [200])
     make_corpus(folder / "small", "dynamic", [67])
-    pack.run(PackSettings(input=folder / "large", out=folder / "packs", processes=1, **PACKED))
     return folder
 
 
@@ -82,8 +79,8 @@ def test_rows_are_those_of_the_sources(home):
         assert_equal(columns, Reader(one, BATCHING).rows(own[chosen]))
 
 
-def test_packs_are_mixed_with_examples_that_are_packed_while_reading(home):
-    corpora = [(source(home / "packs"), 3), (source(home / "small", **PACKED), 1)]
+def test_packs_are_mixed(home):
+    corpora = [(source(home / name, **PACKED), n) for name, n in (("large", 3), ("small", 1))]
     mixed = Mixture(corpora, BATCHING, 7)
     small = Reader(mixed.sources[1], BATCHING)
     drawn = np.flatnonzero(mixed.locate(np.arange(500))[0] == 1)[: small.epoch_size]
@@ -121,7 +118,7 @@ def test_corpora_that_do_not_fit_together_are_refused_and_both_are_named(home, t
         (large, source(home / "small", predictions=3), "masked_lm_ids, .*masked_lm_weights"),
         (large, wide, "differ in their input_ids, input_mask, segment_ids"),
         (large, words, "differ in their vocabularies"),
-        (source(home / "packs"), wide, "next_sentence_positions"),
+        (source(home / "large", **PACKED), wide, "next_sentence_positions"),
         (small, source(home / "large" / ".." / "small"), "hold the same records"),
     ):
         with pytest.raises(DataError, match=message) as caught:

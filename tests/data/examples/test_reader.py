@@ -2,7 +2,6 @@
 
 import json
 import threading
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from support.corpora import (
 from support.settings import plan_of, small_run
 
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.examples.reader import MULTIPLE, Batching, Buckets, bucket_ends, read_ahead
+from bert_cli.data.examples.reader import Batching, read_ahead
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
 from bert_cli.errors import ConfigError, DataError
@@ -32,7 +31,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "static": {},
     "dynamic": {},
     "packs": {"max_sequences_per_pack": 3, "sequence_length": WIDE},
-    "buckets": {"buckets": 3},
     "synthetic": {},
 }
 
@@ -75,7 +73,7 @@ def test_a_batch_is_a_function_of_seed_and_step_with_the_shapes_of_its_micro_bat
     is_packed = kind == "packs"
     length, masked = (WIDE, packed_predictions(WIDE, 3, P, 0.15)) if is_packed else (S, P)
     shapes = {"masked_lm": (masked,), "next_sentence": (3,) if is_packed else ()}
-    batch = opened(corpora, kind, buckets=1)[0] if kind == "buckets" else steps[0]
+    batch = steps[0]
     assert tuple(batch) == (PACKED_FIELDS if is_packed else FIELDS)
     for name, array in batch.items():
         assert array.shape == (4, 4, *shapes.get(name.rpartition("_")[0], (length,))), name
@@ -146,117 +144,30 @@ def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(co
         assert 1 <= counts.min() <= counts.max() <= most
 
 
-def test_buckets_have_the_examples_of_their_records_with_less_padding(corpora):
-    buckets, plain = opened(corpora, "buckets", buckets=2), opened(corpora, "dynamic")
-    assert (buckets.epoch_size, buckets.sequences_per_example) == (240, 1.0)
-    wanted = by_content(examples_of(plain.rows(np.arange(250, 500))))
-    batches = [flat(buckets[step]) for step in range(15, 30)]  # the second epoch of both
-    examples = {example for rows in batches for example in by_content(examples_of(rows))}
-    assert len(examples) == 240 and examples <= set(wanted)
-    assert {rows["input_ids"].shape[1] for rows in batches} == {8, 16}
-
-
 def test_streams_that_the_records_do_not_allow_are_refused(corpora):
     static, dynamic = corpora["static"], corpora["dynamic"]
-    for folder, settings, kind, message in (
-        (dynamic, {"buckets": 2, "max_sequences_per_pack": 2}, ConfigError, r"length_buckets \(2\): .* leave out "),
-        (dynamic, {"buckets": 2, "examples": 256}, DataError, r"length_buckets \(2\): the 250 records .* step's 256"),
-        (dynamic, {"sequence_length": 12}, DataError, r"max_seq_length \(12\).* have 16"),
-        (static, {"buckets": 2}, DataError, r"length_buckets \(2\): .* static and already padded"),
-        (static, {"max_sequences_per_pack": 2}, DataError, r"_pack \(2\): the static .*`bert pack"),
-        (static, {"sequence_length": S + 8}, DataError, r"max_seq_length \(24\).* have 16"),
-        (static, {"predictions": 2}, DataError, r"max_predictions_per_seq \(2\).* have 4"),
+    for folder, settings, message in (
+        (dynamic, {"sequence_length": 12}, r"max_seq_length \(12\).* have 16"),
+        (static, {"max_sequences_per_pack": 2}, r"_pack \(2\): the static .*`bert tokenize --masking dynamic`"),
+        (static, {"sequence_length": S + 8}, r"max_seq_length \(24\).* have 16.*`bert tokenize --sequence-length 24`"),
+        (static, {"predictions": 2}, r"max_predictions_per_seq \(2\).* have 4.*--mask-tokens 2`"),
     ):  # fmt: skip
-        with pytest.raises(kind, match=message):
+        with pytest.raises(DataError, match=message):
             open_stream(folder, **settings)
-    open_stream(static, max_sequences_per_pack=1)
 
 
-def test_the_fingerprint_changes_with_records_packs_and_buckets(corpora):
+def test_the_fingerprint_changes_with_records_and_packs(corpora):
     for kind in ("static", "dynamic"):
         stored = json.loads((corpora[kind] / "corpus.json").read_text())["fingerprint"]
         assert opened(corpora, kind).fingerprint == stored
     assert opened(corpora, "synthetic").fingerprint == "generated V 1000 S 16 P 4"
     ways: list[dict[str, Any]] = [
-        {}, {"max_sequences_per_pack": 2}, {"max_sequences_per_pack": 3}, {"buckets": 2},
+        {}, {"max_sequences_per_pack": 2}, {"max_sequences_per_pack": 3},
         {"max_sequences_per_pack": 2, "sequence_length": WIDE},
     ]  # fmt: skip
     prints = [open_stream(corpora["dynamic"], **way).fingerprint for way in ways]
     assert len(set(prints)) == len(ways)
-    # Checkpoints of earlier versions hold these words.
-    assert prints[4] == f"{prints[0]}, 32 places for up to 2 sequences"
-    assert prints[3] == f"{prints[0]}, 2 bins for steps of 16"
-
-
-# --- length buckets
-
-
-def drawn_lengths(count, longest):
-    rng = np.random.default_rng(0)
-    return np.where(rng.random(count) < 0.6, longest, rng.integers(5, longest + 1, count))
-
-
-def positions(histogram, ends):
-    buckets = np.searchsorted(ends, np.arange(len(histogram))).clip(max=len(ends) - 1)
-    return int((histogram * np.asarray(ends)[buckets]).sum())
-
-
-@pytest.mark.parametrize("longest", [8, 40, 60])
-def test_the_ends_leave_as_little_padding_as_any(longest):
-    rng = np.random.default_rng(longest)
-    for buckets in (1, 2, 3, 20) * 5:
-        histogram = rng.integers(0, 50, longest + 1) * (rng.random(longest + 1) < 0.5)
-        histogram[0], histogram[rng.integers(1, longest + 1)] = 0, 30
-        highest = int(np.flatnonzero(histogram)[-1])
-        candidates = [min(end, longest) for end in range(MULTIPLE, highest + MULTIPLE, MULTIPLE)]
-        fewest = min(
-            positions(histogram, np.array([*chosen, candidates[-1]]))
-            for count in range(buckets)
-            for chosen in combinations(candidates[:-1], count)
-        )
-        ends = bucket_ends(histogram, buckets)
-        assert positions(histogram, ends) == fewest
-        assert 1 <= len(ends) <= buckets and set(ends.tolist()) <= set(candidates)
-        assert ends[-1] >= highest
-
-
-def test_an_epoch_has_every_record_once_but_fewer_than_a_step_left_out():
-    for count, longest, buckets, step in (
-        (8, 60, 3, 8), (100, 60, 3, 8), (1000, 128, 4, 32), (3000, 512, 8, 16), (200, 512, 8, 64)
-    ):  # fmt: skip
-        lengths = drawn_lengths(count, longest)
-        drawn = Buckets(lengths, longest, buckets, step, seed=1)
-        size = drawn.steps * step
-        assert size == count // step * step
-        left, orders = set[int](), []
-        for epoch in range(4):
-            epochs, records, width = drawn.records(np.arange(size) + epoch * size)
-            assert np.all(epochs == epoch) and width == drawn.ends[-1]
-            assert len(np.unique(records)) == size
-            left |= set(range(count)) - set(records.tolist())
-            orders.append(records)
-        assert not np.array_equal(orders[0], orders[1])
-        if size < count:
-            assert len(left) > count - size
-            assert min(int(lengths[record]) for record in left) > drawn.ends[-2]
-
-
-def test_a_step_has_the_length_of_its_longest_bucket_and_any_part_of_it_too():
-    lengths = drawn_lengths(3000, 512)
-    drawn = Buckets(lengths, 512, 8, 32, seed=1)
-    widths, mixed = [], 0
-    for step in range(drawn.steps):
-        indices = np.arange(32) + (drawn.steps + step) * 32
-        _, records, width = drawn.records(indices)
-        assert drawn.records(indices[8:16])[2] == width
-        buckets = np.searchsorted(drawn.ends, lengths[records])
-        assert drawn.ends[buckets.max()] == width
-        mixed += buckets.min() != buckets.max()
-        widths.append(width)
-    assert mixed <= len(drawn.ends) - 1, "only what is left over of a bucket goes into a longer one"
-    assert len(set(widths[:20])) > 2, "steps are in a random order"
-    padded = 32 * sum(widths) + len(lengths) % 32 * int(drawn.ends[-1])
-    assert lengths.sum() / padded > 0.95 > lengths.mean() / 512
+    assert prints[3] == f"{prints[0]}, 32 places for up to 2 sequences"
 
 
 # --- reading ahead

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 from support import shards as support_shards
 from support.bert import ROOT
-from support.corpora import make_corpus
 from support.processes import wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 
-from bert_cli.config.data import PackSettings, TokenizeSettings
-from bert_cli.data.examples import pack
+from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.io import dask_backend
 from bert_cli.data.io.manifest import Shard, Stats, Step, package_versions, read_manifest
 from bert_cli.data.io.runner import Workers, run_shards
@@ -145,10 +143,6 @@ def test_records_made_by_a_cluster_are_those_made_here(tmp_path, cluster, monkey
     assert read_manifest(tmp_path / "there")["processes"] is None
     # Where shards are made does not belong to the settings of the records: the folder is complete.
     make("there")
-    make_corpus(tmp_path / "in", "dynamic", [20, 10])
-    for out, where in (("packed", {"processes": 1}), ("packed_far", far)):
-        pack.run(PackSettings.model_validate({"input": "in", "out": out, **where}))
-    assert tree(tmp_path / "packed") == tree(tmp_path / "packed_far")
 
 
 def test_prepared_inputs_are_few_at_a_time(tmp_path, cluster):

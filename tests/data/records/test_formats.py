@@ -5,7 +5,7 @@ import pytest
 from support.corpora import assert_equal
 
 from bert_cli.data.records import formats, tfrecord
-from bert_cli.data.records.formats import LARGEST, DynamicPacks, DynamicRecords, parse_static
+from bert_cli.data.records.formats import LARGEST, DynamicRecords, parse_static
 from bert_cli.errors import DataError
 
 
@@ -16,18 +16,16 @@ def as_columns(block):
     }
 
 
-def static_block(rows=50, length=128, predictions=20, vocab=30522, packed=0):
+def static_block(rows=50, length=128, predictions=20, vocab=30522):
     """Columns of random numbers, whose ids have one, two and three bytes."""
     numbers = np.random.default_rng(0)
-    positions = ("masked_lm_positions", "position_ids", "next_sentence_positions")
-    largest = dict.fromkeys(positions, length) | {"input_ids": vocab, "masked_lm_ids": vocab}
+    largest = {"masked_lm_positions": length, "input_ids": vocab, "masked_lm_ids": vocab}
     block = {
         name: numbers.integers(0, largest.get(name, 2), (rows, size))
-        for name, size in formats.static_lengths(length, predictions, packed or None).items()
+        for name, size in formats.static_lengths(length, predictions).items()
     }
     block["input_ids"][:, ::3] %= 128
-    if not packed:
-        block["next_sentence_labels"] = block["next_sentence_labels"][:, 0]
+    block["next_sentence_labels"] = block["next_sentence_labels"][:, 0]
     return as_columns(block)
 
 
@@ -64,12 +62,11 @@ def by_protobuf(block, order=sorted):
 
 
 def test_static_records_are_the_bytes_of_protobuf_and_are_read_back():
-    cases = [(128, 20, 30522, 0), (8, 1, 100, 0), (300, 5, 3_000_000, 0), (256, 30, 30522, 3)]
-    for length, predictions, vocab, packed in cases:
-        block = static_block(30, length, predictions, vocab, packed)
+    for length, predictions, vocab in ((128, 20, 30522), (8, 1, 100), (300, 5, 3_000_000)):
+        block = static_block(30, length, predictions, vocab)
         payloads = list(formats.static_payloads(block))
         assert payloads == by_protobuf(block)
-        assert_equal(parse_static(payloads, length, predictions, packed or None), block)
+        assert_equal(parse_static(payloads, length, predictions), block)
     assert len(parse_static([], 12, 3)["input_ids"]) == 0
     block["masked_lm_ids"][0, 1] = -1
     with pytest.raises(ValueError, match="negative"):
@@ -135,15 +132,12 @@ def test_a_record_that_tensorflow_refuses_is_refused_and_any_other_is_read_alike
 
 def test_static_records_of_other_lengths_are_rejected_by_name():
     payloads = list(formats.static_payloads(static_block(3)))
-    packs = list(formats.static_payloads(static_block(3, packed=3)))
-    cases = [
-        ((payloads, 64, 20), r"S 64, P 20, C 1\).*segment_ids"),
-        ((payloads, 128, 10), "masked_lm_"),
-        ((packs, 128, 20, 4), "C 4.*use the lengths"),
-    ]
-    for arguments, message in cases:
+    for length, predictions, message in (
+        (64, 20, r"S 64, P 20\).*segment_ids.*use the lengths"),
+        (128, 10, "masked_lm_"),
+    ):
         with pytest.raises(DataError, match=message):
-            parse_static(*arguments)
+            parse_static(payloads, length, predictions)
 
 
 # --- dynamic records
@@ -170,26 +164,16 @@ def test_dynamic_records_are_read_back_and_protobuf_reads_them(longest, vocab):
 
 
 def test_other_bytes_than_those_of_the_format_are_rejected():
-    block = dynamic_block(4)
-    packs = DynamicPacks(block, np.arange(4), np.array([3, 1], np.int32))
-    names = ["first_lengths", "lengths", "next_sentence_labels", "numbers", "tokens"]
-    lists = formats.find_features([next(formats.pack_payloads(packs))], names)
-    lists["numbers"] = [tfrecord.varint(2**63) + bytes([1, 2])]
-    columns = [(n, "bytes" if n == "tokens" else "int64", data) for n, data in lists.items()]
-    (huge,) = tfrecord.serialize_examples(columns)
     nonsense = [b"", b"\x0a", b"nonsense", b"\x0a\x05abc", bytes(40)]
     odd = DynamicRecords(np.arange(5), *(np.array([number]) for number in (5, 2, 0)))
-    others = [*formats.static_payloads(static_block(2)), *formats.pack_payloads(packs)]
-    cases = [
-        (formats.parse_dynamic, 2, [*nonsense, *others]),
-        (formats.parse_dynamic, 4, formats.dynamic_payloads(odd, 2)),
-        (formats.parse_packs, 2, [*nonsense, huge, *formats.dynamic_payloads(block)]),
-        (formats.parse_packs, 4, formats.pack_payloads(packs, 2)),
-    ]
-    for parse, width, payloads in cases:
+    others = formats.static_payloads(static_block(2))
+    for width, payloads in (
+        (2, [*nonsense, *others]),
+        (4, formats.dynamic_payloads(odd, 2)),
+    ):
         for payload in payloads:
             with pytest.raises(DataError, match="are not dynamic records with"):
-                parse([payload], width)
+                formats.parse_dynamic([payload], width)
 
 
 def frame_sizes(block, width=2):

@@ -224,9 +224,9 @@ def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_com
     for refused in (read_corpus, index):
         with pytest.raises(DataError, match="output of `bert tokenize` is not complete"):
             refused(tmp_path)
-    (tmp_path / ".done" / "settings.json").write_text('{"step": "pack", "settings": {}}')
+    (tmp_path / ".done" / "settings.json").write_text('{"step": "tokenize", "settings": {}}')
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"move it away and run the same `bert pack` again"):
+    with pytest.raises(DataError, match=r"move it away and run the same `bert tokenize` again"):
         read_corpus(tmp_path)
 
 

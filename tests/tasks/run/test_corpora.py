@@ -1,4 +1,4 @@
-"""Pre-training on real records: packed, in length buckets, mixed, from an address, from a model."""
+"""Pre-training on real records: packed, mixed, from an address, from a model."""
 
 import json
 from functools import partial
@@ -11,8 +11,6 @@ from support.settings import RUN, merged, small_run
 from support.tiny_models import TINY, WORDS, metrics_of, write_model
 
 from bert_cli.cli import main
-from bert_cli.planning.layout import estimate
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import corpora, pretrain
 from bert_cli.train import health
 from bert_cli.train.checkpoint import complete_checkpoints
@@ -156,19 +154,8 @@ def test_a_packed_run_is_scored_without_packs_or_next_sentences(home, tmp_path, 
     assert "validation_nsp_loss" not in metrics_of(tmp_path)[-1]
 
 
-def test_the_sizes_of_the_records_are_those_of_the_run_unless_they_are_set(home, tmp_path):
-    words = ["pack", str(home / "one"), str(home / "one_packed"), "--sequence-length", "48"]
-    assert main([*words, "--max-sequences-per-pack", "3"]) == 0
-    folder, sized_by = str(home / "one_packed"), corpora.with_sizes_of_records
-    plain = settings_of(dataset_dir=folder)
-    sized = sized_by(plain)
-    assert sized.max_sequences_per_pack == 3
-    assert estimate(workload_of(sized)) != estimate(workload_of(plain))
-    assert corpora.open_stream(sized)[0]["next_sentence_labels"].shape == (2, 4, 3)
-    several = [{"path": str(tmp_path / "none")}, {"path": folder}]
-    assert sized_by(settings_of(dataset_dir=several)).max_sequences_per_pack == 3
-    changed = settings_of(dataset_dir=folder, max_sequences_per_pack=2)
-    assert sized_by(changed).max_sequences_per_pack == 2
+def test_the_vocabulary_of_the_records_is_that_of_the_run(home, tmp_path):
+    sized_by = corpora.with_sizes_of_records
     own = tmp_path / "corpus.json"
     described = json.loads((home / "one" / "corpus.json").read_text())
     own.write_text(json.dumps(described | {"vocab_size": 4096}))
@@ -185,7 +172,7 @@ def test_the_sizes_of_the_records_are_those_of_the_run_unless_they_are_set(home,
 def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home):
     size = json.loads((home / "one" / "corpus.json").read_text())["vocab_size"]
     usual = {"dataset_dir": str(home / "one"), "bert_config": {"vocab_size": size}}
-    for changes in ({"masking": {"unit": "word"}}, {"length_buckets": 3}):
+    for changes in ({"masking": {"unit": "word"}}, {"max_sequences_per_pack": 3}):
         settings = settings_of(**usual, validation_dir=str(home / "static"), **changes)
         assert corpora.open_stream(settings)[0]["input_ids"].shape[:2] == (2, 4)
         held_out = corpora.open_held_out(settings, "validation_dir", corpora.RecordFolder)
