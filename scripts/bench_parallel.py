@@ -113,13 +113,8 @@ def seconds_of(function: Any) -> float:
 
 def memory() -> None:
     """Peak memory of 16 micro-batches through four stages."""
-    layouts: dict[str, dict[str, Any]] = {
-        "all activations": {},
-        "recompute by layer": {"recompute": True},
-        "recompute by stage": {"recompute": True, "recompute_by": "stage"},
-    }
-    for name, parallel in layouts.items():
-        run = in_child(settings_of(16, stages=True, **parallel))
+    for name, recompute in {"all activations": False, "recomputation": True}.items():
+        run = in_child(settings_of(16, stages=True, recompute=recompute))
         print(f"{name}: {run['growth'] / 1e6:.0f} MB", flush=True)
 
 

@@ -112,7 +112,7 @@ def update_of_bert(options: argparse.Namespace) -> Pairs:
             accumulator.assign(1e-3 + accumulator)
 
     def update() -> None:
-        squared = engine.all_reduce_gradients(1.0)
+        squared = engine.all_reduce_gradients()
         engine.apply_update(min(1.0, squared**-0.5), request)
 
     return measure(update, options.repetitions)

@@ -1,7 +1,7 @@
 """The settings that spread a run over devices, processes and hosts, and Weights & Biases.
 
-They change memory and traffic of a run and not its numbers, except that gradients reduced in 16 bits are rounded. So a
-run may be resumed with other values of `Parallel` and `Cluster`.
+They change memory and traffic of a run and not its numbers, so a run may be resumed with other values of `Parallel` and
+`Cluster`.
 """
 
 import re
@@ -18,8 +18,6 @@ from bert_cli.text import count
 class Parallel(Settings):
     """Layout of the model over devices, and settings that save memory."""
 
-    NEEDS = {"recompute_by": "recompute"}
-
     layout: Usual[Literal["given", "auto"]] = "given"
     """`auto` chooses replicas and stages for the devices of the machine: replicas first, stages only if
     memory requires them. Examples and results stay the same. In a file also `"parallel": "auto"`."""
@@ -30,8 +28,6 @@ class Parallel(Settings):
     """The device of each stage; a device may have several stages."""
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
-    recompute_by: Literal["layer", "stage"] = "layer"
-    """Save the input of each `layer`, or only of each `stage`, whose activations are then recomputed at once."""
     tensor: Annotated[
         list[Positive], BeforeValidator(as_list), Field(min_length=1, max_length=2)
     ] = [1]
@@ -48,8 +44,6 @@ class Parallel(Settings):
     embedding_serialization_factor: Positive = 1
     """Compute the masked-LM loss in this many chunks of the vocabulary, so that the logits are never all in memory;
     costs one more product with the word embeddings. Pre-training only."""
-    reduce_precision: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Number format of the gradient all-reduce; 16 bits halve the traffic."""
 
     @property
     def tensor_shape(self) -> tuple[int, int]:

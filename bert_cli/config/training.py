@@ -33,11 +33,6 @@ Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
 Scaling = Literal["unit", "u-mup"]
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
 """Last part of the name of a weight."""
-TENSORFLOW_ONLY = (
-    "parallel.recompute_by",
-    "parallel.optimizer_state_offload",
-    "parallel.reduce_precision",
-)
 
 
 def _only(engine: Engine) -> Unless:
@@ -190,7 +185,7 @@ class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
     NEEDS: ClassVar[Needs] = {
-        **dict.fromkeys(("compile", *TENSORFLOW_ONLY), _only("tensorflow")),
+        **dict.fromkeys(("compile", "parallel.optimizer_state_offload"), _only("tensorflow")),
         **dict.fromkeys(("parallel.tensor", "parallel.shard_weights"), _only("jax")),
         "parallel.pipeline_stages": Unless(
             lambda of: of.engine == "tensorflow" or of.parallel.has_one_stage,

@@ -7,7 +7,7 @@ of the type `BuildEngine`. This file imports no framework.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
@@ -43,12 +43,11 @@ class Layout:
     """The device of each stage, in its replica."""
     tensor_shape: tuple[int, int] = (1, 1)
     """Devices of a replica along the two axes of tensor parallelism."""
-    saved: Literal["all", "layer", "stage"] = "all"
-    """Activations that are saved for the backward pass: all, or the inputs of each layer or stage."""
+    recomputes: bool = False
+    """Whether only the inputs of blocks are saved for the backward pass."""
     shard_weights: bool = False
     shard_moments: bool = False
     offload_moments: bool = False
-    reduce_precision: str = "float32"
     compile: str = "auto"
 
     @property

@@ -83,8 +83,7 @@ def parameters(work: Workload) -> int:
 
 def reduced_bytes(work: Workload) -> int:
     """Return the bytes of the gradient all-reduce of a step."""
-    each = 4 if work.parallel.reduce_precision == "float32" else 2
-    return 0 if work.batch.replicas == 1 else parameters(work) * each
+    return 0 if work.batch.replicas == 1 else 4 * parameters(work)
 
 
 def fullest(work: Workload, kind: str) -> tuple[int, Estimate]:
@@ -255,7 +254,7 @@ def describe_layout(work: Workload, kind: str) -> list[str]:
     batch = work.batch
     parallel = work.parallel
     stages, mapping = stages_of(work)
-    again = f"recomputes each {parallel.recompute_by}" if parallel.recompute else "no recomputation"
+    again = "recomputes each layer" if parallel.recompute else "no recomputation"
     lines = [
         f"layout: {shape(work).replace(' of ', ' x ')}, {again}, about "
         f"{format_bytes(fullest(work, kind)[1].total)} on the fullest device"
@@ -272,7 +271,7 @@ def describe_layout(work: Workload, kind: str) -> list[str]:
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
         sums = f"{format_bytes(reduced_bytes(work))} of gradients with the others once a {often}"
-        lines.append(f"each replica adds up {sums}, in {parallel.reduce_precision}")
+        lines.append(f"each replica adds up {sums}")
     return lines + without_effect(work)
 
 
@@ -312,12 +311,10 @@ def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
 def without_effect(work: Workload) -> list[str]:
     """Return a line for each setting that has no effect in this layout."""
     parallel = work.parallel
-    one_stage = len(stages_of(work)[0]) == 1
-    one_replica = work.batch.replicas == 1
-    unused = {
-        "replicated_tensor_sharding": one_replica and parallel.replicated_tensor_sharding,
-        "shard_weights": one_replica and parallel.shard_weights,
-        "reduce_precision": one_replica and parallel.reduce_precision != "float32",
-        "recompute_by": one_stage and parallel.recompute and parallel.recompute_by == "stage",
-    }
-    return [f"parallel.{name} has no effect in this layout" for name, yes in unused.items() if yes]
+    if work.batch.replicas > 1:
+        return []
+    return [
+        f"parallel.{name} has no effect in this layout"
+        for name in ("replicated_tensor_sharding", "shard_weights")
+        if getattr(parallel, name)
+    ]

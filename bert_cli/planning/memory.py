@@ -217,8 +217,7 @@ def _stashes(work: Workload, stages: Stages, number: int) -> int:
         each = sum(saved_bytes(work, block, stashed=True) for block in blocks)
         each += _input(work, stages[number + 1][0]) + _kernel_copies(work, blocks)
     else:
-        inputs = blocks if parallel.recompute_by == "layer" else blocks[:1]
-        each = sum(_input(work, block) for block in inputs)
+        each = sum(_input(work, block) for block in blocks)
     return min(micro_batches, in_flight) * each
 
 
@@ -235,18 +234,17 @@ def _working(work: Workload, stages: Stages, number: int) -> int:
         elements[blocks[-1]] += config.vocab_size * config.hidden_size  # the shared word embeddings
     gradients = [WEIGHT_BYTES[work.precision] * elements[name] for name in blocks]
     kernels = _kernel_copies(work, blocks)
-    by_layer = parallel.recompute and parallel.recompute_by == "layer"
     if number == len(stages) - 1:
         # Either the heads run or, later, a layer; without recomputation all layers are saved below it.
         *body, heads = saved
-        below = sum(_input(work, name) for name in blocks[:-1]) if by_layer else sum(body)
-        layer = max(body, default=0) if by_layer else 0
+        below = sum(_input(work, name) for name in blocks[:-1]) if parallel.recompute else sum(body)
+        layer = max(body, default=0) if parallel.recompute else 0
         logits = _logits(work) if _reads_word_table(config, blocks) else 0
         return below + kernels + gradients[-1] + max(heads, layer + temporaries - logits)
     if not parallel.recompute:
         # The backward function returns the gradients of all weights at once.
         return temporaries + sum(gradients)
-    return (max(saved) if by_layer else sum(saved)) + temporaries + max(gradients) + kernels
+    return max(saved) + temporaries + max(gradients) + kernels
 
 
 def _kernel_copies(work: Workload, blocks: Sequence[str]) -> int:

@@ -151,9 +151,7 @@ TWO_STAGES = layout([["emb", "hid*2"], LAST], [0, 0])["parallel"]
     ("engine", "parallel"),
     [
         ("tensorflow", TWO_STAGES),
-        ("tensorflow", {"recompute_by": "stage", "recompute": True}),
         ("tensorflow", {"optimizer_state_offload": True}),
-        ("tensorflow", {"reduce_precision": "bfloat16"}),
         ("jax", {"tensor": 2}),
         ("jax", {"tensor": [2, 2]}),
         ("jax", {"shard_weights": True}),

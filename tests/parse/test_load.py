@@ -269,11 +269,11 @@ def test_squad_with_groupbert_has_the_numbers_of_the_original():
 
 
 def test_a_contradiction_has_the_origin_of_the_last_value():
-    write("base.json", SMALL | {"parallel": {"recompute": False}})
-    text = refusal("pretrain", extending(parallel={"recompute_by": "stage"}))
-    assert "parallel.recompute_by (c.json): has no effect" in text
-    text = refusal("pretrain --config base.json --parallel.recompute-by stage")
-    assert "recompute_by (--parallel.recompute-by): has no" in text
+    write("base.json", SMALL | {"engine": "jax"})
+    text = refusal("pretrain", extending(parallel={"optimizer_state_offload": True}))
+    assert "parallel.optimizer_state_offload (c.json): has no effect" in text
+    text = refusal("pretrain --config base.json --parallel.optimizer-state-offload")
+    assert "optimizer_state_offload (--parallel.optimizer-state-offload): has no" in text
 
 
 def test_layout_auto_does_not_check_the_stages_that_it_replaces():

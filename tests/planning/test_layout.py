@@ -100,17 +100,16 @@ def test_the_busiest_device_sets_the_pace_of_a_shipped_layout_and_a_proposal_is_
     assert len(estimate(even)) == 2 and idle(even) < 0.1
 
 
-def test_gradients_are_reduced_once_between_replicas_in_the_chosen_format():
+def test_gradients_are_reduced_once_between_replicas():
     assert reduced_bytes(shipped(BASE, "--global-batch.replicas", "1")) == 0
-    four, half = shipped(BASE), shipped(BASE, "--parallel.reduce-precision", "bfloat16")
-    assert reduced_bytes(four) == 2 * reduced_bytes(half)
-    assert reduced_bytes(four) == pytest.approx(4 * 110.1e6, rel=1e-3)
+    assert reduced_bytes(shipped(BASE)) == pytest.approx(4 * 110.1e6, rel=1e-3)
 
 
 def test_a_setting_that_a_layout_cannot_use_is_named():
-    one = {"reduce_precision": "float16", "replicated_tensor_sharding": True}
-    assert len(layout.without_effect(settings(**one))) == 2
-    assert layout.without_effect(settings(replicas=2, **one, **ON_THREE)) == []
+    sharded = {"replicated_tensor_sharding": True}
+    unused = ["parallel.replicated_tensor_sharding has no effect in this layout"]
+    assert layout.without_effect(settings(**sharded)) == unused
+    assert layout.without_effect(settings(replicas=2, **sharded, **ON_THREE)) == []
 
 
 @pytest.mark.parametrize("name", SHIPPED)

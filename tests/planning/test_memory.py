@@ -46,7 +46,6 @@ PIPE = TF | {
 }  # fmt: skip
 FIRST, SECOND, THIRD = (PIPE | {"device": number} for number in range(3))
 LAYER = {"recompute": True}
-STAGE = LAYER | {"recompute_by": "stage"}
 BENCH = TF | {
     "vocab_size": 2000, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 1024,
     "max_position_embeddings": 512, "micro_batch_size": 8, "grad_acc_steps_per_replica": 16,
@@ -120,9 +119,7 @@ RATIOS = [
     ("2 of 8 in flight, not 3", "stashes", THIRD, SECOND, 2 / 3, ROUNDED),
     ("2 of only 2 in flight", "stashes", SECOND | {"grad_acc_steps_per_replica": 2}, THIRD, 1, 0),
     ("3 times the inputs of 2 layers", "stashes", SECOND | LAYER, None, memory.GAPS * 3 * 2 * INPUT, ROUNDED),
-    ("3 times the input of a stage", "stashes", SECOND | STAGE, None, memory.GAPS * 3 * INPUT, ROUNDED),
     ("inputs are a small part", "stashes", SECOND | LAYER, SECOND, 0.02, 0.2),
-    ("a layer at once, or the two of a stage", "working", SECOND | LAYER, SECOND | STAGE, 0.6, 0.1),
     ("recomputation saves memory", "total", PIPE | LAYER, PIPE, 0.2, 0.2),
     ("4 rows of 3 texts are 12 sequences", "hid", THREE_TEXTS, TWELVE, 1, 0),
     ("SimCSE reads each of 6 texts twice", "hid, working", SIMCSE, THREE_TEXTS, 1, 0),

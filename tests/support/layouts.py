@@ -91,7 +91,7 @@ def accumulate(
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     engine.clear_gradients()
     sums = engine.accumulate(batch, first_index, count(batch, PretrainingHeads.COUNTS), 1.0)
-    squared = engine.all_reduce_gradients(1.0)
+    squared = engine.all_reduce_gradients()
     complete = gradients(engine)
     norm = sum(np.square(gradient, dtype=np.float64).sum() for gradient in complete.values())
     np.testing.assert_allclose(squared, norm, rtol=1e-5)

@@ -71,7 +71,7 @@ class JaxEngine(Engine):
         self.grid = grid
         rows = slice(mesh.first_replica, mesh.first_replica + len(mesh.devices))
         self.local_grid = Grid(self.grid.devices[rows], self.grid.axis_names)
-        recomputes = layout.saved != "all"
+        recomputes = layout.recomputes
         loops = recomputes or LOOPS[mesh.kind]
         self.specs = {n: spec_of(n, weight.shape, self.grid) for n, weight in variables.items()}
         """The division of a weight where it is read."""

@@ -185,8 +185,7 @@ class TensorFlowEngine(Engine):
             first_index = self.first_index(batch, request)
             sums = self.accumulate(batch, first_index, divisors, scale, request.stop_requested)
         with self.record("reduction"):
-            # In 16 bits, gradients are all-reduced at their size without accumulation.
-            squared = self.all_reduce_gradients(request.loss_scale / scale) / scale**2
+            squared = self.all_reduce_gradients() / scale**2
         with self.record("optimizer"):
             if math.isfinite(squared):
                 factor = clip_factor(squared, request.max_gradient_norm or math.inf) / scale
@@ -228,9 +227,9 @@ class TensorFlowEngine(Engine):
         # Rounded once: the same sums in every layout.
         return {name: math.fsum(float(sums[name]) for sums in rows) for name in sorted(rows[0])}
 
-    def all_reduce_gradients(self, shrink: float) -> float:
+    def all_reduce_gradients(self) -> float:
         """Sum the gradients over stages and replicas; return the squared norm of the sum, the same in every process."""
-        squared = self._on_every_device(lambda update: update.all_reduce_gradients(shrink))
+        squared = self._on_every_device(lambda update: update.all_reduce_gradients())
         return self.group.broadcast([squared])[0]
 
     def apply_update(self, factor: float, request: UpdateRequest) -> float:
@@ -375,7 +374,9 @@ def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list
         is_last = len(stages) + 1 == len(layout.stage_devices)
         head = cast(Head, body.pop()) if is_last else None
         compiled = layout.compile == "stages" or (layout.compile == "auto" and "GPU" in device)
-        stage = Stage(body, head, weights, device=device, saved=layout.saved, compiled=compiled)
+        stage = Stage(
+            body, head, weights, device=device, recomputes=layout.recomputes, compiled=compiled
+        )
         stages.append(stage)
     return stages
 

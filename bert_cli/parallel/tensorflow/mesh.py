@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
@@ -221,9 +221,6 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     local = layout.replicas // processes.count
     needed = local * layout.devices_of_replica
     gpus = gpus_of(processes)
-    if gpus and layout.reduce_precision == "bfloat16":
-        problem = "NCCL's sums in TensorFlow are not known to support it"
-        raise ConfigError("parallel.reduce_precision (bfloat16)", problem, "use float16")
     if gpus:
         divide_devices(list(map(str, gpus)), "GPU", processes, layout)  # before the join
     try:

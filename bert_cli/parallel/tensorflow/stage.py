@@ -2,13 +2,12 @@
 
 The backward pass adds the gradients of the weights to float32 accumulators on the stage's device. The last stage runs
 forward, loss and backward in one function. Each function is traced once for any number of micro-batches. Saved
-for the backward pass are all activations (a gradient tape), or only the inputs of each layer or of the stage, from
-which the other activations are computed again.
+for the backward pass are all activations (a gradient tape), or only the inputs of the blocks, from which the other
+activations are computed again.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Literal
 
 import tensorflow as tf
 
@@ -66,7 +65,7 @@ class Stage:
         weights: Mapping[str, tf.Variable],
         *,
         device: str,
-        saved: Literal["all", "layer", "stage"] = "all",
+        recomputes: bool = False,
         compiled: bool = False,
     ) -> None:
         self.body = list(body)
@@ -86,17 +85,15 @@ class Stage:
             }
         # Whether the accumulators hold gradients of this step; if not, the next gradients overwrite them.
         self.has_gradients = False
-        self.saved = saved
+        self.recomputes = recomputes
         self.compiled = compiled
-        # Blocks that are computed again under one gradient tape.
-        self.segments = [[block] for block in body] if saved == "layer" else [list(body)]
         self.run_block = SharedTraces(self.body).run
         self.trace_functions()
 
     def trace_functions(self) -> None:
         """Make the tf.functions, without the traces of earlier ones."""
         self._forward = traced(self._run_body, self.compiled)
-        self._forward_saving_inputs = traced(self._run_segments, self.compiled)
+        self._forward_saving_inputs = traced(self._run_saving_inputs, self.compiled)
         self._recompute_backward = traced(self._recompute, self.compiled)
         self._accumulate = traced(self._accumulate_all, self.compiled)
         self._forward_backward = traced(self._run_last_stage, self.compiled)
@@ -115,7 +112,7 @@ class Stage:
         """Return the hidden values for the next stage, and the saved activations; not for the last stage."""
         with tf.device(self.device):
             hidden = _on_this_device(hidden)
-            if self.saved != "all":
+            if self.recomputes:
                 return self._forward_saving_inputs(hidden, columns, key)
             with tf.GradientTape() as tape:
                 tape.watch([] if hidden is None else hidden)
@@ -126,7 +123,7 @@ class Stage:
         """Accumulate the gradients of a micro-batch; return the gradient of the stage's input (None: first stage)."""
         with tf.device(self.device):
             gradient = _on_this_device(gradient)
-            if self.saved != "all":
+            if self.recomputes:
                 return self._recompute_backward(saved, columns, key, gradient, self._is_first())
             tape, hidden, output = saved
             below, gradients = self._gradients(tape, output, hidden, gradient)
@@ -169,18 +166,17 @@ class Stage:
             hidden = self.run_block(block, hidden, columns, key)
         return hidden
 
-    def _run_segments(
+    def _run_saving_inputs(
         self, hidden: Tensor, columns: Tensors, key: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the output and the input of each segment."""
+        """Return the output and the input of each block."""
         inputs = []
-        for segment in self.segments:
+        for block in self.body:
             inputs.append(hidden)
-            # Otherwise TensorFlow draws and stores the dropout masks of all segments first.
+            # Otherwise TensorFlow draws and stores the dropout masks of all blocks first.
             with tf.control_dependencies([] if hidden is None else [tf.identity(hidden)]):
-                segment_key = tf.identity(key)
-            for block in segment:
-                hidden = self.run_block(block, hidden, columns, segment_key)
+                block_key = tf.identity(key)
+            hidden = self.run_block(block, hidden, columns, block_key)
         return hidden, inputs
 
     def _recompute(
@@ -192,21 +188,19 @@ class Stage:
         is_first: Tensor,
         accumulated: Set[str] = frozenset(),
     ) -> Tensor:
-        """Compute the segments again from their inputs, the last segment first, and accumulate their gradients."""
-        for segment, saved in zip(reversed(self.segments), reversed(inputs), strict=True):
-            # Without this dependency TensorFlow would compute all segments again at once, and the graph optimizer
+        """Compute the blocks again from their inputs, the last block first, and accumulate their gradients."""
+        for block, saved in zip(reversed(self.body), reversed(inputs), strict=True):
+            # Without this dependency TensorFlow would compute all blocks again at once, and the graph optimizer
             # would merge this with the first forward pass: all activations would be alive together. The dependency is
             # on an identity, because TensorFlow waits for a call of a tf.function only if it has side effects.
             with tf.control_dependencies([tf.identity(gradient)]):
-                segment_input = _on_this_device(saved)
-                segment_columns = {name: tf.identity(column) for name, column in columns.items()}
-                segment_key = tf.identity(key)
+                block_input = _on_this_device(saved)
+                block_columns = {name: tf.identity(column) for name, column in columns.items()}
+                block_key = tf.identity(key)
             with tf.GradientTape() as tape:
-                tape.watch([] if segment_input is None else segment_input)
-                hidden = segment_input
-                for block in segment:
-                    hidden = self.run_block(block, hidden, segment_columns, segment_key)
-            gradient, gradients = self._gradients(tape, hidden, segment_input, gradient)
+                tape.watch([] if block_input is None else block_input)
+                output = self.run_block(block, block_input, block_columns, block_key)
+            gradient, gradients = self._gradients(tape, output, block_input, gradient)
             accumulated = self._add(gradients, is_first, accumulated)
         self._zero_others(accumulated)
         return gradient
@@ -220,10 +214,10 @@ class Stage:
         loss_scale: Tensor,
         is_first: Tensor,
     ) -> tuple[Tensor, Tensors]:
-        recomputes = self.saved == "layer" and bool(self.body)
+        recomputes = self.recomputes and bool(self.body)
         inputs: list[Tensor] = []
         if recomputes:
-            hidden, inputs = self._run_segments(hidden, columns, key)
+            hidden, inputs = self._run_saving_inputs(hidden, columns, key)
         with tf.GradientTape() as tape:
             tape.watch([] if hidden is None else hidden)
             last = hidden if recomputes else self._run_body(hidden, columns, key)

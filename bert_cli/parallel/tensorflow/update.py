@@ -96,7 +96,7 @@ class DeviceUpdate:
                 function.get_concrete_function()
             if self.group.size > 1:
                 for function in self._reduce_buckets:
-                    function.get_concrete_function(number)
+                    function.get_concrete_function()
             if not self.sharded:
                 for function, states, weight_ids in self._block_updates():
                     numbers = number, number, integer, integer
@@ -110,15 +110,14 @@ class DeviceUpdate:
                 }
                 function.get_concrete_function(directions, squares, number, integer)
 
-    def all_reduce_gradients(self, shrink: float) -> Tensor:
-        """Sum the gradients over stages and replicas, in 16 bits `shrink` times; return their squared norm."""
+    def all_reduce_gradients(self) -> Tensor:
+        """Sum the gradients over stages and replicas; return their squared norm."""
         with tf.device(self.device):
-            factor = tf.constant(shrink, tf.float32)
             if any(len(accumulators) > 1 for accumulators in self.accumulators.values()):
                 self._add_duplicates()
             if self.group.size > 1:
                 for all_reduce in self._reduce_buckets:
-                    all_reduce(factor)
+                    all_reduce()
             return self._gradient_squared()
 
     def update(self, factor: float, learning_rate: float, updates: int, step: int) -> Tensor:
@@ -146,16 +145,10 @@ class DeviceUpdate:
             for duplicate in duplicates:
                 first.assign_add(duplicate.read_value())
 
-    def _all_reduce_bucket(self, names: Sequence[str], number: int, shrink: Tensor) -> None:
+    def _all_reduce_bucket(self, names: Sequence[str], number: int) -> None:
         accumulators = [self.accumulators[name][0] for name in names]
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in accumulators], axis=0)
-        precision = self.layout.reduce_precision
-        if precision != "float32":
-            flat = tf.cast(flat * shrink, precision)
-        flat = self.group.all_reduce(flat, number)
-        if precision != "float32":
-            flat = tf.cast(flat, tf.float32) / shrink
-        parts = tf.split(flat, [self.sizes[name] for name in names])
+        parts = tf.split(self.group.all_reduce(flat, number), [self.sizes[name] for name in names])
         for accumulator, part in zip(accumulators, parts, strict=True):
             accumulator.assign(tf.reshape(part, accumulator.shape))
 

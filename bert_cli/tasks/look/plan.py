@@ -106,7 +106,6 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
     parallel = work.parallel
     stages, mapping = stages_of(work)
     pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(work)), 'device')}"
-    again = f"recomputing each {parallel.recompute_by}"
     shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
     model = work.model
     print_line(
@@ -115,7 +114,7 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
         f"{length}\n"
         f"  {layout.shape(work) if work.engine == 'jax' else shape}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
-        f"{again if parallel.recompute else 'no recomputation'}\n"
+        f"{'recomputing each layer' if parallel.recompute else 'no recomputation'}\n"
     )
     rows = []
     totals = []
@@ -141,7 +140,7 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
     elif batch.replicas > 1:
         reduced = layout.reduced_bytes(work)
         sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
-        sums = f"{format_bytes(reduced)} of gradients in {parallel.reduce_precision}"
+        sums = f"{format_bytes(reduced)} of gradients"
         print_line(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 

@@ -84,11 +84,10 @@ def layout_of(work: Workload) -> Layout:
         stage_lengths=None if stages is None else list(map(len, stages)),
         stage_devices=parallel.pipeline_device_mapping or [0],
         tensor_shape=parallel.tensor_shape,
-        saved=parallel.recompute_by if parallel.recompute else "all",
+        recomputes=parallel.recompute,
         shard_weights=parallel.shard_weights,
         shard_moments=parallel.replicated_tensor_sharding,
         offload_moments=parallel.optimizer_state_offload,
-        reduce_precision=parallel.reduce_precision,
         compile=work.compile,
     )
 

@@ -124,7 +124,7 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
         counts = {name: value * micro_batches for name, value in counts.items()}
         engine.clear_gradients()
         engine.accumulate(batch, 0, counts, scale)
-        engine.all_reduce_gradients(1.0)
+        engine.all_reduce_gradients()
         return max(
             np.linalg.norm(gradient * micro_batches / scale - exact[name])
             / np.linalg.norm(exact[name])
@@ -186,15 +186,15 @@ import time
 from support.layouts import SHALLOW, settings_of, untraced
 
 engine, *_ = untraced(settings_of("2x1", model=SHALLOW))
-engine.all_reduce_gradients(1.0)
+engine.all_reduce_gradients()
 
-def fail(shrink):
+def fail():
     time.sleep(0.5)  # the other device is in the all-reduce by now
     raise MemoryError("no room")
 
 engine.updates[1][0].all_reduce_gradients = fail
 try:
-    engine.all_reduce_gradients(1.0)
+    engine.all_reduce_gradients()
 except MemoryError as error:
     print("raised", error)
 """
@@ -228,11 +228,9 @@ sleep_through.trace_key = "sleep"
 def test_stages_on_different_devices_work_at_the_same_time():
     """Three sleeping stages: the step takes little more than one stage's work and the pipeline's bubble."""
     micro_batches = 8
-    by_stage = {"recompute": True, "recompute_by": "stage"}
-    engine, *_ = untraced(settings_of("gather alone", parallel=by_stage))
+    engine, *_ = untraced(settings_of("gather alone", parallel={"recompute": True}))
     for stage in engine.replicas[0][:-1]:
         stage.body.append(sleep_through)
-        stage.segments = [stage.body]
         stage.trace_functions()
     batch = examples(2 * micro_batches, micro_batches)
     counts = count(batch, PretrainingHeads.COUNTS)

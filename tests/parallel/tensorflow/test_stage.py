@@ -100,11 +100,10 @@ def test_layers_of_one_class_with_different_attributes_share_no_trace():
     assert list(shared.functions) == [(blocks[0].trace_key, B, S, 16)]
 
 
-@pytest.mark.parametrize(("saved", "many"), [("stage", 1), ("layer", 2)])
-def test_a_stage_saves_its_input_or_those_of_its_layers(saved, many):
-    stage = Stage(layers(), None, {}, device="CPU:0", saved=saved)
+def test_a_stage_that_recomputes_saves_the_inputs_of_its_layers():
+    stage = Stage(layers(), None, {}, device="CPU:0", recomputes=True)
     _, values = stage.forward(*inputs(16), tf.constant(KEY))
-    assert [tuple(value.shape) for value in values] == [(B, 16, 16)] * many
+    assert [tuple(value.shape) for value in values] == [(B, 16, 16)] * 2
 
 
 def test_a_trace_for_any_length_is_not_used_for_a_known_one():
@@ -122,9 +121,9 @@ def test_a_trace_for_any_length_is_not_used_for_a_known_one():
 # Compiled functions select where others branch. The table has two gradients, as the word table: in the body, which is
 # computed again where only the inputs of layers are saved, and in the head.
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("saved", ["all", "layer"])
+@pytest.mark.parametrize("recomputes", [False, True])
 def test_the_first_gradients_overwrite_and_a_weight_without_a_part_in_the_loss_has_none(
-    saved, compiled
+    recomputes, compiled
 ):
     table, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
 
@@ -138,7 +137,7 @@ def test_the_first_gradients_overwrite_and_a_weight_without_a_part_in_the_loss_h
     body.READS = head.READS = head.COUNTS = ()
     body.trace_key = "body"
     weights = {"table": table, "other": other}
-    stage = Stage([body], head, weights, device="CPU:0", saved=saved, compiled=compiled)
+    stage = Stage([body], head, weights, device="CPU:0", recomputes=recomputes, compiled=compiled)
     for accumulator in stage.accumulators.values():
         accumulator.assign(np.full(accumulator.shape, np.nan, np.float32))
     for total in ([4.0, 8.0], [8.0, 16.0]):
@@ -160,7 +159,7 @@ def test_gradients_of_float16_are_added_in_float32(compiled):
         return loss, {"loss": loss}
 
     head.READS = head.COUNTS = ()
-    stage = Stage([], head, {"table": table}, device="CPU:0", saved="all", compiled=compiled)
+    stage = Stage([], head, {"table": table}, device="CPU:0", compiled=compiled)
     for scale in (4096.0, 1.0):
         stage.forward_backward(None, {}, tf.constant(KEY), {}, tf.constant(scale))
     assert stage.accumulators["table"].dtype == tf.float32

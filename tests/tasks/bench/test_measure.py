@@ -21,7 +21,7 @@ from bert_cli.tasks.run import build
 
 GROUP = {"architecture": "groupbert", "conv_group_size": 4, "num_hidden_layers": 2}
 JOBS = {
-    "recomputed": (BenchPretrainSettings, SMALL | {"parallel": {"recompute": True, "recompute_by": "layer"}}),
+    "recomputed": (BenchPretrainSettings, SMALL | {"parallel": {"recompute": True}}),
     "packs": (BenchPretrainSettings, SMALL | {"max_sequences_per_pack": 3}),
     "squad": (BenchSquadSettings, SQUAD),
     "groupbert": (BenchPretrainSettings, SMALL | {"bert_config": SMALL["bert_config"] | GROUP}),
