@@ -1,14 +1,14 @@
 """The settings of pre-training: the records, the masks, and what changes over the run."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Unless, is_remote
-from bert_cli.config.training import Scaling, TrainSettings, WeightedCorpus
+from bert_cli.config.training import TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -47,10 +47,9 @@ class PretrainSettings(TrainSettings):
     """Train on synthetic examples instead of the records in dataset_dir, to test a machine or a layout."""
     max_predictions_per_seq: Fixed[Usual[Positive]]
     """Maximum number of masked tokens of an example."""
-    scaling: Fixed[Scaling | None] = None
-    """Unit Scaling: `unit` gives weights, activations and gradients a variance of about 1, so that float16 needs no
-    loss scale; `u-mup` also divides logits by the width, attention scores by the head size and AdamW's rates by the
-    roots of fan-in and depth, so that the best rate of a narrow model fits a wide one. Checkpoints are plain BERTs."""
+    scaling: Fixed[Literal["unit"] | None] = None
+    """Unit Scaling: weights, activations and gradients have a variance of about 1, so that float16 needs no loss scale.
+    Checkpoints are plain BERTs."""
     masking: Fixed[Masking] = Masking()
     """Choice of the masked tokens in dynamic records; they differ in each epoch."""
     max_sequences_per_pack: Fixed[Positive] = 1

@@ -30,7 +30,6 @@ from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
-Scaling = Literal["unit", "u-mup"]
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
 """Last part of the name of a weight."""
 

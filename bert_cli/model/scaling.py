@@ -1,18 +1,18 @@
-"""Unit Scaling (Blake et al. 2023) with u-muP's rules (Blake et al. 2024): the table of factors for BERT.
+"""Unit Scaling (Blake et al. 2023): the table of factors for BERT.
 
 Weights, activations and gradients have a variance of about 1, so float16 needs no loss scale. A scaled model computes
 the function of a plain BERT whose weights are the scaled weights times powers of two: folding the factors in and out is
 exact. The quotient of a factor and its power of two (0.71 to 1.41) is in the deviation of an initial value and AdamW's
 rate. The gradient of each weight is the gradient of the plain BERT times a constant.
 
-Sources: 2303.11257 and 2407.17465, and the rules of the library `unit_scaling` for the same operations.
+Sources: 2303.11257, for the residual branches 2407.17465, and the rules of the library `unit_scaling` for the same
+operations.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bert_cli.config.training import Scaling
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape
@@ -36,22 +36,17 @@ class Factor(NamedTuple):
     fold: float = 1.0
     """Of a weight: plain BERT's weight divided by this weight, a power of two."""
     deviation: float = 1.0
-    """Of a weight: standard deviation of the initial value; of a gamma, the initial value."""
-    rate: float = 1.0
-    """Of a weight: factor of AdamW's learning rate."""
+    """Of a weight: standard deviation of the initial value, of a gamma the initial value; and AdamW's rate."""
 
 
 Table = dict[str, Factor]
 
 
-def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
+def factors(config: BertConfig, batch: BatchShape) -> Table:
     """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches."""
-    # `u-mup` divides scores by the head size, logits by the width, AdamW's rates by fan-in and depth.
     width = config.hidden_size
     examples = batch.examples
-    is_mup = scaling == "u-mup"
-    readout = 1.0 / width if is_mup else width**-0.5
-    fan_in = width**-0.5 if is_mup else 1.0
+    readout = width**-0.5
     rows, masked, pairs = (examples * n for n in (batch.positions, batch.masked, batch.sequences))
     sums = rows**-0.5
     masked_sums = masked**-0.5
@@ -62,7 +57,7 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
     mlm = masked * config.vocab_size / math.sqrt(config.vocab_size - 1.0)
     nsp = 2.0 * pairs
     pooler = 2**-0.5 / readout
-    table = _weight(readout, masked_sums, rate=fan_in)
+    table = _weight(readout, masked_sums)
     # The word embeddings are read twice; both gradients have the same factor.
     word = mlm * table.backward / (encoder * table.forward)
     keep = math.sqrt(1.0 - config.hidden_dropout_prob)
@@ -81,9 +76,9 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
         "emb/layer_norm/gamma": _weight(keep, sums),
         "emb/layer_norm/beta": _weight(keep, sums),
         "pool/split": Factor(1.0, encoder / nsp / pooler),
-        "pool/dense/kernel": _weight(width**-0.5, pair_sums, rate=fan_in),
+        "pool/dense/kernel": _weight(width**-0.5, pair_sums),
         "pool/dense/bias": of_pairs,
-        "heads/masked_lm/transform/kernel": _weight(width**-0.5, masked_sums, rate=fan_in),
+        "heads/masked_lm/transform/kernel": _weight(width**-0.5, masked_sums),
         "heads/masked_lm/transform/bias": of_masked,
         "heads/masked_lm/layer_norm/gamma": of_masked,
         "heads/masked_lm/layer_norm/beta": of_masked,
@@ -97,33 +92,26 @@ def factors(config: BertConfig, scaling: Scaling, batch: BatchShape) -> Table:
         "heads/nsp_loss": Factor(1.0, nsp),
     }
     for layer in range(config.num_hidden_layers):
-        rules = _layer(config, batch.positions, sums, layer, is_mup)
+        rules = _layer(config, batch.positions, sums, layer)
         result |= {f"hid_{layer}/{name}": factor for name, factor in rules.items()}
     return result
 
 
-def _layer(config: BertConfig, positions: int, sums: float, layer: int, is_mup: bool) -> Table:
+def _layer(config: BertConfig, positions: int, sums: float, layer: int) -> Table:
     width = config.hidden_size
     inner = config.intermediate_size
     depth = config.num_hidden_layers
-    head = width // config.num_attention_heads
-    slow = depth**-0.5 if is_mup else 1.0
-    by_width, by_inner = (n**-0.5 if is_mup else 1.0 for n in (width, inner))
     # Branch k of the stack has the weight 1 / sqrt(L + k) relative to the residual (2407.17465, appendix G).
     keep = math.sqrt(1.0 - config.hidden_dropout_prob)
     first, second = (keep * (depth + 2 * layer + k) ** -0.5 for k in (0, 1))
-    # Scores are q k / head instead of q k / sqrt(head).
-    score = head**-0.5 if is_mup else 1.0
-    keys = _power(score)
     mean = MEAN * math.sqrt(1.0 - config.attention_probs_dropout_prob)
     # A score is one of S, so gradients of queries and keys are this small; 2.5 puts both sides of a factor in range.
-    small = 2.5 * score * mean / math.sqrt(positions)
-    kernel = _weight(width**-0.5, sums, rate=by_width * slow)
-    bias = Factor(1.0, sums, rate=slow)
-    key_kernel = _weight(width**-0.5 * score, sums, keys, rate=by_width * slow)
-    out = _weight(first * width**-0.5 * mean, sums, _power(mean), rate=by_width * slow)
-    down = _weight(second * inner**-0.5 * GELU, sums, rate=by_inner * slow)
-    products = ("attention/query", "attention/value", "feed_forward/inner")
+    small = 2.5 * mean / math.sqrt(positions)
+    kernel = _weight(width**-0.5, sums)
+    bias = Factor(1.0, sums)
+    out = _weight(first * width**-0.5 * mean, sums, _power(mean))
+    down = _weight(second * inner**-0.5 * GELU, sums)
+    products = ("attention/query", "attention/key", "attention/value", "feed_forward/inner")
     norms = ("attention/output/layer_norm", "feed_forward/output/layer_norm")
     return {
         **{f"{name}/kernel": kernel for name in products},
@@ -131,18 +119,16 @@ def _layer(config: BertConfig, positions: int, sums: float, layer: int, is_mup: 
         **{f"{name}/{part}": bias for name in norms for part in ("gamma", "beta")},
         "attention/split": Factor(1.0, first),
         "attention/split_scores": Factor(1.0, first * small),
-        "attention/key/kernel": key_kernel,
-        "attention/key/bias": _weight(score, sums, keys, rate=slow),
         "attention/queries": Factor(1.0, 1.0 / small),
-        "attention/keys": Factor(keys, keys / small),
+        "attention/keys": Factor(1.0, 1.0 / small),
         "attention/values": Factor(_power(mean), _power(mean)),
         "attention/output/input": Factor(1.0, 1.0 / first),
         "attention/output/dense/kernel": out,
-        "attention/output/dense/bias": _weight(first, sums, rate=slow),
+        "attention/output/dense/bias": _weight(first, sums),
         "feed_forward/split": Factor(1.0, second),
         "feed_forward/output/input": Factor(1.0, 1.0 / second),
         "feed_forward/output/dense/kernel": down,
-        "feed_forward/output/dense/bias": _weight(second, sums, rate=slow),
+        "feed_forward/output/dense/bias": _weight(second, sums),
     }
 
 
@@ -151,14 +137,14 @@ def _power(factor: float) -> float:
     return 2.0 ** round(math.log2(factor))
 
 
-def _weight(ideal: float, backward: float, correction: float = 1.0, rate: float = 1.0) -> Factor:
+def _weight(ideal: float, backward: float, correction: float = 1.0) -> Factor:
     """Return the factor of a weight that is `ideal` times a unit weight in plain BERT.
 
     `correction` is a power of two by which the model multiplies the input or the output of the weight.
     """
     forward = _power(ideal / correction)
     quotient = ideal / correction / forward
-    return Factor(forward, backward, forward * correction, quotient, rate * quotient)
+    return Factor(forward, backward, forward * correction, quotient)
 
 
 def check_trained_with(described: Mapping[str, object], scaling: str | None, where: str) -> None:

@@ -141,7 +141,7 @@ def _with_jax(work: Workload, kind: str) -> Estimate:
     copies = work.precision.startswith("mixed") * compute * inner
     update = JAX_GATHERED * weights if stored < weights else updated
     # A loop over layers, each weight of which is one array; the factors of Unit Scaling differ from layer to layer.
-    if not work.unit_scaling and (parallel.recompute or kind == "TPU"):
+    if not work.scaling and (parallel.recompute or kind == "TPU"):
         copies = JAX_LOOP_COPIES[kind] * FLOAT32 * inner * stored // weights
         # The update has temporaries for one array at a time: the word table, or a kernel of all layers.
         kernels = layers * config.hidden_size * config.intermediate_size // (first * second)
@@ -249,7 +249,7 @@ def _working(work: Workload, stages: Stages, number: int) -> int:
 
 def _kernel_copies(work: Workload, blocks: Sequence[str]) -> int:
     """Return the bytes of kernels in 16 bits, or times the factors of Unit Scaling."""
-    if not work.precision.startswith("mixed") and not work.unit_scaling:
+    if not work.precision.startswith("mixed") and not work.scaling:
         return 0
     config = work.model
     table = config.vocab_size * config.hidden_size if _reads_word_table(config, blocks) else 0
@@ -271,7 +271,7 @@ def saved_bytes(work: Workload, block: str, *, stashed: bool) -> int:
     """
     config = work.model
     more = int(stashed)
-    scaled = more * int(work.unit_scaling is not None)  # values before a factor
+    scaled = more * int(work.scaling is not None)  # values before a factor
     hidden = int(config.hidden_dropout_prob > 0.0)
     dropout = int(config.attention_probs_dropout_prob > 0.0)
     wide = FLOAT32

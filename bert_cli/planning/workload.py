@@ -9,7 +9,6 @@ from bert_cli.config.training import (
     GlobalBatch,
     OptimizerOpts,
     Precision,
-    Scaling,
     TrainSettings,
 )
 from bert_cli.facts.bert import BertConfig
@@ -42,8 +41,8 @@ class Workload(NamedTuple):
     seed: int
     compile: str
     deterministic: bool
-    unit_scaling: Scaling | None
-    """The kind of Unit Scaling, by which weights and activations have factors."""
+    scaling: str | None
+    """`unit` for Unit Scaling, by which weights and activations have factors."""
     mask_probabilities: tuple[float, float] | None
 
     @property
@@ -85,7 +84,7 @@ def workload_of(order: TrainSettings) -> Workload:
         seed=order.seed,
         compile=order.compile,
         deterministic=order.deterministic,
-        unit_scaling=None,
+        scaling=None,
         mask_probabilities=None,
     )
     if not isinstance(order, PretrainSettings):
@@ -93,7 +92,7 @@ def workload_of(order: TrainSettings) -> Workload:
     return work._replace(
         masked=order.masked,
         sequences=order.max_sequences_per_pack,
-        unit_scaling=order.scaling,
+        scaling=order.scaling,
         mask_probabilities=order.mask_probabilities,
     )
 

@@ -18,9 +18,9 @@ from bert_cli.tasks.run.start import factors_of
 S, P = 24, 5
 
 
-@pytest.fixture(scope="module", params=["unit", "u-mup"])
-def table(request, tiny):
-    return factors(tiny, request.param, BatchShape(4, S, P))
+@pytest.fixture(scope="module")
+def table(tiny):
+    return factors(tiny, BatchShape(4, S, P))
 
 
 def blocks_of(config, table):
@@ -84,14 +84,14 @@ def test_each_layer_of_a_stage_has_its_own_factors():
 @pytest.mark.slow
 def test_a_step_of_adamw_changes_each_weight_by_its_rate():
     optimizer = {"name": "AdamW", "weight_decay_rate": 0.0}
-    settings = layouts.settings_of("1x1", 1, scaling="u-mup", optimizer=optimizer, **SCALED)
+    settings = layouts.settings_of("1x1", 1, scaling="unit", optimizer=optimizer, **SCALED)
     _, state, step, reader = layouts.built(settings)
     before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
     step(reader[0])
     for name, factor in factors_of(workload_of(settings)).items():
         if name in before and not name.endswith("key/bias"):
             largest = np.abs(state.weights[name].numpy() - before[name]).max()
-            assert largest == pytest.approx(0.01 * factor.rate, rel=1e-3), name
+            assert largest == pytest.approx(0.01 * factor.deviation, rel=1e-3), name
 
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -99,10 +99,10 @@ BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 DEEP = {"hidden_size": 256, "num_hidden_layers": 24, "num_attention_heads": 4}
 
 
-def scales_of(shape, scaling, examples=8):
+def scales_of(shape, is_scaled, examples=8):
     """Return the scales of the first step of a model, without scaling or with it."""
     config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"], vocab_size=8192)
-    table = factors(config, scaling, BatchShape(examples, 128, 20)) if scaling else {}
+    table = factors(config, BatchShape(examples, 128, 20)) if is_scaled else {}
     blocks = blocks_of(config, table)
     batch = make_examples(8192, examples=examples, length=128, predictions=20)
     return scales([block for _, block in blocks], batch)
@@ -111,15 +111,13 @@ def scales_of(shape, scaling, examples=8):
 @pytest.mark.parametrize(
     "shape", [TINY, *(pytest.param(large, marks=pytest.mark.slow) for large in (BASE, DEEP))]
 )
-@pytest.mark.parametrize("scaling", ["unit", "u-mup"])
-def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling):
+def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape):
     # All values and gradients of an example are in memory.
-    sizes = scales_of(shape, scaling, 2 if shape is BASE else 8)
+    sizes = scales_of(shape, True, 2 if shape is BASE else 8)
     assert len(sizes) > 40 * shape["num_hidden_layers"]
     # A label of next-sentence prediction has the gradient of all masked tokens of its sequence, at [CLS] alone. The
-    # true gradient of a key's bias is 0. u-muP's logits have a deviation of 1 / sqrt(D), and their gradient 1 / D.
-    known = {"pool/split, before": (0.5, 20), "heads/readout, after": (1e-3, 1)}
-    known |= dict.fromkeys(("heads/masked_lm", "heads/next_sentence"), (1e-2, 2))
+    # true gradient of a key's bias is 0.
+    known = {"pool/split, before": (0.5, 20)}
     for name, size in sizes.items():
         if name in known:
             least, most = known[name]
@@ -129,49 +127,30 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape, scaling)
 
 
 def test_a_plain_model_is_far_outside_that_range():
-    sizes = scales_of(TINY, None).values()
+    sizes = scales_of(TINY, False).values()
     assert sum(map(is_far, sizes)) > 0.9 * len(sizes)
 
 
 def test_scaling_refuses_weights_that_were_trained_without_it():
     check_trained_with({"scaling": "unit"}, None, "old")  # a plain BERT for everybody
-    for described, wanted in (({}, "unit"), ({"scaling": "unit"}, "u-mup")):
-        with pytest.raises(ConfigError, match="the weights of old were trained with") as error:
-            check_trained_with(described, wanted, "old")
-        assert error.value.where == f"scaling ({wanted})"
+    with pytest.raises(
+        ConfigError, match="the weights of old were trained with no scaling"
+    ) as error:
+        check_trained_with({}, "unit", "old")
+    assert error.value.where == "scaling (unit)"
 
 
-def test_the_rules_of_u_mup_are_those_of_its_paper():
-    """2407.17465, table 2, and appendix G for the depth: literals of a width of 128, heads of 64 and 4 layers."""
+def test_the_rules_are_those_of_the_papers():
+    """Literals of a width of 128 and 4 layers; 2407.17465, appendix G, for the residual branches."""
     sizes = {**TINY, "num_hidden_layers": 4, "intermediate_size": 512}
     config = BertConfig(**sizes, hidden_dropout_prob=0.0)
-    tables = [factors(config, scaling, BatchShape(8, 128, 20)) for scaling in ("unit", "u-mup")]
-    root = 128**-0.5
-    # The deviation of the first value of plain BERT's weight, with unit scaling and with u-muP. Scores are
-    # q k / sqrt(64) and q k / 64, logits have 1 / sqrt(width) and 1 / width.
-    deviations = {
-        "hid_0/attention/query/kernel": (root, root),
-        "hid_0/attention/key/kernel": (root, root / 8),
-        "hid_0/attention/value/kernel": (root, root),
-        "heads/masked_lm/table": (root, 1 / 128),
-    }
-    # What AdamW changes plain BERT's weight by at a rate of 1: that deviation with unit scaling; with u-muP times
-    # 1 / sqrt(fan-in), and in the layers 1 / sqrt(depth) = 1 / 2.
-    steps = {
-        "hid_0/attention/query/kernel": (root, 1 / 256),
-        "hid_0/attention/key/kernel": (root, 1 / 2048),
-        "hid_3/feed_forward/inner/kernel": (root, 1 / 256),
-        "heads/masked_lm/transform/kernel": (root, 1 / 128),
-        "heads/masked_lm/table": (root, root / 128),
-    }
-    for number, table in enumerate(tables):
-        for name, expected in deviations.items():
-            factor = table[name]
-            assert factor.fold * factor.deviation == pytest.approx(expected[number]), name
-        for name, expected in steps.items():
-            assert table[name].fold * table[name].rate == pytest.approx(expected[number]), name
+    table = factors(config, BatchShape(8, 128, 20))
+    products = ("attention/query", "attention/key", "attention/value", "feed_forward/inner")
+    # The deviation of the first value of plain BERT's weight is 1 / sqrt(width).
+    for name in (*(f"hid_3/{product}/kernel" for product in products), "heads/masked_lm/table"):
+        assert table[name].fold * table[name].deviation == pytest.approx(128**-0.5), name
     # Branch k of the stack has the weight 1 / sqrt(4 + k): two branches in each layer.
     for layer in range(4):
         branches = ("attention", "feed_forward")
-        weights = [tables[1][f"hid_{layer}/{branch}/split"].backward for branch in branches]
+        weights = [table[f"hid_{layer}/{branch}/split"].backward for branch in branches]
         assert weights == pytest.approx([(4 + 2 * layer) ** -0.5, (5 + 2 * layer) ** -0.5])

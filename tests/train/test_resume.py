@@ -111,7 +111,7 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     ("precision", "scaling"),
     [
         ("float32", None),
-        ("float32", "u-mup"),
+        ("float32", "unit"),
         ("mixed_bfloat16", None),
         ("float16", None),
         ("float16", "unit"),

@@ -355,11 +355,11 @@ def judge(
         remedy = "tokenize the text with the vocabulary of the model that the run starts from"
     else:
         # Unit logits add about 0.5 to a loss, and next-sentence logits are nearly the same for all examples.
-        wider = 1.5 if work.unit_scaling == "unit" else 0.0
+        wider = 1.5 if work.scaling else 0.0
         distances = {name: abs(value - equal[name]) for name, value in losses.items()}
         is_right = all(value <= TOLERANCE[name] + wider for name, value in distances.items())
         problem = "far from equal probabilities"
         remedy = f"lower bert_config.initializer_range ({work.model.initializer_range:g})"
-        remedy = "leave out scaling" if work.unit_scaling else remedy
+        remedy = "leave out scaling" if work.scaling else remedy
     level: Level = "ok" if is_right else "warning"
     report.add(level, FIRST_LOSS, text if is_right else f"{text}: {problem}", remedy, **values)

@@ -79,7 +79,7 @@ def optimizer_for(
     )
     if not kind.has_trust_ratio:
         for name in factors.keys() & rules.keys():
-            rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].rate)
+            rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].deviation)
     return Optimizer(
         kind=kind,
         hyperparameters=Hyperparameters(

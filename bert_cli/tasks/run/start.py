@@ -74,8 +74,7 @@ def find_start(order: PretrainSettings, folder: Folder) -> Start:
 
 def factors_of(work: Workload) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
-    kind = work.unit_scaling
-    return {} if kind is None else scaling.factors(work.model, kind, work.shape)
+    return scaling.factors(work.model, work.shape) if work.scaling else {}
 
 
 def disk_format(
@@ -96,7 +95,7 @@ def disk_format(
     dtype = "float16" if work.precision == "float16" and not table else "float32"
     config = hf.hf_config(shape, dtype=dtype, head=work.head, label_names=label_names)
     if table:
-        config["scaling"] = work.unit_scaling
+        config["scaling"] = work.scaling
     files: dict[str, bytes] = {}
     if tokenizer:
         files |= tokenizer.for_model(shape, fills_masks=work.head.fills_masks)
@@ -125,7 +124,7 @@ def load_pretrained(
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
     hf.check_hf_config(source.described, work.model, where=source.where)
-    scaling.check_trained_with(source.described, work.unit_scaling, source.where)
+    scaling.check_trained_with(source.described, work.scaling, source.where)
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels

@@ -151,11 +151,9 @@ def test_stable_adamw_divides_by_the_size_of_complete_gradients(jax):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scaling", ["unit", "u-mup"])
-def test_unit_scaling(scaling, jax):
-    """With u-mup a few weights of the pooler, whose gradients are nearly zero, move by rounding: 5.4e-6 of all."""
+def test_unit_scaling(jax):
     rate = {"name": "AdamW", "learning_rate": {"max_learning_rate": 0.05}}
-    options = {"scaling": scaling, "optimizer_opts": rate | {"max_gradient_norm": None}}
+    options = {"scaling": "unit", "optimizer_opts": rate | {"max_gradient_norm": None}}
     options["bert_config"] = {"initializer_range": 0.02}
     layout = {"replicas": 2, "parallel": {"tensor": 2, "recompute": True}}
     assert_same(*both(jax, layout, **options), weights_within=1e-5)
