@@ -83,7 +83,6 @@ _ROWS = {
     "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
     "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
     "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
-    "plan targets": ("tasks.look.plan:list_targets", "tools.PlanTargets", "list devices of a plan"),
     "plan squad": ("tasks.look.plan", "tools.PlanSquad", "estimate fine-tuning on SQuAD"),
     "plan glue": ("tasks.look.plan", "tools.PlanGlue", "estimate fine-tuning on GLUE or CLUE"),
     "plan ner": ("tasks.look.plan", "tools.PlanNer", "estimate token classification"),
@@ -107,7 +106,7 @@ MACHINE_FLAGS = {"--build", "--no-build", "--engine", "--require-gpu", "--no-req
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """Split words into a command, of one word or two, and its arguments.
 
-    `bert doctor` without a setting of a run checks the machine, and `bert plan --list-targets` lists targets.
+    `bert doctor` without a setting of a run checks the machine.
     """
     two = " ".join(words[:2])
     if len(words) > 1 and two in COMMANDS:
@@ -116,6 +115,4 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     flags = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
     if name == "doctor" and flags <= MACHINE_FLAGS:
         return "doctor machine", rest
-    if name == "plan" and "--list-targets" in rest:
-        return "plan targets", []
     return name, rest

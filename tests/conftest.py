@@ -34,7 +34,7 @@ SLOW_FIRST = (
     "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export", "init",
     "faults", "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
     "embed", "serve", "beside_pytorch", "windows", "architectures", "embed_teacher", "jax_mesh",
-    "ahead_of_time", "modernbert_commands", "optimizers", "adapt",
+    "modernbert_commands", "optimizers", "adapt",
 )  # fmt: skip
 """Files that take half a minute or more with `--slow`: one that began late would keep a worker busy alone."""
 

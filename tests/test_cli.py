@@ -40,7 +40,7 @@ def test_help_version_and_an_unknown_command(capsys):
         assert titles == [f"{title}:" for title in GROUPS.values()]
         assert text.split(titles[0])[1].split()[0] == "init"
         assert all(f"  {name.split()[0]} " in text for name in COMMANDS)
-        assert "(plan targets|squad|glue|ner|classify)" in text
+        assert "(plan squad|glue|ner|classify)" in text
     assert main(["--version"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("bert ") and "\npython 3." in text and "tensorflow 2.21" in text

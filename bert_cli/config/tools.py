@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,7 +16,6 @@ from bert_cli.config.settings import (
     EngineSettings,
     JsonSettings,
     MemorySize,
-    Needs,
     Positive,
     SettingError,
     Settings,
@@ -79,21 +78,9 @@ class DoctorSettings(PretrainSettings, DoctorMachineSettings):
     OPENS_FILES = False
 
 
-class PlanTargetsSettings(Settings):
-    """List the devices for which `bert plan --compile-for` can compile a step.
-
-    Example: bert plan targets
-    Example: bert plan --list-targets
-    """
-
-
 class Planning(TrainSettings):
     """Settings of a plan that its run does not have."""
 
-    NEEDS: ClassVar[Needs] = dict.fromkeys(
-        ("devices", "memory", "processes"),
-        Unless(lambda of: of.compile_for is None, "with compile_for, which sets the devices"),
-    ) | {"compile_for": ("engine", "jax")}
     OPENS_FILES = False
     SAVES = False
 
@@ -103,9 +90,6 @@ class Planning(TrainSettings):
     """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
     processes: Devices = 1
     """Number of processes; the devices are divided among them, and each replica is in one process."""
-    compile_for: str | None = None
-    """Devices for which to compile the step, such as v5e:4x4 or h100:8; this machine needs none of them. Takes minutes.
-    The report has the memory by the compiler."""
 
 
 class PlanSettings(PretrainSettings, Planning):
@@ -115,16 +99,14 @@ class PlanSettings(PretrainSettings, Planning):
     `classify` plan fine-tuning.
     Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
     Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
-    Example: bert plan --config pretrain_base_128_phase1 --engine jax --parallel.layout auto --compile-for v5e:2x4
     """
 
 
 def _plan(kind: type[TrainSettings], command: str, what: str, example: str) -> type[TrainSettings]:
     """Return the settings of `bert plan COMMAND`: those of the command, and those of a plan."""
-    text = f"""Estimate the memory of {what}, or compile its step for absent devices.
+    text = f"""Estimate the memory of {what}.
 
     Example: bert plan {command} {example} --memory 16GB --devices 1
-    Example: bert plan {command} {example} --engine jax --parallel.layout auto --compile-for v5e:2x2
     """
     return type(f"Plan{kind.__name__}", (kind, Planning), {"__doc__": text, "__module__": __name__})
 

@@ -20,16 +20,12 @@ class BertConfig(Settings):
 
     DIVISORS: ClassVar[Sequence[tuple[str, str]]] = (("num_attention_heads", "hidden_size"),)
     """Setting -> the size that it must divide."""
-    RESIDUALS: ClassVar[int] = 2
-    """Residual additions in a layer, each of the output of a dropout."""
     LAYER_NORMS: ClassVar[int] = 2
     """LayerNorms in a layer, of the hidden size."""
     IS_PRE_NORM: ClassVar[bool] = False
     """Whether a LayerNorm reads the residual stream, so that the last layer ends with one more."""
     HAS_EQUAL_LAYERS: ClassVar[bool] = True
     """Whether layers differ only in their weights."""
-    GATE_TENSORS: ClassVar[int] = 0
-    """Float32 tensors [B, S, D] that a layer saves for gates, besides those of products, dropout and LayerNorm."""
     TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset(
         {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
     )

@@ -16,10 +16,8 @@ class GroupBertConfig(BertConfig):
         ("ffn_groups", "hidden_size"),
         ("ffn_groups", "intermediate_size"),
     )
-    RESIDUALS: ClassVar = 4
     LAYER_NORMS: ClassVar = 5
     IS_PRE_NORM: ClassVar = True
-    GATE_TENSORS: ClassVar = 4
 
     architecture: Literal["groupbert"] = "groupbert"  # type: ignore[assignment]
     """`groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""

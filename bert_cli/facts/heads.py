@@ -6,10 +6,8 @@ A task with its own head is a record in this file and its own files. Classes and
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.optimizers import FLOAT32
 from bert_cli.facts.products import BatchShape, Product
 
 LABELS = 2
@@ -17,19 +15,6 @@ LABELS = 2
 
 SEVERAL_LABELS = "multi_label_classification"
 """Hugging Face's `problem_type` of a classifier whose texts may have several labels, or none."""
-
-
-class Saved(NamedTuple):
-    """The sizes from which the saved bytes of a block are computed, for one micro-batch."""
-
-    compute: int
-    """Bytes of an operand of a matrix product."""
-    more: int
-    """1 if forward and backward are two functions, which save more tensors than a single function; otherwise 0."""
-    bd: int
-    """Elements of a tensor [B, D]; the next fields likewise, where P counts the positions that the head reads."""
-    bpd: int
-    bsd: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +28,6 @@ class Block:
     """Number of weights, without shared ones."""
     products: Callable[[BertConfig, BatchShape], list[Product]] = lambda config, shape: []
     """Forward products with a weight."""
-    saved: Callable[[Saved], int] = lambda of: 0
-    """Bytes that the gradient of the block reads."""
     hf_names: Mapping[str, str] = field(default_factory=dict)
     """Our name of a layer -> Hugging Face's, unless it is the same name with dots."""
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -108,13 +91,10 @@ POOL = Block(
     products=lambda config, shape: [
         Product(shape.examples * shape.sequences, config.hidden_size, config.hidden_size)
     ],
-    saved=lambda of: (1 + of.more) * of.compute * of.bpd,
     hf_names={"pool/dense": "bert.pooler.dense"},
     parts={"pool": "bert.pooler"},
 )
-MEAN_POOL = Block(
-    name="mean_pool", layer="bert_cli.model.layers:MeanPooling", saved=lambda of: FLOAT32 * of.bsd
-)
+MEAN_POOL = Block(name="mean_pool", layer="bert_cli.model.layers:MeanPooling")
 PRETRAINING = Head(
     name="heads",
     layer="bert_cli.model.heads:PretrainingHeads",
@@ -128,7 +108,6 @@ PRETRAINING = Head(
         Product(shape.examples * shape.masked, config.hidden_size, config.hidden_size),
         Product(shape.examples * shape.masked, config.hidden_size, config.vocab_size),
     ],
-    saved=lambda of: (2 * of.compute + 5 * FLOAT32) * of.bpd,
     hf_names={
         "heads/masked_lm": "cls.predictions",
         "heads/masked_lm/transform": "cls.predictions.transform.dense",
@@ -151,7 +130,6 @@ QUESTION_ANSWERING = Head(
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, 2)
     ],
-    saved=lambda of: of.compute * of.bpd,
     hf_names={"qa_head/span": "qa_outputs"},
     parts={"qa_head": "qa_outputs"},
     task="question-answering",
@@ -169,7 +147,6 @@ SEQUENCE_CLASSIFICATION = Head(
     before=(POOL.name,),
     weights=_classifier,
     products=lambda config, shape: [Product(shape.examples, config.hidden_size, LABELS)],
-    saved=lambda of: 2 * FLOAT32 * of.bd,
     hf_names={"glue_head/classifier": "classifier"},
     parts={"glue_head": "classifier"},
     task="text-classification",
@@ -197,7 +174,6 @@ TOKEN_CLASSIFICATION = Head(
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, LABELS)
     ],
-    saved=lambda of: 2 * FLOAT32 * of.bpd,
     hf_names={"token_head/classifier": "classifier"},
     parts={"token_head": "classifier"},
     task="token-classification",

@@ -11,7 +11,6 @@ from bert_cli.config.settings import Depth, Positive, Size
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Block
-from bert_cli.facts.optimizers import FLOAT32
 from bert_cli.facts.products import BatchShape, Product
 from bert_cli.files import JSONObject
 
@@ -41,7 +40,6 @@ class ModernBertConfig(BertConfig):
     """The shape of a model with rotary positions, local and global attention, gated feed-forward and no biases."""
 
     IS_PRE_NORM: ClassVar = True
-    RESIDUALS: ClassVar = 1
     HAS_EQUAL_LAYERS: ClassVar = False
     # A run on longer sequences changes the rotary positions.
     TRAINING_ONLY: ClassVar = BertConfig.TRAINING_ONLY | {"classifier_pooling", *THETAS}
@@ -198,7 +196,6 @@ GATHER = replace(heads.GATHER, layer="bert_cli.model.modernbert:GatherMasked")
 POOL = Block(
     name=heads.POOL.name,
     layer="bert_cli.model.modernbert:Pooling",
-    saved=lambda of: FLOAT32 * of.bsd,
 )
 PRETRAINING = replace(
     heads.PRETRAINING,

@@ -29,7 +29,7 @@ from bert_cli.text import count, format_bytes
 Shape = tuple[int, int]  # replicas, devices of each
 
 # Fraction of a device's memory that a run may fill, besides the runtime and the error of the estimate.
-USABLE = 0.9
+USABLE = 0.8
 # Additional fraction of a step that a pipeline may be idle with a larger micro-batch.
 MORE_IDLE = 0.05
 # Positions of a micro-batch above which a CPU gets no faster: BERT-base on one core trains 4.3 examples/s with 4 x 128,
@@ -86,17 +86,17 @@ def reduced_bytes(work: Workload) -> int:
     return 0 if work.batch.replicas == 1 else 4 * parameters(work)
 
 
-def fullest(work: Workload, kind: str) -> tuple[int, Estimate]:
-    """Return the device with the highest estimate, and the estimate; `kind` is CPU, GPU or TPU."""
-    return max(enumerate(estimate(work, kind)), key=lambda pair: pair[1].total)
+def fullest(work: Workload) -> tuple[int, Estimate]:
+    """Return the device with the highest estimate, and the estimate."""
+    return max(enumerate(estimate(work)), key=lambda pair: pair[1].total)
 
 
-def fits(work: Workload, kind: str, memory: int) -> bool:
-    """Return whether the layout fits on devices of a kind with this memory."""
-    return fullest(work, kind)[1].total <= USABLE * memory
+def fits(work: Workload, memory: int) -> bool:
+    """Return whether the layout fits on devices with this memory."""
+    return fullest(work)[1].total <= USABLE * memory
 
 
-def propose(work: Workload, kind: str, devices: int, memory: int, processes: int = 1) -> Workload:
+def propose(work: Workload, devices: int, memory: int, processes: int = 1) -> Workload:
     """Return the work with the fitting layout of the fewest devices per replica, then the most replicas.
 
     `memory` is the memory of one device in bytes. The micro-batches of a step stay the same; all devices of a
@@ -105,9 +105,9 @@ def propose(work: Workload, kind: str, devices: int, memory: int, processes: int
     shapes = _shapes(work, devices, processes)
     for shape in shapes:
         laid = _laid_out(work, shape, USABLE * memory)
-        if fits(laid, kind, memory):
+        if fits(laid, memory):
             return laid
-    least = min(fullest(_laid_out(work, shape, 0.0), kind)[1].total for shape in shapes)
+    least = min(fullest(_laid_out(work, shape, 0.0))[1].total for shape in shapes)
     offload = "optimizer-state-offload" if work.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
@@ -145,7 +145,7 @@ def choose(work: Workload, kind: str, devices: int, memory: int, processes: int 
     The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
     is_auto = work.parallel.layout == "auto"
-    laid = propose(work, kind, devices, memory, processes) if is_auto else work
+    laid = propose(work, devices, memory, processes) if is_auto else work
     if laid.batch.examples_per_step is None:
         return laid
     return _larger(laid, kind, memory) or with_micro_batch(laid, 1)
@@ -171,7 +171,7 @@ def _larger(work: Workload, kind: str, memory: int) -> Workload | None:
     for size in range(limit, 2 * batch.micro_batch_size - 1, -1):
         if each % size == 0:
             larger = with_micro_batch(work, size)
-            if fits(larger, kind, memory) and idle(larger) <= allowed:
+            if fits(larger, memory) and idle(larger) <= allowed:
                 return larger
     return None
 
@@ -185,7 +185,7 @@ def idle_memory(work: Workload, kind: str, memory: int) -> list[str]:
     steps = larger.batch.grad_acc_steps_per_replica
     flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica {steps}"
     return [
-        f"memory: {format_bytes(fullest(work, kind)[1].total)} of {format_bytes(memory)}; "
+        f"memory: {format_bytes(fullest(work)[1].total)} of {format_bytes(memory)}; "
         f"micro-batch {number} would fit, with the same batch ({flags})"
     ]
 
@@ -249,7 +249,7 @@ def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[
 # --- text
 
 
-def describe_layout(work: Workload, kind: str) -> list[str]:
+def describe_layout(work: Workload) -> list[str]:
     """Return the layout as text, with a line for each setting that has no effect in it."""
     batch = work.batch
     parallel = work.parallel
@@ -257,7 +257,7 @@ def describe_layout(work: Workload, kind: str) -> list[str]:
     again = "recomputes each layer" if parallel.recompute else "no recomputation"
     lines = [
         f"layout: {shape(work).replace(' of ', ' x ')}, {again}, about "
-        f"{format_bytes(fullest(work, kind)[1].total)} on the fullest device"
+        f"{format_bytes(fullest(work)[1].total)} on the fullest device"
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)

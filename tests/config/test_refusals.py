@@ -40,14 +40,12 @@ REFUSALS = [
     ("inspect folder --dataset-cache a", "has no effect on a folder of this machine"),
     (f"bench {TINY} --checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
     (f"bench {TINY} --dry-run", "dry_run (--dry-run): has no effect on a measurement"),
-    (f"plan {TINY[9:]} --compile-for v5e:2x2", "compile_for (--compile-for): has no effect with engine"),
     (f"plan {TINY[9:]} --parallel.layout auto --devices {10**9}", "less than or equal to 1000000"),
     (
         f"plan {TINY[9:]} --parallel.pipeline-stages '[[\"emb\"], [\"hid*2\"]]' "
         "--parallel.pipeline-device-mapping '[0, 300000000]'",
         "[0, 300000000] leaves a device out; number them from 0",
     ),
-    (f"plan {TINY[9:]} --compile-for h100:8 --devices 8", "has no effect with compile_for"),
     (
         f"pretrain {TINY[9:]} --distillation.teacher x",
         "(--distillation.teacher): no such setting; leave it out, or finish a pre-training run that has a teacher with",

@@ -93,10 +93,10 @@ def test_the_busiest_device_sets_the_pace_of_a_shipped_layout_and_a_proposal_is_
     as_shipped = shipped(BASE, "--parallel.recompute")
     # Device 0 has only embeddings and heads, and is idle most of the time.
     assert 0.15 < idle(as_shipped) < 0.25
-    lines = layout.describe_layout(as_shipped, "GPU")
+    lines = layout.describe_layout(as_shipped)
     assert lines[0].startswith("layout: 4 replicas x 4 devices, recomputes each layer, about ")
     assert lines[1] == "device 0: emb | enc_out pool heads; devices 1 to 3: hid*4"
-    even = propose(as_shipped, "GPU", 4, 2 * GB)
+    even = propose(as_shipped, 4, 2 * GB)
     assert len(estimate(even)) == 2 and idle(even) < 0.1
 
 
@@ -116,7 +116,7 @@ def test_a_setting_that_a_layout_cannot_use_is_named():
 def test_a_proposal_has_the_same_examples_and_fits(name):
     given = shipped(name)
     for devices, gigabytes in ((1, 80), (7, 10)):
-        chosen = propose(given, "GPU", devices, gigabytes * GB)
+        chosen = propose(given, devices, gigabytes * GB)
         before, after = planned(given), planned(chosen)
         assert after.examples_per_step == before.examples_per_step
         assert after.micro_batches_per_step == before.micro_batches_per_step
@@ -128,16 +128,16 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     tiny = shipped("pretrain_tiny_128_phase1")
-    seven = propose(tiny, "GPU", 7, 80 * GB).batch
+    seven = propose(tiny, 7, 80 * GB).batch
     assert (seven.replicas, seven.grad_acc_steps_per_replica) == (6, 100)
     given = shipped(LARGE)
-    assert len(estimate(propose(given, "GPU", 8, 7 * GB))) == 2
-    four = propose(given, "GPU", 8, 7 * GB, processes=4)
+    assert len(estimate(propose(given, 8, 7 * GB))) == 2
+    four = propose(given, 8, 7 * GB, processes=4)
     assert (four.batch.replicas, len(estimate(four))) == (4, 2)
     indivisible = r"1,200 examples a step.*among 7 processes; choose a number"
     for devices, processes, problem in ((7, 7, indivisible), (3, 4, "fewer than the 4 processes")):
         with pytest.raises(ConfigError, match=problem):
-            propose(tiny, "GPU", devices, 7 * GB, processes=processes)
+            propose(tiny, devices, 7 * GB, processes=processes)
 
 
 @pytest.mark.parametrize("is_auto", [False, True])
@@ -154,11 +154,11 @@ def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():
     given = shipped(LARGE)
     with pytest.raises(ConfigError, match=r"no layout fits.*--parallel.recompute") as caught:
-        propose(given, "GPU", 4, 10**9)
+        propose(given, 4, 10**9)
     least = float(re.search(r"the run needs ([\d.]+) GB", str(caught.value))[1])
-    propose(given, "GPU", 4, int((least + 0.06) * GB))
+    propose(given, 4, int((least + 0.06) * GB))
     with pytest.raises(ConfigError, match="no layout fits"):
-        propose(given, "GPU", 4, int((least - 0.06) * GB))
+        propose(given, 4, int((least - 0.06) * GB))
 
 
 def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
@@ -168,13 +168,13 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
         chosen = layout.choose(given, kind, devices, gigabytes * GB)
         batch = chosen.batch
         assert batch.examples == 65_280 and batch.replicas <= devices
-        assert len(estimate(chosen)) == 1 and layout.fits(chosen, "GPU", gigabytes * GB)
+        assert len(estimate(chosen)) == 1 and layout.fits(chosen, gigabytes * GB)
         sizes.append(batch.micro_batch_size)
         accumulation = batch.grad_acc_steps_per_replica
         larger = [n for n in range(2, accumulation + 1) if accumulation % n == 0]
         if kind == "GPU":
             bigger = chosen.with_batch(micro_batch_size=batch.micro_batch_size * larger[0])
-            assert not layout.fits(bigger, "GPU", gigabytes * GB)
+            assert not layout.fits(bigger, gigabytes * GB)
     # On a CPU larger ones are no faster: 32 sequences of 128.
     assert sizes[0] > sizes[1] > sizes[2] == 32
     again = layout.choose(layout.with_micro_batch(given, 16), "GPU", 8, 80 * GB)
@@ -189,13 +189,13 @@ def test_an_open_micro_batch_keeps_a_given_layout():
 
 
 def test_memory_that_a_larger_micro_batch_would_use_is_named():
-    chosen = propose(shipped(BASE, "--parallel.layout", "auto"), "GPU", 8, 80 * GB)
+    chosen = propose(shipped(BASE, "--parallel.layout", "auto"), 8, 80 * GB)
     (line,) = layout.idle_memory(chosen, "GPU", 80 * GB)
     found = re.search(r"micro-batch-size (\d+) .*replica (\d+)", line)
     size, accumulation = map(int, found.groups())
     assert size * accumulation == 65_280 // 8 and size >= 64
     larger = chosen.with_batch(micro_batch_size=size, grad_acc_steps_per_replica=accumulation)
-    assert layout.fits(larger, "GPU", 80 * GB)
+    assert layout.fits(larger, 80 * GB)
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
 
 
@@ -216,37 +216,37 @@ def with_jax(*flags: str) -> Workload:
 
 def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
     given = with_jax()
-    chosen = propose(given, "GPU", 8, 80 * GB)
+    chosen = propose(given, 8, 80 * GB)
     parallel = chosen.parallel
     assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
     assert planned(chosen).examples_per_step == planned(given).examples_per_step
     assert chosen.batch.replicas == 8 and chosen.precision == given.precision
-    assert propose(given, "GPU", 8, 80 * GB, 4).batch.replicas % 4 == 0
+    assert propose(given, 8, 80 * GB, 4).batch.replicas % 4 == 0
     flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"
-    divided = propose(with_jax(*flags), "GPU", 8, 80 * GB)
+    divided = propose(with_jax(*flags), 8, 80 * GB)
     assert divided.batch.replicas == 4 and divided.parallel.tensor == [2]
     assert divided.parallel.recompute and divided.parallel.shard_weights
     with pytest.raises(ConfigError, match=r"4 processes times the 4 of parallel.tensor"):
-        propose(with_jax("--parallel.tensor", "4"), "GPU", 8, 80 * GB, 4)
+        propose(with_jax("--parallel.tensor", "4"), 8, 80 * GB, 4)
 
 
 def test_too_little_memory_with_jax_names_only_what_jax_has():
     with pytest.raises(ConfigError, match=r"--parallel.recompute, --parallel.shard-weights, or"):
-        propose(with_jax(), "GPU", 8, 10**9)
+        propose(with_jax(), 8, 10**9)
 
 
 def test_what_jax_shards_and_reduces_is_described():
     flags = "--parallel.layout", "given", "--parallel.pipeline-stages", "null"
     flags += "--parallel.pipeline-device-mapping", "null"
-    first, *_ = layout.describe_layout(with_jax(*flags, "--parallel.tensor", "2"), "GPU")
+    first, *_ = layout.describe_layout(with_jax(*flags, "--parallel.tensor", "2"))
     assert first.startswith("layout: 4 replicas x 2 devices in tensor")
     sharded = with_jax(*flags, "--parallel.shard-weights")
-    first, second = layout.describe_layout(sharded, "GPU")
+    first, second = layout.describe_layout(sharded)
     assert "4 replicas x 1 device, sharded weights, " in first and "once a micro-batch" in second
 
 
 def test_a_proposed_layout_has_the_blocks_of_the_model():
     values = {"pooling": "cls", "parallel": {"layout": "auto"}, "train_file": "pairs.tsv"}
     work = workload_of(EmbedSettings(bert_config=TINY, **values))
-    ((blocks,), _) = stages_of(propose(work, "CPU", 1, 100 * GB))
+    ((blocks,), _) = stages_of(propose(work, 1, 100 * GB))
     assert blocks == ["emb", "hid", "hid", "embed_head"]

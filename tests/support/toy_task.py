@@ -23,7 +23,6 @@ RECORD = Head(
     before=(MEAN_POOL.name,),
     weights=lambda config: config.hidden_size + 1,
     products=lambda config, shape: [Product(shape.examples, config.hidden_size, 1)],
-    saved=lambda of: of.compute * of.bd,
     hf_names={"length_head/length": "regressor"},
     parts={"length_head": "regressor"},
     task="text-length",

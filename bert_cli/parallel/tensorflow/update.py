@@ -17,8 +17,9 @@ from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, Function, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.planning.memory import REDUCE_BUCKET
 
+REDUCE_BUCKET = 64 * 10**6
+"""Bytes of a bucket of the all-reduce, in float32."""
 # Elements of a device's weights, and of a weight, above which compiling saves more time than it takes.
 UPDATES_WORTH_COMPILING = 2**23
 LARGE = 2**18

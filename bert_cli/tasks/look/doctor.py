@@ -183,7 +183,7 @@ def check_layout(report: Report, draft: "Draft", devices: "Devices") -> None:
         chosen = report.attempt(
             "layout",
             lambda: resolve.with_layout(order, devices, processes.count, draft.start),
-            lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit), kind)),
+            lambda fit: "chosen: " + "; ".join(layout.describe_layout(workload_of(fit))),
         )
         draft.order = chosen or order
         return
@@ -218,7 +218,7 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
     kind, _, memory = devices
     sizes = [part.total for part in estimate(work)]
     if kind != "CPU":
-        device, largest = layout.fullest(work, kind)
+        device, largest = layout.fullest(work)
         needed = largest.total
         total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"

@@ -5,25 +5,24 @@ Only arithmetic on the settings, without TensorFlow, so that a laptop can compar
 """
 
 import json
-import re
 from dataclasses import asdict
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
-from bert_cli.config.tools import Planning, PlanTargetsSettings
+from bert_cli.config.tools import Planning
 from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, length_of, make_plan
-from bert_cli.planning.targets import ACCELERATORS, EXAMPLES, find_target
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.tasks.run.corpora import with_sizes_of_records
 from bert_cli.text import count, format_bytes
 
-KINDS = ("weights", "accumulators", "moments", "stashes", "working", "logits", "update", "total")
-FORMULA = "weights + accumulators + moments + max(stashes + working + logits, update)"
+KIND = "GPU"
+"""The kind of device of a plan: the micro-batch of a CPU has a limit."""
+TERMS = ("weights", "accumulators", "moments", "activations", "logits")
 
 
 def run(settings: Planning) -> None:
@@ -31,77 +30,46 @@ def run(settings: Planning) -> None:
 
     Raises ConfigError if it does not fit, or if `auto` lacks --devices or --memory.
     """
-    target = None
-    kind = "GPU"
     devices = settings.devices
     processes = settings.processes
     memory = None if settings.memory is None else parse_bytes(settings.memory)
-    if settings.compile_for is not None:
-        from bert_cli.tasks.look import ahead_of_time
-
-        target = find_target(settings.compile_for)
-        kind = target.accelerator.kind
-        devices = target.devices
-        described = ahead_of_time.describe_target(settings, target)
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
         order = with_sizes_of_records(settings)
     requested = workload_of(order)
-    if target is not None and requested.is_open:
-        memory = target.accelerator.memory
     chosen = requested
     if requested.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number and the memory of the devices"
         missing = "--memory" if devices else "--devices"
         raise ConfigError("parallel.layout (auto)", problem, f"pass {missing}")
     if memory is not None:
-        chosen = layout.choose(requested, kind, devices or 1, memory, processes)
+        chosen = layout.choose(requested, KIND, devices or 1, memory, processes)
     elif requested.batch.examples_per_step is not None:
         print_line(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
     default = "" if "bert_config" in order.model_fields_set else " (default of --bert-config)"
-    _print_layout(chosen, kind, default, _describe_length(order, chosen))
+    _print_layout(chosen, default, _describe_length(order, chosen))
     _check_devices(chosen, devices, processes)
-    if memory is not None and target is None:
-        _check_memory(chosen, kind, memory)
+    if memory is not None:
+        _check_memory(chosen, memory)
     if chosen is not requested:
         print_line(f"as flags:\n  {_flags(chosen)}")
-    if target is not None:
-        ahead_of_time.report(order, chosen, target, described)
 
 
-def list_targets(settings: PlanTargetsSettings) -> None:
-    """Print the table of devices for which a step can be compiled."""
-    rows = [
-        (
-            name,
-            about.title,
-            format_bytes(about.memory),
-            f"{about.bandwidth / 1e9:,.0f} GB/s",
-            f"{about.peak / 1e12:,.0f} TFLOP/s",
-            f"{about.link / 1e9:,.0f} GB/s",
-        )
-        for name, about in ACCELERATORS.items()
-    ]
-    titles = ("name", "device", "memory", "bandwidth", "peak, bfloat16", "links, sent")
-    print_table(titles, rows, right=range(2, 6))
-    print_line(f"\na target is a name and a number of devices: {EXAMPLES}")
-
-
-def _check_memory(work: Workload, kind: str, memory: int) -> None:
-    device, estimate = layout.fullest(work, kind)
+def _check_memory(work: Workload, memory: int) -> None:
+    device, estimate = layout.fullest(work)
     needed = f"device {device} needs {format_bytes(estimate.total)}"
     usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
-    if not layout.fits(work, kind, memory):
+    if not layout.fits(work, memory):
         remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
         raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
     print_line(f"fits: {needed}; {usable}")
-    for line in layout.idle_memory(work, kind, memory):
+    for line in layout.idle_memory(work, KIND, memory):
         print_line(line)
 
 
-def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
+def _print_layout(work: Workload, default: str, length: str) -> None:
     batch = work.batch
     parallel = work.parallel
     stages, mapping = stages_of(work)
@@ -117,20 +85,14 @@ def _print_layout(work: Workload, kind: str, default: str, length: str) -> None:
         f"{'recomputing each layer' if parallel.recompute else 'no recomputation'}\n"
     )
     rows = []
-    totals = []
     # Devices of `tensor` are equal, so the first stands for all.
-    for device, exact in enumerate(estimate(work, kind)[: max(mapping) + 1]):
+    for device, exact in enumerate(estimate(work)[: max(mapping) + 1]):
         # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
         terms = Estimate(**{name: round(size, -5) for name, size in asdict(exact).items()})
-        cells = [f"{getattr(terms, name) / 1e6:,.1f}" for name in KINDS]
+        cells = [f"{getattr(terms, name) / 1e6:,.1f}" for name in (*TERMS, "total")]
         rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
-        totals.append(terms.total)
-    print_table(("device", *KINDS, "stages"), rows, right=range(1, len(KINDS) + 1))
-    fullest = totals.index(max(totals))
-    by_kind = dict(zip(KINDS, rows[fullest][1:], strict=False))
-    numbers = re.sub("|".join(KINDS), lambda name: by_kind[name[0]], FORMULA)
-    print_line(f"\nin MB (10^6 bytes): total = {FORMULA}")
-    print_line(f"device {fullest}: {by_kind['total']} = {numbers}")
+    print_table(("device", *TERMS, "total", "stages"), rows, right=range(1, len(TERMS) + 2))
+    print_line("\nin MB (10^6 bytes)")
     if len(stages) > 1:
         print_line(f"devices are idle for {layout.idle(work):.1%} of a step")
     if batch.replicas > 1 and parallel.shard_weights:

@@ -44,10 +44,8 @@ def build_engine(work: Workload, mesh: Mesh, labels: int = 2, *, trains: bool = 
     return build(model_of(work, labels, trains=trains), mesh)
 
 
-def model_of(
-    work: Workload, labels: int = 2, *, trains: bool = True, has_values: bool = True
-) -> Model:
-    """Return the model of the work; without `has_values` its weights are zeros."""
+def model_of(work: Workload, labels: int = 2, *, trains: bool = True) -> Model:
+    """Return the model of the work."""
     factors = factors_of(work)
     fuse_above = NEVER if work.compile == "nothing" else WORTH_COMPILING
     operations = Operations(fuse_above, factors)
@@ -56,7 +54,7 @@ def model_of(
         work.model,
         last_blocks=work.last_blocks,
         outputs=Outputs(labels, work.parallel.embedding_serialization_factor),
-        seed=work.seed if has_values else None,
+        seed=work.seed,
         policy=work.precision,
         operations=operations,
     )

@@ -96,7 +96,7 @@ def _check_updates(run: Run) -> None:
 def _describe(job: Job) -> None:
     """Print the plan of the run and its warnings."""
     mesh = job.mesh
-    lines = layout.describe_layout(job.work, mesh.kind)
+    lines = layout.describe_layout(job.work)
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {job.work.precision}")
