@@ -11,6 +11,7 @@ PACKS = (
 CONSTANT = "leave it out; the value is always {}"
 # Dotted key of a setting, or of a group with all that it has -> what to use.
 SETTINGS = {
+    "parallel.schedule": CONSTANT.format("1F1B"),
     "parallel.reduce_precision": CONSTANT.format("float32"),
     "parallel.recompute_by": CONSTANT.format("layer"),
     "stages": PHASES,
