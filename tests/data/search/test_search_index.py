@@ -276,3 +276,26 @@ def test_threads_ask_one_index(index):
     with ThreadPoolExecutor(8) as pool:
         hits = pool.map(index.ask, ["roasted beans"] * 64)
     assert {found[0].text for found in hits} == {TEXTS[0]}
+
+
+def test_a_flipped_bit_is_an_error_or_changes_no_answer(tmp_path):
+    path = tmp_path / "index"
+    make(path, TEXTS * 4, np.eye(24, 30, dtype=np.float32)[:, :8] + 0.1)
+    data = path.read_bytes()
+
+    def answers():
+        index = open_index(path)
+        index.embed = lambda texts: np.eye(1, 8, dtype=np.float32)
+        return [index.ask("coffee drink", half=half) for half in ("words", "meaning", None)]
+
+    expected = answers()
+    detected = 0
+    for place in np.random.default_rng(0).integers(0, 8 * len(data), 400).tolist():
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            assert answers() == expected, place
+        except DataError:
+            detected += 1
+    assert detected > 300
