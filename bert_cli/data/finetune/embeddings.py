@@ -245,6 +245,19 @@ def read_embedding(folder: Path) -> JSONObject:
     return values
 
 
+def read_prompts(folder: Path) -> tuple[str, str]:
+    """Return what stands before a question and before a document, by the names of sentence-transformers.
+
+    Raises CheckpointError for prompts that the pooling leaves out.
+    """
+    prompts = _read(folder / DEFAULTS, JSONObject).get("prompts") or {}
+    names = next((name for name in ("document", "passage", "corpus") if name in prompts), "")
+    pair = prompts.get("query") or "", prompts.get(names) or ""
+    if any(pair) and _read(folder / POOLING, JSONObject).get("include_prompt") is False:
+        raise _refusal(folder / POOLING, "include_prompt", False)
+    return pair
+
+
 def stored_files(folder: Path) -> dict[str, bytes]:
     """Return the files of a sentence-transformers folder, name -> content, at least one of each module."""
     needed = [f"{module.path}/config.json" for module in _modules(folder)[1:]]

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Literal
 
 from bert_cli.data.io import files
@@ -29,6 +30,8 @@ POOLED_FILES = 64
 POOLED_CHARACTERS = 1 << 13
 """The beginnings of files of a corpus, which show its margin together."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MOST_ENTRIES = 200  # lines of front matter
+ENTRY = re.compile(r"\s|#|- |[\[\]{}]|[\w.\"'-]+ *[:=]")
 TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
 
@@ -72,7 +75,7 @@ def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
 
 def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
     is_new = True
-    lines = _lines(part)
+    title, lines = ("", _lines(part)) if part.start else _after_front_matter(_lines(part))
     if part.margins is not None:
         lines = _joiner(part, reading).paragraphs(lines)
     for line in map(str.strip, lines):
@@ -80,9 +83,26 @@ def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Ki
             is_new = is_new or reading.documents == "blank-lines"
             continue
         if is_new:
-            yield "document", ""
+            yield "document", title
             is_new = False
+            title = ""
         yield "body", line
+
+
+def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
+    """Return the title in the front matter of a file, as Hugo and Jekyll have it, and the lines after that."""
+    head = list(islice(lines, 1))
+    title = ""
+    mark = head[0].strip() if head else ""
+    for line in islice(lines, MOST_ENTRIES if mark in ("---", "+++") else 0):
+        head.append(line)
+        if line.strip() == mark:
+            return title, lines
+        if not ENTRY.match(line):
+            break
+        key, _, value = line.replace("=", ":", mark == "+++").partition(":")
+        title = value.strip().strip("\"'") if key.strip() == TITLE else title
+    return "", chain(head, lines)
 
 
 def clean(line: str) -> str:

@@ -23,8 +23,10 @@ from typing import IO, Any, Literal, cast
 from bert_cli.data.io.manifest import Shard
 from bert_cli.data.io.wrapping import (
     CUT,
+    NUMBERED,
     TWO_COLUMNS,
     ends_within_sentences,
+    has_line_numbers,
     has_two_columns,
     margins_of,
     wrapped_width,
@@ -196,6 +198,8 @@ def refuse_array(text: str, where: str) -> None:
 def judge_lines(part: Part, text: str, reading: Reading, common: tuple[int, ...] = ()) -> Part:
     """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
     is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
+    if has_line_numbers(text):
+        return replace(part, fault=NUMBERED)
     if not is_joined and has_two_columns(text):
         return replace(part, fault=TWO_COLUMNS)
     margins = margins_of(text, common)

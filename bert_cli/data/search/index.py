@@ -262,13 +262,13 @@ class Index:
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
         question = question.encode(errors="replace").decode()
-        words.check_length(question)
+        words.check_signs(question)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
             if self.embed and half != "words" and self.fact("weights") != self.weights:
                 problem = "has vectors of another model since it was opened"
-                raise ConfigError(str(self.path), problem, "open it again, or ask by words")
+                raise DataError(str(self.path), problem, "open it again, or ask by words")
             half = half or (None if self.embed and self._is_complete else "words")
             if half == "words":
                 words.check(question)

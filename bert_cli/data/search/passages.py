@@ -1,6 +1,6 @@
 """Documents as passages: whole sentences up to a length, none of which overlap.
 
-A heading begins a passage with what follows it. Running heads, such as in manuals, are left out.
+A heading begins a passage with what follows it. Running heads of manuals and pictures in base64 are left out.
 """
 
 import re
@@ -25,6 +25,16 @@ LONGEST_HEADING = 80  # characters
 MOST_HEADINGS = 2  # in a row; more are a list or verse
 FINAL = re.compile(r"[.!?;,…。！？；，][\"'”’»」』)\]*_]*$")
 MARKUP = re.compile(r"#{1,6} ")
+TITLE_LINES = 20  # at the beginning of a document
+NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{)\s*(.*?)\}?\s*", re.IGNORECASE)
+NO_TITLE = re.compile(
+    r"#\+|#!|\\|<\?|%|:\w|\.\. |\.\\"
+)  # lines for programs in Org, TeX, reST, roff, scripts
+UNSEEN = re.compile(
+    r"<!--.*?-->|\[?!\[[^]]*\]\([^)]*\)(?:\]\([^)]*\))?", re.DOTALL
+)  # comments, images, badges
+TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+DATA = re.compile(r"(?:data:[\w/+.;-]+,)?[A-Za-z0-9+/]{200,}=*|^[A-Za-z0-9+/]{60,}=*$")
 WORD = re.compile(r"[^\W_]")
 
 
@@ -78,18 +88,35 @@ def _document(title: str, lines: Sequence[str], number: int) -> Document:
     """
     is_named = bool(title)
     if not title:
-        first = GAP.split(lines[0].strip())[0] if 0 in running_heads(lines) else lines[0]
-        title = " ".join(MARKUP.sub("", first).split())
+        title = " ".join(MARKUP.sub("", _first_line(lines)).split())
         title = f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
     return Document(title, lines, number, is_named)
 
 
+def _first_line(lines: Sequence[str]) -> str:
+    if 0 in running_heads(lines):
+        return GAP.split(lines[0].strip())[0]
+    shown = UNSEEN.sub("", "\n".join(lines[:TITLE_LINES])).split("\n")
+    titles = (match[1] for line in shown if (match := NAMED_TITLE.fullmatch(line)))
+    bare = (TAG.sub("", line) if line.startswith("<") else line for line in shown)
+    others = (line for line in bare if WORD.search(line) and not NO_TITLE.match(line))
+    return next(chain(titles, others), lines[0])
+
+
 def running_heads(lines: Sequence[str]) -> set[int]:
-    """Return the numbers of lines with parts at both margins that stand first or last, or recur."""
-    wide = [n for n, line in enumerate(lines) if GAP.search(line)]
+    """Return the numbers of the first and last lines, and of those that recur, with the name of a manual at a margin.
+
+    A manual has its name at both margins of its first or last line.
+    """
+    wide = {n: GAP.split(line.strip()) for n, line in enumerate(lines) if GAP.search(line.strip())}
+    outer = [n for n in (0, len(lines) - 1) if n in wide]
+    names = {wide[n][0] for n in outer if wide[n][0] == wide[n][-1]}
     counts = Counter(lines[n] for n in wide)
-    outer = {0, len(lines) - 1} if len(lines) > 2 else set()
-    return {n for n in wide if n in outer or counts[lines[n]] > 1}
+    return {
+        n
+        for n, parts in wide.items()
+        if names & {parts[0], parts[-1]} and (n in outer or counts[lines[n]] > 1)
+    }
 
 
 def headings_of(lines: Sequence[str]) -> set[int]:
@@ -128,13 +155,19 @@ def passages_of(lines: Sequence[str], split: Split) -> list[Passage]:
     return [passage for passage in passages if WORD.search(passage.text)]
 
 
+def characters_left_out(lines: Sequence[str], passages: Sequence[Passage]) -> int:
+    """Return how many characters of a document, but for blanks, are in none of its passages."""
+    texts = ["".join(passage.text.split()) for passage in passages]
+    return sum(len("".join(line.split())) for line in lines) - sum(map(len, texts))
+
+
 def width(text: str) -> int:
     """Return the length of a text in letters of scripts with spaces."""
     return len(text) + (WIDE - 1) * len(IS_UNSPACED.findall(text))
 
 
 def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
-    """Yield the headings and sentences of a document, and None for a running head."""
+    """Yield the headings and sentences of a document, and None for what is left out."""
     heads = running_heads(lines)
     headings = headings_of(lines)
     offset = 0
@@ -142,9 +175,27 @@ def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
         if number in heads:
             yield None
         else:
-            for start, stop in _sentences(line, split):
-                yield Unit(offset + start, offset + stop, number in headings)
+            for start, stop in filter(lambda span: span[0] < span[1], _around_data(line)):
+                if start:
+                    yield None
+                for first, last in _sentences(line[start:stop], split):
+                    place = offset + start
+                    yield Unit(place + first, place + last, number in headings)
         offset += len(line) + 1
+
+
+def _around_data(line: str) -> Iterator[tuple[int, int]]:
+    """Yield the characters of a line that are no data in base64, such as a picture."""
+    start = 0
+    for match in DATA.finditer(line):
+        if (
+            re.search("[a-z]", match[0])
+            and re.search("[A-Z]", match[0])
+            and re.search(r"\d", match[0])
+        ):
+            yield start, match.start()
+            start = match.end()
+    yield start, len(line)
 
 
 def _sentences(line: str, split: Split) -> Iterator[tuple[int, int]]:

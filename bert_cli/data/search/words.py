@@ -92,18 +92,18 @@ def any_of(words: Iterable[str]) -> str:
     return " OR ".join(f'"{indexed(word)}"' for word in words)
 
 
-def check_length(question: str) -> None:
-    """Raise ConfigError for a question that is empty or too long."""
+def check_signs(question: str) -> None:
+    """Raise ConfigError for a question without a word or a sign, such as an emoji, or one that is too long."""
     if len(question) > LONGEST_QUESTION:
         problem = f"has {len(question):,} characters, more than {LONGEST_QUESTION:,}"
         raise ConfigError("question", problem, "ask a shorter one")
-    if not question.strip("\0 "):
+    if not any(unicodedata.category(letter)[0] in "LMNS" for letter in question):
         raise ConfigError(f"question ({question!r})", "has no word", "ask with a word")
 
 
 def check(question: str) -> None:
     """Raise ConfigError for a question without a word, or one that is too long."""
-    check_length(question)
+    check_signs(question)
     if not words_of(question):
         raise ConfigError(f"question ({question!r})", "has no word", "ask with a word")
 

@@ -21,7 +21,7 @@ from bert_cli.data.io.documents import Kind, marked_lines
 from bert_cli.data.io.inputs import find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
 from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.io.wrapping import CUT, JOINED_BY, TWO_COLUMNS
+from bert_cli.data.io.wrapping import CUT, JOINED_BY, NUMBERED, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
@@ -35,6 +35,8 @@ SAMPLED_BYTES = 1 << 18
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
 CURES = {
+    NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
+    "sed -E 's/^ *[0-9]+//'",
     TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
     CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
 }

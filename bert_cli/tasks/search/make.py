@@ -12,11 +12,17 @@ from bert_cli.data.io import files, inputs
 from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search.index import Index, write_index
-from bert_cli.data.search.passages import Document, Split, documents_of, passages_of
+from bert_cli.data.search.passages import (
+    Document,
+    Split,
+    characters_left_out,
+    documents_of,
+    passages_of,
+)
 from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
 from bert_cli.processes import print_line
-from bert_cli.tasks.search.opened import Model
+from bert_cli.tasks.search.opened import Model, model_of
 from bert_cli.text import count, format_duration
 
 AT_ONCE = 2048  # passages whose vectors are computed, and committed, together
@@ -30,10 +36,10 @@ def run(settings: SearchMakeSettings) -> None:
         inputs.refuse_output_inside(source, settings.index, manifest)
         root = inputs.find_root(source)
         paths = inputs.find_files(source, manifest)
-        names |= {path.absolute(): path.relative_to(root).as_posix() for path in paths}
+        names |= {path.resolve(): path.relative_to(root).as_posix() for path in paths}
     with write_index(settings.index) as index:
-        name = settings.model or index.fact("model")
-        model = Model(name) if name else None  # an absent one is found before the text is read
+        # An absent model is found before the text is read.
+        model = Model(str(settings.model)) if settings.model else model_of(index)
         _read(index, names, settings)
         passages = count(index.count("passages"), "passage")
         documents = count(index.count("documents"), "document")
@@ -73,11 +79,15 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         with index.changing():
             index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
     readable = {part.path: part for part in parts}
+    left_out = 0
     for path, mark in new.items():
         with index.changing():
             file = index.add_file(path, names[Path(path)], mark)
             if part := readable.get(Path(path)):
-                _add(index, file, documents_of(part, reading))
+                left_out += _add(index, file, documents_of(part, reading))
+    if left_out:
+        what = "running heads of manuals, pictures in base64, or without a word"
+        print_line(f"search: {count(left_out, 'character')} in no passage: {what}")
     if index.fact("lacks_text"):
         with index.changing():
             index.record(lacks_text=False)
@@ -86,12 +96,19 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
 
 
-def _add(index: Index, file: int, documents: Iterable[Document]) -> None:
-    """Add the documents of a file; its first shows the language, for which its sentences are split."""
+def _add(index: Index, file: int, documents: Iterable[Document]) -> int:
+    """Add the documents of a file, and return the characters that are left out.
+
+    Its first document shows the language, for which its sentences are split.
+    """
     split: Split | None = None
+    left_out = 0
     for document in documents:
         split = split or _splitter(document)
-        index.add(file, document, passages_of(document.lines, split))
+        passages = passages_of(document.lines, split)
+        index.add(file, document, passages)
+        left_out += characters_left_out(document.lines, passages)
+    return left_out
 
 
 def _splitter(document: Document) -> Split:

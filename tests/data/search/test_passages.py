@@ -6,7 +6,14 @@ import re
 import pytest
 
 from bert_cli.data.io import files
-from bert_cli.data.search.passages import LENGTH, documents_of, passages_of, running_heads, width
+from bert_cli.data.search.passages import (
+    LENGTH,
+    characters_left_out,
+    documents_of,
+    passages_of,
+    running_heads,
+    width,
+)
 from bert_cli.data.text.preprocess import load_splitter
 
 SPLIT = load_splitter("sentencex", "en")
@@ -70,15 +77,72 @@ def test_running_heads_are_in_no_passage():
     lines = ["LS(1)     User Commands     LS(1)", "It lists files.", "GNU 9.1    2022    LS(1)"]
     assert running_heads(lines) == {0, 2}
     assert passages(lines) == ["It lists files."]
-    pages = [line for n in range(4) for line in ("The book    page", f"{SENTENCE} {n}.")]
-    assert passages(pages) == [f"{SENTENCE} {n}." for n in range(4)]
+    pages = [line for n in range(4) for line in (f"{SENTENCE} {n}.", "LS(1)    page    LS(1)")]
+    assert passages(["LS(1)    page    LS(1)", *pages]) == [f"{SENTENCE} {n}." for n in range(4)]
     song = ["A river is long", "and deep", "O river", "It runs", "and runs", "O river"] * 3
     assert passages(song) == ["\n".join(song)]
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Bread    2.00\nTea    3.10\nSoap    1.00\nTea    3.10",
+        "Ann Ash    London\nTea Street 1\nAnn Ash    London\nBob Birch    York",
+        "Bread    2.00\nIt is baked at night.\nTea    3.10",
+        f"# A\n* {SENTENCE}\n## B\n{SENTENCE}. {SENTENCE}.\n\tcode    x\n{'word ' * 900}end\n# C",
+        "A hash: " + "0123456789abcdef" * 8 + " and https://example.org/" + "Path2" * 20,
+    ],
+)
+def test_the_passages_of_a_document_together_are_its_text(text):
+    assert " ".join(passages(text.split("\n"))).split() == text.split()
+    found = passages_of(text.split("\n"), SPLIT)
+    assert characters_left_out(text.split("\n"), found) == 0
+
+
+def test_data_in_base64_is_in_no_passage_and_is_counted():
+    data = "iVBORw0KGgoAAAANSUhEUgAA" * 40
+    lines = [
+        f"A map ![map](data:image/png;base64,{data}==) of the bay.",
+        data[:76],
+        data[:60] + "==",
+    ]
+    found = passages_of(lines, SPLIT)
+    assert [passage.text for passage in found] == ["A map ![map](", ") of the bay."]
+    left_out = len(f"data:image/png;base64,{data}==") + 76 + 62
+    assert characters_left_out(lines, found) == left_out
+
+
+@pytest.mark.parametrize(
+    ("content", "title"),
+    [
+        (
+            '---\ntitle: "Painting: hull"\ntags: [a]\n\nmore:\n  - x\n---\nClean it.',
+            "Painting: hull",
+        ),
+        ("+++\ntitle = 'Oil = gold'\n[params]\n+++\nClean it.", "Oil = gold"),
+        ("---\n\nClean it.\n\n---\n\nAgain.", "Clean it."),
+        ("=====\nRules\n=====\nClean it.", "Rules"),
+        ("<!-- a\nlong comment -->\n# Clean it.", "Clean it."),
+        ("#+AUTHOR: A\n#+TITLE: Tides\n* Clean it.", "Tides"),
+        ("\\documentclass{article}\n\\title{Anchors}\nClean it.", "Anchors"),
+        ("[![Build](a.svg)](b) ![](c)\n<h1 align='center'>Ship</h1>\nClean it.", "Ship"),
+        (".. image:: x.png\n:tags: y\nClean it.", "Clean it."),
+    ],
+)
+def test_a_title_is_no_markup_and_front_matter_is_no_text(tmp_path, content, title):
+    (tmp_path / "a.md").write_text(content + "\n")
+    reading = files.Reading(documents="files")
+    (document,) = documents_of(files.recognise(tmp_path / "a.md", reading), reading)
+    assert document.title == title
+    assert "Clean it." in "\n".join(document.lines)
+    assert document.is_named == ("title" not in "\n".join(document.lines) and title[0] in "PO")
+
+
+@pytest.mark.parametrize(
     ("name", "content", "documents"),
     [
+        ("b.csv", "title,text\nHours,We open.\nEmpty,\nTickets,A new one.\n", [("Hours", 1), ("Tickets", 1)]),
+        ("b.jsonl", '{"text": "A b."}\n{"text": "C", "title": " D  e "}\n', [("A b.", 1), ("D e", 1)]),
         ("a.txt", "Title\n\nFirst text.\n\nSecond text.\n", [("Title", 3)]),
         ("a.jsonl", '{"text": "One text."}\n{"text": ""}\n{"text": "Two\\ntexts."}\n',
          [("One text.", 1), ("Two", 2)]),
@@ -93,6 +157,8 @@ def test_documents_of_any_format_have_their_title(tmp_path, name, content, docum
     reading = files.Reading(documents="files")
     part = files.recognise(tmp_path / name, reading)
     found = [(document.title, len(document.lines)) for document in documents_of(part, reading)]
+    if name == "b.csv":
+        assert [document.number for document in documents_of(part, reading)] == [1, 3]
     assert found == documents
 
 

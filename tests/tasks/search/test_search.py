@@ -22,6 +22,7 @@ from support.vectors import write_pooling
 import bert_cli
 from bert_cli.cli import main
 from bert_cli.data.search.index import SCALE, Index, open_index, write_index
+from bert_cli.errors import CheckpointError, DataError
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
 
@@ -439,3 +440,87 @@ def test_sqlite_of_tensorflow_is_an_error_with_its_remedy(manuals):
         done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT)
         assert done.returncode in codes, done.stderr
         assert not done.returncode or "import sqlite3 before TensorFlow" in done.stderr
+
+
+def vectors_made(capsys):
+    """Return the number of vectors that `make` has computed."""
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if " computes " in row]
+    return int(line.split()[-2])
+
+
+@pytest.mark.tensorflow
+def test_vectors_stay_with_their_text_and_weights_whatever_moves(manuals, model, tmp_path, capsys):
+    shutil.copytree(model, tmp_path / "model")
+    words = ["search", "make", "index", "manuals", "--model", "model"]
+    assert main(words) == 0 and vectors_made(capsys) == 5
+    with (manuals / "notes.jsonl").open("a") as file:
+        file.write('{"text": "A new row."}\n')
+    (manuals / "mount.txt").touch()
+    assert main(words) == 0 and vectors_made(capsys) == 1
+    Path("link").symlink_to("manuals")
+    assert main([*words[:3], "link/../link"]) == 0 and vectors_made(capsys) == 0
+    manuals.rename(tmp_path / "moved")
+    (tmp_path / "model").rename(tmp_path / "there")
+    assert main(["search", "ask", "index", "disk"]) == 4
+    problem = f"index (vectors of the model {tmp_path / 'model'}): no such folder; run `bert search"
+    error = capsys.readouterr().err
+    assert problem in error and "--model NEW" in error and "--words" in error
+    assert main([*words[:3], "moved", "--model", "there"]) == 0 and vectors_made(capsys) == 0
+    assert main(["search", "ask", "index", "disk", "--meaning"]) == 0
+
+
+def test_a_model_asks_and_stores_with_its_prompts(manuals, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    prompts = {"query": "the film: ", "document": "a good actor "}
+    plain = Model(str(folder))
+    expected = plain(["the film: who", "a good actor who"])
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    prompted = Model(str(folder))
+    assert prompted.weights != plain.weights
+    vectors = np.concatenate([prompted.of_questions(["who"]), prompted(["who"])])
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+@pytest.mark.tensorflow
+def test_an_open_index_says_what_was_replaced_under_it(manuals, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    words = ["search", "make", "index", "manuals", "--model", str(folder)]
+    assert main(words) == 0
+    with write_index(Path("index")) as writer, writer.changing():
+        writer.record(weight=0.9)
+    replaced, moved = bert_cli.open_index("index"), bert_cli.open_index("index")
+    assert moved.ask("disk")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\1\1\1\1")
+    with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        replaced.ask("disk")
+    write(manuals, {"new.txt": "A zebra.\n"})
+    assert main(["search", "make", "other", "manuals"]) == 0
+    os.replace("other", "index")
+    with pytest.raises(DataError, match="has vectors of another model since it was opened"):
+        moved.ask("zebra")
+    assert [hit.text for hit in moved.ask("zebra", half="words")] == ["A zebra."]
+    assert main(words) == 0 and open_index(Path("index")).weight == 0.5
+    Path("index").unlink()
+    with pytest.raises(DataError, match="no such index"):
+        moved.ask("zebra")
+
+
+def test_a_forked_process_asks_while_a_thread_holds_the_index(manuals):
+    main(["search", "make", "index", "manuals"])
+    code = (
+        "import os, bert_cli\n"
+        "index = bert_cli.open_index('index')\n"
+        "with index.snapshot():\n"
+        "    if not (child := os.fork()):\n"
+        "        import signal, threading\n"
+        "        signal.alarm(20)\n"
+        "        hits = []\n"
+        "        asking = threading.Thread(target=lambda: hits.extend(index.ask('disk\\udc80')))\n"
+        "        asking.start(), asking.join()\n"
+        "        os._exit(len(hits) != 1)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "assert index.ask('disk')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
