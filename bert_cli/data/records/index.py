@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,18 +158,32 @@ def write_index(path: Path) -> int:
 def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
-    `description` has the keys of DESCRIPTION and any of OPTIONAL. The fingerprint is a hash of the
-    description and of each file's name, size and index; the checksums verify copies of the folder.
+    `description` has the keys of DESCRIPTION and any of OPTIONAL. The checksums verify copies of the folder.
     """
     paths = record_files(folder)
     before = known_checksums(folder / CORPUS)
     (folder / CORPUS).unlink(missing_ok=True)
+    files, digests = _write_offsets(folder, paths)
+    records = sum(file["records"] for file in files)
+    if not records:
+        raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
+    corpus: JSONObject = {key: description[key] for key in DESCRIPTION}
+    corpus |= {key: description[key] for key in OPTIONAL if key in description}
+    fingerprint = _fingerprint(corpus, files, digests)
+    corpus |= {"files": files, "records": records, "fingerprint": fingerprint}
+    sums = checksums(folder, [file["name"] for file in files], before)
+    for file, checksum in zip(files, sums, strict=True):
+        file["crc32c"] = checksum["crc32c"]
+    copied = [name for name in (OFFSETS, *tokenizer.FILES) if (folder / name).is_file()]
+    corpus["other_files"] = checksums(folder, copied, {})
+    write_json_atomically(folder / CORPUS, corpus)
+    return corpus
+
+
+def _write_offsets(folder: Path, paths: Sequence[Path]) -> tuple[list[JSONObject], list[str]]:
+    """Write corpus.offsets; return name, records and bytes of each file, and the SHA-256 of its offsets."""
     files: list[JSONObject] = []
-    # Everything that the masks of dynamic records depend on.
-    hashed: list[JSON] = [description[key] for key in DESCRIPTION if key != "tokenizer"]
-    optional = {key: description[key] for key in OPTIONAL if key in description}
-    if optional:
-        hashed.append(optional)
+    digests: list[str] = []
     size = OFFSETS_FRACTION * size_of(folder.rglob("*.index"))
     with atomic_file(folder / OFFSETS, size) as partial, partial.open("wb") as out:
         for path in paths:
@@ -180,19 +195,19 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
             out.write(starts)
             name = path.relative_to(folder).as_posix()
             files.append({"name": name, "records": len(offsets) - 1, "bytes": int(offsets[-1])})
-            hashed.append([*files[-1].values(), hashlib.sha256(starts).hexdigest()])
-    corpus: JSONObject = {key: description[key] for key in DESCRIPTION} | optional
-    corpus |= {"files": files, "records": sum(file["records"] for file in files)}
-    if not corpus["records"]:
-        raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
-    corpus["fingerprint"] = hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
-    sums = checksums(folder, [file["name"] for file in files], before)
-    for file, checksum in zip(files, sums, strict=True):
-        file["crc32c"] = checksum["crc32c"]
-    copied = [name for name in (OFFSETS, *tokenizer.FILES) if (folder / name).is_file()]
-    corpus["other_files"] = checksums(folder, copied, {})
-    write_json_atomically(folder / CORPUS, corpus)
-    return corpus
+            digests.append(hashlib.sha256(starts).hexdigest())
+    return files, digests
+
+
+def _fingerprint(
+    description: JSONObject, files: Sequence[JSONObject], digests: Sequence[str]
+) -> str:
+    """Return a hash of all that the masks of dynamic records depend on, and of each file's name, size and offsets."""
+    hashed: list[JSON] = [description[key] for key in DESCRIPTION if key != "tokenizer"]
+    if optional := {key: description[key] for key in OPTIONAL if key in description}:
+        hashed.append(optional)
+    hashed += [[*file.values(), digest] for file, digest in zip(files, digests, strict=True)]
+    return hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
 
 
 def describe(vocabulary: Vocabulary, **values: object) -> JSONObject:

@@ -4,14 +4,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 import numpy as np
 
 from bert_cli.config.markers import FIXED, marked
-from bert_cli.config.parallel import Cluster
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import ExampleStream, Stream
@@ -43,34 +42,12 @@ SAMPLE = 8
 """Examples that are read to check the records."""
 
 
-class Output(NamedTuple):
-    """What a run saves, prints and tracks: settings by their names."""
-
-    saves: bool
-    dry_run: bool
-    save_ckpt_path: Path | None
-    pretrained_ckpt_path: str | None
-    checkpoint_every_steps: int | None
-    checkpoint_every_minutes: float | None
-    keep_checkpoints: int
-    keep_every_steps: int | None
-    log_every_steps: int
-    model_fields_set: set[str]
-    """The settings that are given."""
-    tensorboard_dir: Path | None
-    cluster: Cluster
-    pools_by: str | None
-
-
 @dataclass(frozen=True)
 class Job:
     """A run with all its values, before its engine is built."""
 
-    kind: type[TrainSettings]
-    """The settings of its command."""
-    record: JSONObject
-    """Its settings as they are saved: with the sizes of the model and of the records, and with the layout."""
-    output: Output
+    order: TrainSettings
+    """Its settings, with the sizes of the model and of the records, and with the layout."""
     work: Workload
     start: Start
     mesh: Mesh
@@ -97,9 +74,14 @@ class Job:
     unsaved_steps: int = 2
     """Steps of a run that saves nothing."""
 
+    @cached_property
+    def record(self) -> JSONObject:
+        """The settings as they are saved."""
+        return self.order.model_dump(mode="json")
+
     def marked(self, marker: str) -> JSONObject:
         """Return the settings that have a marker, as JSON."""
-        names = marked(self.kind, marker)
+        names = marked(type(self.order), marker)
         return {name: value for name, value in self.record.items() if name in names}
 
     @property
@@ -121,8 +103,8 @@ class Job:
     @property
     def folder(self) -> Path:
         """Return the run's folder."""
-        assert self.output.save_ckpt_path is not None
-        return self.output.save_ckpt_path
+        assert self.order.save_ckpt_path is not None
+        return self.order.save_ckpt_path
 
 
 @dataclass
@@ -152,13 +134,10 @@ class Draft(Generic[Order]):
     """What a run prints of its steps."""
 
     def job(self, **values: Any) -> Job:
-        """Return the run of the complete order, with the other `values` of a Job."""
-        order = self.order
+        """Return the run of the complete order; `values` are the fields of a Job that a draft does not have."""
         return Job(
-            kind=type(order),
-            record=order.model_dump(mode="json"),
-            output=Output(*(getattr(order, name) for name in Output._fields)),
-            work=workload_of(order),
+            order=self.order,
+            work=workload_of(self.order),
             start=self.start,
             mesh=self.mesh,
             stop=self.stop,

@@ -35,7 +35,7 @@ def run(settings: PretrainSettings) -> None:
     with ExitStack() as stack:
         job = resolve(settings, stack)
         built, status = train.run_training(job, stack)
-        if status == "finished" and job.output.saves and built.is_first_rank:
+        if status == "finished" and job.order.saves and built.is_first_rank:
             _compare(job, built.state.step)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)

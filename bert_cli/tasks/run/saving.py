@@ -37,7 +37,7 @@ def load_state(run: Run, stack: ExitStack) -> None:
     job = run.job
     group = run.engine.group
     state = run.state
-    if job.output.saves:
+    if job.order.saves:
         if run.is_first_rank:
             _take_folder(job, stack)
         group.barrier()
@@ -65,7 +65,7 @@ def _take_folder(job: Job, stack: ExitStack) -> None:
     folder = job.folder
     stack.enter_context(checkpoint.lock_run(folder))
     text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
-    if (tensorboard := job.output.tensorboard_dir) is not None:
+    if (tensorboard := job.order.tensorboard_dir) is not None:
         text += f"; TensorBoard's files into {tensorboard.absolute()}"
     print_line(text)
     if removed := checkpoint.remove_partial_checkpoints(folder):
@@ -138,7 +138,7 @@ def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, flo
 def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
     """Return the function that saves a step once: rank 0 writes, other ranks send their shards."""
     job = run.job
-    output = job.output
+    order = job.order
     state = run.state
     group = run.engine.group
     folder = job.folder
@@ -149,7 +149,7 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 
     def write(copied: StateCopy) -> None:
         checkpoint.save(folder, copied, run.form, fixed=fixed, settings=job.record)
-        checkpoint.prune(folder, output.keep_checkpoints, output.keep_every_steps)
+        checkpoint.prune(folder, order.keep_checkpoints, order.keep_every_steps)
 
     def save() -> None:
         # Decided without reading files, which may appear later on another host.

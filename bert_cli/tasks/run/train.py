@@ -43,12 +43,12 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     """
     began = time.monotonic()
     plan = job.plan
-    saves = job.output.saves
+    saves = job.order.saves
     _describe(job)
     run = _built(job)
     state = run.state
     group = run.engine.group
-    stack.enter_context(watchdog(group, job.output.cluster.report_waiting_after_seconds))
+    stack.enter_context(watchdog(group, job.order.cluster.report_waiting_after_seconds))
     saving.load_state(run, stack)
     seconds_built = time.monotonic() - began
     if saves and not _score_resumed(run):
@@ -101,7 +101,7 @@ def _describe(job: Job) -> None:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {job.work.precision}")
     cpu_devices = sum(map(len, mesh.devices)) if mesh.kind == "CPU" else 0
-    lines += layout.slow_steps(job.work, cpu_devices, is_dry_run=job.output.dry_run)
+    lines += layout.slow_steps(job.work, cpu_devices, is_dry_run=job.order.dry_run)
     print_line("\n".join(["plan:", describe(job.plan), *(f"  {line}" for line in lines)]))
     for check in checks.of_epochs(job.plan):
         if check.warns:
@@ -112,7 +112,7 @@ def _built(job: Job) -> Run:
     engine, state, step = build.build_run(job.work, job.mesh, job.plan, job.task.labels)
     step.prepare = job.task.prepare
     step.stop_requested = job.stop
-    pooling = job.output.pools_by
+    pooling = job.order.pools_by
     form = start.disk_format(
         job.work, state.weights, job.tokenizer, job.task.label_names, pooling, job.stream.epoch_size
     )
@@ -130,9 +130,9 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
     engine = run.engine
     stop = job.stop
     last = job.plan.total_steps
-    last = last if job.output.saves else min(state.step + job.unsaved_steps, last)
+    last = last if job.order.saves else min(state.step + job.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
-    save = saving.saver(run, writer) if job.output.saves else None
+    save = saving.saver(run, writer) if job.order.saves else None
     seconds_traced = 0.0
     traced = "tracing is part of the first step"
     if not engine.compiles_in_first_step:
@@ -141,7 +141,7 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
         seconds_traced = time.monotonic() - began
         traced = f"traced in {seconds_traced:.1f} s"
     print_line(f"built in {seconds_built:.1f} s; {traced}")
-    if save is not None and job.output.pretrained_ckpt_path and state.step == 0:
+    if save is not None and job.order.pretrained_ckpt_path and state.step == 0:
         _score_start(run)
     batches = read_ahead(job.stream, state.step, last)
     forecast = _forecast(run)
@@ -202,8 +202,8 @@ def _hooks(
     hooks.append((_report(run, last, bar, reporters), each))
     if save is not None:
         saved = Every(
-            steps=job.output.checkpoint_every_steps,
-            minutes=job.output.checkpoint_every_minutes,
+            steps=job.order.checkpoint_every_steps,
+            minutes=job.order.checkpoint_every_minutes,
             last_step=last,
             # Every process takes part in a save, and their clocks differ.
             agreed=lambda due: bool(run.engine.group.broadcast([due])[0]),
@@ -220,7 +220,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
     """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
     job = run.job
     first = run.state.step + 1
-    cadence = Every(steps=job.output.log_every_steps, last_step=last)
+    cadence = Every(steps=job.order.log_every_steps, last_step=last)
     total = job.plan.total_steps
     tenth = Every(steps=math.ceil(total / 10), last_step=last)
     compared = 2 * health.compared_steps(total)
@@ -237,7 +237,7 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
             del shown["seconds_left"]
         bar.after_step(info.step, shown)
         # With a progress bar, lines are printed only as often as the settings explicitly ask for.
-        is_wanted = not bar.shown or "log_every_steps" in job.output.model_fields_set
+        is_wanted = not bar.shown or "log_every_steps" in job.order.model_fields_set
         words = metrics.in_words(shown)
         if is_wanted and words and (tenth.due(info.step) or info.step == first):
             print_line(f"step {info.step}: {words}")
@@ -259,10 +259,10 @@ def _reporters(run: Run, stack: ExitStack) -> list[metrics.Reporter]:
     job = run.job
     record = job.record
     reporters = [metrics.jsonl_reporter(job.folder / METRICS, run.state.step)]
-    if job.output.tensorboard_dir is not None:
+    if job.order.tensorboard_dir is not None:
         untracked = job.marked(UNTRACKED)
         hparams = {name: value for name, value in record.items() if name not in untracked}
-        reporters.append(metrics.tensorboard(job.output.tensorboard_dir, hparams, stack))
+        reporters.append(metrics.tensorboard(job.order.tensorboard_dir, hparams, stack))
     if record["wandb"]["enabled"]:
         reporters.append(metrics.wandb(record["wandb"], record, job.folder, stack))
     return reporters
@@ -298,7 +298,7 @@ def _stops_early(run: Run) -> bool:
     job = run.job
     step = run.state.step
     every = job.evaluate_every
-    if job.early_stop is None or every is None or not job.output.saves or step % every:
+    if job.early_stop is None or every is None or not job.order.saves or step % every:
         return False
     best = checkpoint.read_best(job.folder) if run.is_first_rank else None
     is_scored = best is not None and best.scored == step
@@ -360,7 +360,7 @@ def _forecast(run: Run) -> Forecast:
         check = checks.of_duration(left * longest)
         if check.warns:
             print_line(check.warning)
-        if job.output.dry_run:
+        if job.order.dry_run:
             print_line(f"dry run: its two steps take up to {format_duration(of_two * longest)}")
 
     return Forecast(report)

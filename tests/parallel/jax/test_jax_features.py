@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.corpora import WORDS, P, make_corpus
 from support.engine_runs import assert_same, difference, jax_process, moved_apart, on_tensorflow
 
 SHALLOW = {"bert_config": {"num_hidden_layers": 1}}
@@ -98,16 +97,6 @@ def assert_same_scores(result, expected):
     for mine, other in zip(result.logits, expected.logits, strict=True):
         assert mine.shape == other.shape
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5 * np.abs(other).max())
-
-
-@pytest.mark.slow
-def test_each_length_of_a_bucket_has_its_program(jax, tmp_path):
-    corpus = make_corpus(tmp_path / "records", "dynamic", [400])
-    options = {"dataset_dir": str(corpus), "length_buckets": 2, "max_predictions_per_seq": P}
-    model = {"bert_config": {"num_hidden_layers": 1, "vocab_size": WORDS}}
-    result, expected = both(jax, FOUR, **options, **model)
-    assert_same(result, expected)
-    assert len(result.programs) == 2
 
 
 GROUP = {"architecture": "groupbert", "conv_group_size": 8, "ffn_groups": 2}
