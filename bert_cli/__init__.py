@@ -4,6 +4,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from bert_cli.errors import ConfigError
+
 with suppress(ImportError):
     import _sqlite3  # noqa: F401  # before TensorFlow, which brings an SQLite without FTS5
 
@@ -22,6 +24,8 @@ def load(
     The name is a run folder, a checkpoint, or a Hugging Face folder or name. All models of a process have the engine of
     the first. Raises one of the errors of `bert_cli.errors`, with the message of the command.
     """
+    if engine not in ("tensorflow", "jax"):
+        raise ConfigError(f"engine ({engine})", "is not known", "use 'tensorflow' or 'jax'")
     os.environ.setdefault("KERAS_BACKEND", engine)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from bert_cli.processes import quiet_imports

@@ -4,9 +4,11 @@
 second and loads no TensorFlow. Mistakes of the user end here as a message and an exit code.
 """
 
+import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -226,12 +228,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _known_failure(error: Exception) -> BertError | None:
     """Return the error for a failure of the system or the network; None for a defect of the tool."""
-    if isinstance(error, OSError):
-        from bert_cli.files import DISK_IS_FULL
-
-        where = os.fsdecode(error.filename or "the last file written")
-        is_named = error.filename or error.errno in DISK_IS_FULL
-        if is_named and not where.startswith(os.path.dirname(__file__) + os.sep):
+    # A broken connection is one between processes of the tool: the others name their address.
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+        where = os.fsdecode(error.filename or _file_in_use(error))
+        if not where.startswith(os.path.dirname(__file__) + os.sep):
             return DataError(where, str(error.strerror), "check its permissions and the disk")
     # huggingface_hub may use the older package, this tool uses the newer one.
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
@@ -243,3 +243,14 @@ def _known_failure(error: Exception) -> BertError | None:
         remedy = "use smaller sizes, or a machine with more memory"
         return DeviceError("memory", str(error) or "none is left", remedy)
     return None
+
+
+def _file_in_use(error: OSError) -> str:
+    """Return the file of a failed read or write, whose error does not name it: the innermost that a function has."""
+    name = "a file"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        values = frame.f_locals.values()
+        paths = [os.fspath(value) for value in values if isinstance(value, os.PathLike)]
+        names = [getattr(value, "name", None) for value in values if isinstance(value, io.IOBase)]
+        name = [name, *paths, *(each for each in names if isinstance(each, str))][-1]
+    return name

@@ -156,6 +156,14 @@ def _exponent(name: str, values: list[str], _: Mapping[str, str]) -> str:
     return f"×10<sup>{values[0]}</sup>" if values else name
 
 
+def _value(_: str, values: list[str], by_name: Mapping[str, str]) -> str:
+    """Return a number with its power of ten and its unit, each of which may be absent."""
+    number = values[0] if values else ""
+    power = f"×10<sup>{by_name['e']}</sup>" if by_name.get("e") else ""
+    unit = by_name.get("u") or by_name.get("ul") or ""
+    return f"{number}{power if number else power[1:]} {unit}".strip()
+
+
 FUNCTIONS: dict[str, Function] = {
     "convert|cvt|chuyển đổi|রূপান্তর|convertir|converter|converti|تحويل": _quantity,
     "as of|tính đến": _as_of,
@@ -163,6 +171,7 @@ FUNCTIONS: dict[str, Function] = {
     "fr:date|fr:date-|date de naissance|date de décès": _date,
     "siglo": _century,
     "e": _exponent,
+    "val": _value,
 }
 
 

@@ -90,6 +90,7 @@ def test_links_to_files_and_categories_show_nothing_in_any_language(link):
         ("{{chem|C|2|H|6|O}}", "C2H6O"),
         ("{{USS|Hornet|CV-12|6}}", "USS Hornet"),
         ("{{circa|1500}} 3{{e|24}}", "c. 1500 3×10²⁴"),
+        ("{{val|1.5|e=6|u=km}}, {{val|7|ul=m}}, {{val|e=6}}", "1.5×10⁶ km, 7 m, 10⁶"),
         ("{{quote|text=A ''quote''.|author=B}}", "A quote."),
         ("{{lang_|x}}{{#if:a|b}}{{{1|c}}}{{PAGENAME}}{{sfn|A|2000|p=1}}", ""),
     ],
